@@ -1,0 +1,50 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes the environment from the lock when it is missing.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check format docs lock clean
+
+help:
+	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
+	@echo "make test    all tests"
+	@echo "make check   format, lint, types, import contracts"
+	@echo "make format  format and mend what can be mended"
+	@echo "make docs    write the generated pages again"
+	@echo "make lock    write requirements.lock from the environment"
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "partita needs Python 3.11 or newer; make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/table_booking/demo.py
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)
+	$(BIN)/partita schema > docs/partita.schema.json
+	$(BIN)/partita schema --markdown > docs/config-reference.md
+	$(BIN)/python benchmarks/page.py
+
+lock: $(READY)
+	(echo "# Exact versions of every package, made by \`make lock\`. torch comes first: a plain request for it may take a larger build."; \
+	 $(BIN)/python -m pip freeze --exclude-editable --all | grep -v '^pip==' | sed 's/+cpu//') > requirements.lock
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
