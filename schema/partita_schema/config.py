@@ -1,0 +1,158 @@
+"""The whole file, and the rules between its sections."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from partita_schema.adapter import Adapter
+from partita_schema.base import Base, Flag, Name, NonNegativeCount, broken
+from partita_schema.data import Data, Preprocessing, RandomSplit, Split
+from partita_schema.features import Defaults, OutputFeature, TextInput
+from partita_schema.model import ModelParameters, Quantization, ScratchModel
+from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
+from partita_schema.trainer import FinetuneTrainer, NoTrainer, Trainer
+
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+
+
+class Backend(Base):
+    """Where the run takes place."""
+
+    type: Literal["local"] = "local"
+    """This process."""
+
+
+class Config(Base):
+    """One YAML file: a whole run."""
+
+    version: Literal[1] = 1
+    """Version of the format."""
+    model_type: Literal["llm"] = "llm"
+    """Kind of the model; a language model is all there is."""
+    base_model: ScratchModel | Name
+    """A Hub id, a folder, or `{type: scratch, ...}` for a new model."""
+    model_parameters: ModelParameters = ModelParameters()
+    """How the base model is loaded and run."""
+    trust_remote_code: Flag = False
+    """Run code that comes with a model or data set."""
+    seed: NonNegativeCount = 42
+    """Seed of everything random: weights, order, splits, sampling."""
+    input_features: Annotated[tuple[TextInput, ...], Field(min_length=1)]
+    """Columns that go into the prompt."""
+    output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
+    """What the model answers. With several outputs the answer is one JSON object with their names as keys."""
+    prompt: Prompt = Prompt()
+    """How a row becomes a prompt."""
+    generation: Generation = Generation()
+    """How answers are generated."""
+    adapter: Adapter | None = None
+    """A small trained part on the frozen base model. Default: all weights are trained."""
+    quantization: Quantization | None = None
+    """Base weights in 4 or 8 bits."""
+    preprocessing: Preprocessing = Preprocessing()
+    """Choice of rows and length limits."""
+    data: Data = Data()
+    """Where rows come from and how they are cut into batches."""
+    trainer: Trainer = NoTrainer(type="none")
+    """How weights change: none for zero-shot, finetune, or custom."""
+    backend: Backend = Backend()
+    """Where the run takes place."""
+    tracking: tuple[Tracker, ...] = ()
+    """Experiment trackers that get the metrics, through accelerate."""
+    defaults: Defaults = Defaults()
+    """Defaults by feature type."""
+
+    @model_validator(mode="after")
+    def names_are_unique(self) -> "Config":
+        seen: set[str] = set()
+        sections = (("input_features", self.input_features), ("output_features", self.output_features))
+        for section, features in sections:
+            for place, feature in enumerate(features):
+                at = f"{section}.{place}.name"
+                if feature.name in seen:
+                    raise broken(f"another feature is named {feature.name!r}; write a name of its own", at=at)
+                if feature.name in SPECIAL_FIELDS:
+                    raise broken(f"the name {feature.name} has a meaning in templates; choose another", at=at)
+                seen.add(feature.name)
+        return self
+
+    @model_validator(mode="after")
+    def template_does_not_show_the_answer(self) -> "Config":
+        inputs = {name for feature in self.input_features for name in (feature.name, feature.source_column)}
+        for feature in self.output_features:
+            leaks = {feature.name, feature.source_column} - inputs
+            shown = next((name for name in template_fields(self.prompt.template or "") if name in leaks), None)
+            if shown is not None:
+                raise broken(
+                    f"the template shows the output {{{shown}}} and gives the answer away; remove it",
+                    at="prompt.template",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def examples_are_shown(self) -> "Config":
+        prompt = self.prompt
+        given = [key for key, value in (("examples", prompt.examples), ("retrieval", prompt.retrieval)) if value]
+        if given and prompt.template and prompt.chat is False and "__context__" not in template_fields(prompt.template):
+            raise broken(
+                f"the template never shows the {given[0]}; add {{__context__}} to it or remove {given[0]}",
+                at=f"prompt.{given[0]}",
+            )
+        needed = {*self.shown_columns, *(feature.name for feature in self.output_features)}
+        for place, example in enumerate(prompt.examples):
+            missing = sorted(needed - set(example))
+            if missing:
+                raise broken(
+                    f"the example has no {', '.join(missing)}; an example needs {', '.join(sorted(needed))}",
+                    at=f"prompt.examples.{place}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def quantized_weights_are_not_trained(self) -> "Config":
+        if self.quantization is not None and isinstance(self.base_model, ScratchModel):
+            raise broken("a new model has no weights worth quantizing; remove quantization", at="quantization")
+        if self.quantization is not None and self.adapter is None and self.trainer.type == "finetune":
+            raise broken(
+                "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization",
+                at="quantization",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def split_is_said_once(self) -> "Config":
+        if self.data.split is not None and self.preprocessing.split is not None:
+            raise broken("preprocessing.split and data.split say the same; keep data.split", at="preprocessing.split")
+        return self
+
+    @model_validator(mode="after")
+    def validation_metric_names_an_output(self) -> "Config":
+        if not isinstance(self.trainer, FinetuneTrainer) or "." not in self.trainer.validation_metric:
+            return self
+        metric = self.trainer.validation_metric
+        names = [feature.name for feature in self.output_features]
+        if not any(metric.startswith(f"{name}.") for name in names):
+            raise broken(
+                f"{metric!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}",
+                at="trainer.validation_metric",
+            )
+        return self
+
+    @property
+    def split(self) -> Split:
+        """How the source is divided."""
+        return self.data.split or self.preprocessing.split or RandomSplit()
+
+    @property
+    def shown_columns(self) -> tuple[str, ...]:
+        """What a prompt shows: names of inputs, and columns of the data that only the template names.
+
+        Without a template, or where it holds {__sample__}, every input is shown. A template may also name columns of
+        the data that are no features, as Ludwig's templates do; an input that no template shows is not read at all.
+        """
+        inputs = tuple(feature.name for feature in self.input_features)
+        if self.prompt.template is None:
+            return inputs
+        fields = template_fields(self.prompt.template)
+        named = [name for name in fields if name not in SPECIAL_FIELDS]
+        return tuple(dict.fromkeys([*inputs, *named] if "__sample__" in fields else named))

@@ -1,0 +1,77 @@
+"""A configuration as YAML: every value with its origin, or only what was written."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import yaml
+
+from partita_schema.config import Config
+from partita_schema.load import Loaded
+from partita_schema.tree import Path, dotted
+
+
+def resolved_yaml(loaded: Loaded) -> str:
+    """Every value of the configuration, defaults included, with its origin as a comment; loads to the same Config."""
+    lines = list(section_lines(loaded.config.model_dump(mode="json"), (), loaded.origins))
+    width = min(60, max(len(line) for line, _ in lines))
+    return "".join(f"{line.ljust(width)}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines)
+
+
+def native_yaml(config: Config) -> str:
+    """What was written, in this format's own keys; loads to the same Config."""
+    given = config.model_dump(mode="json", exclude_unset=True)
+    given.pop("model_type", None)
+    dumped = yaml.dump({"version": 1, **given}, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=100)
+    assert isinstance(dumped, str)
+    return dumped
+
+
+class BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+BlockDumper.add_representer(str, BlockDumper.represent_text)
+
+
+def section_lines(value: Mapping[str, object], path: Path, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    indent = "  " * sum(isinstance(part, str) for part in path)
+    first = {key: value[key] for key in ("name", "type") if key in value}
+    for key, item in {**first, **value}.items():
+        yield from item_lines(item, (*path, key), f"{indent}{scalar(key)}:", origins)
+
+
+def item_lines(item: object, path: Path, head: str, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if isinstance(item, dict) and item:
+        yield head, ""
+        yield from section_lines(item, path, origins)
+    elif isinstance(item, list) and any(isinstance(entry, dict) for entry in item):
+        yield head, ""
+        for place, entry in enumerate(item):
+            yield from entry_lines(entry, (*path, place), origins)
+    else:
+        yield f"{head} {scalar(item)}", origins.get(dotted(path), "")
+
+
+def entry_lines(entry: object, path: Path, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """An item of a list: its first line gets the dash."""
+    indent = "  " * (sum(isinstance(part, str) for part in path) - 1)
+    if not isinstance(entry, dict) or not entry:
+        yield f"{indent}- {scalar(entry)}", origins.get(dotted(path), "")
+        return
+    lines = list(section_lines(entry, path, origins))
+    first, origin = lines[0]
+    yield f"{indent}- {first.lstrip()}", origin
+    yield from lines[1:]
+
+
+def scalar(value: object) -> str:
+    """A value on one line, quoted where YAML would read something else."""
+    if isinstance(value, str) and not re.fullmatch(r"[\w./-]*", value):
+        text = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=float("inf"))
+    else:
+        text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return str(text).removesuffix("\n").removesuffix("\n...")

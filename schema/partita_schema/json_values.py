@@ -1,0 +1,58 @@
+"""JSON values against JSON Schemas: validators that never fetch anything, and the most telling mistake in words."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema.exceptions import best_match
+from jsonschema.validators import Draft202012Validator, validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+
+def draft_of(json_schema: dict[str, Any]) -> Any:
+    """The validator class of the draft that the schema names, the newest without a name; None for an unknown one."""
+    if not isinstance(json_schema.get("$schema", ""), str):
+        return None
+    if "$schema" not in json_schema:
+        return Draft202012Validator
+    unknown: Any = None  # the stubs know no default but a class
+    return validator_for(json_schema, default=unknown)
+
+
+def json_validator(json_schema: dict[str, Any]) -> Any:
+    """A validator for a schema that a configuration has checked. References never lead to the network."""
+    return draft_of(json_schema)(json_schema, registry=Registry())
+
+
+def schema_mistake(validator: Any, value: Any) -> str | None:
+    """The most telling violation with its place: `items[0].price: 'a' is not of type 'number'`; None if fine."""
+    error = best_match(validator.iter_errors(value))
+    if error is None:
+        return None
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    return f"{place}: {error.message}" if place else str(error.message)
+
+
+def broken_reference(json_schema: dict[str, Any]) -> str | None:
+    """The first `$ref` that leads to nothing inside the schema."""
+    identifier = json_schema.get("$id", "")
+    resource = Resource.from_contents(json_schema, default_specification=DRAFT202012)
+    resolver = Registry().with_resource(identifier, resource).resolver(identifier)
+    for reference in references(json_schema):
+        try:
+            resolver.lookup(reference)
+        except (Unresolvable, ValueError):
+            return reference
+    return None
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)

@@ -1,0 +1,180 @@
+"""A file, a text, a dictionary or a Config, and overrides, to a checked configuration.
+
+Everything that is wrong is told in one ConfigError. Nothing is downloaded, no data is opened and no torch imported.
+"""
+
+import codecs
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partita_schema.check import check_tree
+from partita_schema.config import Config
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.ludwig import convert_ludwig, is_ludwig
+from partita_schema.nearest import nearest
+from partita_schema.overrides import apply_overrides
+from partita_schema.tree import Node, dotted, tree_of
+from partita_schema.yaml_tree import read_yaml
+
+MAX_BYTES = 1_000_000
+"""Size up to which a file is read."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, and where it comes from."""
+
+    config: Config
+    """The checked configuration, `defaults` already worked into its features."""
+    text: str | None
+    """The YAML as it was written; None for a dictionary or a Config."""
+    file: str | None
+    """The file as it was named."""
+    folder: Path
+    """Where relative paths start: the folder of the file, else the current one."""
+    warnings: tuple[Problem, ...]
+    """What has no effect here: keys of a Ludwig file."""
+    origins: Mapping[str, str] = field(repr=False)
+    """Where each value comes from, by path: `FILE:LINE`, `default`, `--set`, `given` (a dictionary or a Config), or
+    `ludwig` with the key as it was written there."""
+
+
+def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrides: Sequence[str] = ()) -> Loaded:
+    """The checked configuration. A str is YAML text when it holds a line break or `: `, else the path of a file.
+
+    Raises ConfigError with every mistake.
+    """
+    file = str(source) if isinstance(source, Path) or (isinstance(source, str) and not is_text(source)) else None
+    text, slips = None, tuple[Problem, ...]()
+    if isinstance(source, Config):
+        root = tree_of(source.model_dump(mode="json", exclude_unset=True))
+    elif isinstance(source, Mapping):
+        root = tree_of(source)
+    else:
+        text = read_text(Path(file)) if file is not None else str(source)
+        root, slips = read_yaml(sound_text(text, file), file=file)
+    warnings = convert_ludwig(root) if is_ludwig(root) else ()
+    apply_overrides(root, overrides)
+    config = checked_config(root, slips)
+    return Loaded(
+        config=config,
+        text=text,
+        file=file,
+        folder=Path(file).parent if file is not None else Path(),
+        warnings=warnings,
+        origins=origins_of(config, root),
+    )
+
+
+def is_text(source: str) -> bool:
+    return "\n" in source or ": " in source
+
+
+def sound_text(text: str, file: str | None) -> str:
+    if len(text) > MAX_BYTES:
+        raise ConfigError([Problem("", f"holds more than {MAX_BYTES:,} bytes; a configuration is a few lines", file)])
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text[: error.start].count("\n") + 1
+        message = "holds half a character (a surrogate); write the whole one"
+        raise ConfigError([Problem("", message, file, line)]) from None
+    return text
+
+
+def checked_config(root: Node, slips: tuple[Problem, ...]) -> Config:
+    checked = check_tree(root)
+    slipped = {problem.path for problem in slips}
+    problems = [*slips, *(problem for problem in checked.problems if problem.path not in slipped)]
+    if checked.config is None or problems:
+        raise ConfigError(sorted(problems, key=lambda p: (p.line is None, p.line or 0, p.column or 0)))
+    if not fill_defaults(root):
+        return checked.config
+    again = check_tree(root)
+    if again.config is None:
+        raise ConfigError(again.problems)
+    return again.config
+
+
+def fill_defaults(root: Node) -> bool:
+    """Write `defaults` into the features that do not say otherwise; whether there was anything to write."""
+    given = root.find(("defaults", "text", "preprocessing"))
+    features = root.find(("input_features",))
+    if given is None or features is None:
+        return False
+    for _, feature in features.children():
+        own = feature.mapping().setdefault("preprocessing", Node({}))
+        for key, value in given.mapping().items():
+            own.mapping().setdefault(key, value.copy())
+    return True
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ConfigError where there is none, or none that could be YAML."""
+    file = str(path)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError([Problem("", f"there is no such file{near_files(path)}", file)]) from None
+    except IsADirectoryError:
+        raise ConfigError([Problem("", "is a folder; write the YAML file in it", file)]) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError([Problem("", f"cannot be read ({error}); check the path", file)]) from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError([Problem("", f"holds more than {MAX_BYTES:,} bytes; a configuration is a few lines", file)])
+    return decoded(raw, file)
+
+
+def decoded(raw: bytes, file: str) -> str:
+    utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if b"\0" in raw and not utf16:
+        raise ConfigError([Problem("", "holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8", file)])
+    try:
+        return raw.decode("utf-16" if utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        message = f"byte 0x{raw[error.start]:02x} is no UTF-8; save the file as UTF-8"
+        raise ConfigError([Problem("", message, file, line)]) from None
+
+
+def near_files(path: Path) -> str:
+    """`; did you mean ...?`, or the YAML files of the folder."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; there is no folder {folder}"
+    try:
+        names = sorted(child.name for child in folder.iterdir() if child.suffix in (".yaml", ".yml"))[:1000]
+    except OSError:
+        return ""
+    near = nearest(path.name, names) or [name for name in names if Path(name).stem == path.stem]
+    if near:
+        return f"; did you mean {' or '.join(str(folder / name) for name in near)}?"
+    return f"; YAML files there: {', '.join(names[:5])}" if names else "; there is no YAML file in its folder"
+
+
+def origins_of(config: Config, root: Node) -> dict[str, str]:
+    """Where each value comes from, by path."""
+    origins: dict[str, str] = {}
+
+    def visit(value: object, path: tuple[str | int, ...]) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                visit(item, (*path, str(key)))
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for place, item in enumerate(value):
+                visit(item, (*path, place))
+        else:
+            origins[dotted(path)] = origin_of(root.find(path))
+
+    visit(config.model_dump(mode="json"), ())
+    return origins
+
+
+def origin_of(node: Node | None) -> str:
+    if node is None:
+        return "default"
+    if node.origin is not None:
+        return node.origin
+    return str(node.key_place or node.place) if node.place else "given"

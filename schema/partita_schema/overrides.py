@@ -1,0 +1,85 @@
+"""`--set trainer.epochs=1`: values that are written into the tree before it is checked."""
+
+import re
+from collections.abc import Sequence
+
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.tree import Node, Path, Place, dotted
+from partita_schema.yaml_tree import read_value
+
+
+def apply_overrides(root: Node, overrides: Sequence[str]) -> None:
+    """Write each `key.path=value` into the tree. Raises ConfigError naming every override that has no place."""
+    problems = [problem for text in overrides if (problem := apply(root, text)) is not None]
+    if problems:
+        raise ConfigError(problems)
+
+
+def apply(root: Node, text: str) -> Problem | None:
+    label = f"--set {text}"
+    place = Place(label, None, None)
+    keys, equals, written = text.partition("=")
+    path = path_of(keys)
+    if not equals or not path:
+        return Problem("", "is no override; write key.path=value, such as trainer.epochs=1", label)
+    node = root
+    for depth, part in enumerate(path[:-1]):
+        found = step(node, part, place)
+        if isinstance(found, str):
+            return Problem(dotted(path[: depth + 1]), found, label)
+        node = found
+    value = mark(read_value(written), place)
+    if isinstance(part := path[-1], int):
+        found = step(node, part, place)
+        if isinstance(found, str):
+            return Problem(dotted(path), found, label)
+        assert isinstance(node.value, list)
+        node.value[part] = value
+        return None
+    if node.value is None:
+        node.value = {}
+    if isinstance(node.value, list):
+        message = f"{dotted(path[:-1])} is a list; write the number of an item, counted from 0, before the key"
+        return Problem(dotted(path), message, label)
+    if not isinstance(node.value, dict):
+        return Problem(dotted(path), f"{dotted(path[:-1])} has no keys to set; {replace_whole(path[:-1])}", label)
+    node.value[part] = value
+    return None
+
+
+def path_of(keys: str) -> Path:
+    """`output_features.0.name` and `output_features[0].name` as a path."""
+    parts = [part for part in re.split(r"[.\[\]]+", keys.strip()) if part]
+    return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
+
+
+def step(node: Node, part: str | int, place: Place) -> Node | str:
+    """The child, made where a section is not there yet; words where there can be none."""
+    if isinstance(part, int):
+        if not isinstance(node.value, list):
+            return "is no list; write a key instead of a number"
+        if part >= len(node.value):
+            return f"the list has {len(node.value)} items, counted from 0; write a smaller number"
+        item: Node = node.value[part]
+        return item
+    if node.value is None:
+        node.value = {}
+    if isinstance(node.value, list):
+        return "is a list; write the number of an item, counted from 0, before the key"
+    if not isinstance(node.value, dict):
+        return "stands under a value that has no keys; set the whole section, as --set key={...}"
+    child: Node = node.value.setdefault(part, Node({}, place, place, origin="--set"))
+    return child
+
+
+def replace_whole(path: Path) -> str:
+    return f"write --set {dotted(path)}={{...}}"
+
+
+def mark(node: Node, place: Place) -> Node:
+    """The tree with the override as its place and origin."""
+    node.place = node.key_place = place
+    node.origin = "--set"
+    for _, child in node.children():
+        mark(child, place)
+    return node

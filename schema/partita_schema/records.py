@@ -1,0 +1,74 @@
+"""Records that the program writes and reads back: the manifest of a run, and a predicted row.
+
+Plain dictionaries pass through marshmallow schemas on their way out and in. Keys that a newer version has added are
+kept: what is loaded and dumped again loses nothing. Loading raises marshmallow's ValidationError with reasons by key.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from marshmallow import INCLUDE, Schema, fields, post_dump, validate
+
+FORMAT_VERSION = 1
+"""Version of the manifest's format; raised when an old program could not read a new one."""
+
+
+class Record(Schema):
+    """A record whose unknown keys survive being loaded and dumped."""
+
+    class Meta:
+        unknown = INCLUDE
+
+    @post_dump(pass_original=True)
+    def keep_unknown(self, data: dict[str, Any], original: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        """marshmallow dumps declared keys only."""
+        return {**data, **{key: value for key, value in original.items() if key not in self.fields}}
+
+
+class BatchSizeRecord(Record):
+    """A batch size that was used, and how it was found."""
+
+    rows = fields.Integer(required=True, strict=True, validate=validate.Range(min=1))
+    max_tokens = fields.Integer(allow_none=True)
+    fits = fields.Integer(allow_none=True)
+    best = fields.Integer(allow_none=True)
+    probes = fields.List(fields.Dict(keys=fields.String()))
+    out_of_memory = fields.Boolean(allow_none=True)
+    origin = fields.String(required=True, validate=validate.OneOf(("file", "tuned", "cached", "default")))
+    prompt_tokens = fields.Integer(allow_none=True)
+    new_tokens = fields.Integer(allow_none=True)
+    device = fields.String(allow_none=True)
+
+
+class ManifestRecord(Record):
+    """`manifest.json` of a run."""
+
+    format_version = fields.Integer(required=True, strict=True, validate=validate.Range(min=1, max=FORMAT_VERSION))
+    status = fields.String(required=True, validate=validate.OneOf(("running", "done", "interrupted", "failed")))
+    versions = fields.Dict(keys=fields.String(), values=fields.String(allow_none=True))
+    device = fields.String(allow_none=True)
+    seed = fields.Integer(validate=validate.Range(min=0))
+    data = fields.Dict(keys=fields.String())
+    batch_sizes = fields.Dict(keys=fields.String(), values=fields.Nested(BatchSizeRecord))
+    metrics = fields.Dict(keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.Raw()))
+    steps = fields.Integer(validate=validate.Range(min=0))
+    stopped_early = fields.Boolean()
+    config = fields.Dict(keys=fields.String())
+    model = fields.String(allow_none=True)
+    error = fields.String(allow_none=True)
+    created = fields.String()
+
+
+class PredictionRecord(Record):
+    """One row of a prediction journal."""
+
+    key = fields.String(required=True)
+    row = fields.Integer(required=True, strict=True, validate=validate.Range(min=0))
+    status = fields.String(required=True, validate=validate.OneOf(("ok", "error", "skipped")))
+    text = fields.String(allow_none=True)
+    values = fields.Dict(keys=fields.String(), values=fields.Raw(allow_none=True))
+    tokens = fields.Integer(validate=validate.Range(min=0))
+    finish_reason = fields.String(allow_none=True, validate=validate.OneOf(("stop", "length")))
+    error = fields.String(allow_none=True)
+    attempt = fields.Integer(validate=validate.Range(min=1))
+    milliseconds = fields.Float(validate=validate.Range(min=0))

@@ -1,0 +1,285 @@
+"""Rows from outside, checked: a marshmallow schema built from the features of a configuration.
+
+A row is a mapping from column to value. What comes out holds the values by *feature name*, and the columns that only
+the template names under their own names: text and labels as str, numbers as int or float, JSON as plain values. Other
+columns are ignored. A row that does not fit raises marshmallow's ValidationError with reasons by column; its
+`valid_data` still holds half a row and must not be used.
+"""
+
+import datetime
+import decimal
+import json
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load
+
+from partita_schema.config import Config
+from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, OutputFeature, TextInput
+from partita_schema.json_values import json_validator, schema_mistake
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell holds nothing: None, NaN, pandas' NA and NaT, a blank text."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, str):
+        return not value.strip()
+    return isinstance(value, numbers.Real) and math.isnan(value)
+
+
+def plain_text(value: object) -> str:
+    """A text, a date or a number as text: 8 and not 8.0. Raises ValidationError for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = float(str(value))  # str first: a 32-bit 0.1 is 0.1, not 0.10000000149011612
+        return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    raise ValidationError(f"{shown(value)} is no text")
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class TextColumn(fields.Field[str]):
+    """Text; numbers and dates are written plainly."""
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        super().__init__(required=True)
+        self.lowercase = lowercase
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> str:
+        text = plain_text(value)
+        return text.lower() if self.lowercase else text
+
+
+class LabelColumn(TextColumn):
+    """A label: stripped, and one of the labels where those are known."""
+
+    def __init__(self, *, labels: tuple[str, ...] | None, lowercase: bool) -> None:
+        super().__init__(lowercase=lowercase)
+        self.labels = None if labels is None else frozenset(labels)
+        self.listed = ", ".join(labels or ())
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> str:
+        label = super()._deserialize(value, attr, data).strip()
+        if self.labels is not None and label not in self.labels:
+            raise ValidationError(f"{shown(label)} is none of the labels {self.listed}")
+        return label
+
+
+class NumberColumn(fields.Field[int | float]):
+    """A finite number, or its text; whole numbers come out as int."""
+
+    def __init__(self, *, minimum: float | None, maximum: float | None) -> None:
+        super().__init__(required=True)
+        self.minimum, self.maximum = minimum, maximum
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> int | float:
+        text = str(value).strip()
+        if isinstance(value, bool) or not isinstance(value, str | numbers.Real | decimal.Decimal):
+            raise ValidationError(f"{shown(value)} is no number")
+        if not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+            raise ValidationError(f"{shown(value)} is no finite number")
+        number = float(text)
+        if self.minimum is not None and number < self.minimum:
+            raise ValidationError(f"{text} is below the decoder's minimum {self.minimum:g}")
+        if self.maximum is not None and number > self.maximum:
+            raise ValidationError(f"{text} is above the decoder's maximum {self.maximum:g}")
+        if re.fullmatch(r"[-+]?\d+", text):
+            return int(text)
+        return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+class JsonColumn(fields.Field[Any]):
+    """A JSON value, or its text; satisfies the JSON schema where there is one."""
+
+    def __init__(self, *, json_schema: dict[str, Any] | None) -> None:
+        super().__init__(required=True)
+        self.validator = json_validator(json_schema) if json_schema is not None else None
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> Any:
+        found = parse_json(value) if isinstance(value, str) else plain_json(value)
+        if self.validator is not None:
+            mistake = schema_mistake(self.validator, found)
+            if mistake is not None:
+                raise ValidationError(mistake)
+        return found
+
+
+def parse_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValidationError(f"{shown(text)} is no JSON ({error})") from None
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def plain_json(value: Any) -> Any:
+    """The value as dict, list, str, int, float, bool and None; arrays and scalars of numpy are converted."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValidationError(f"{value} is no JSON number")
+        return value
+    if hasattr(value, "tolist"):
+        return plain_json(value.tolist())
+    raise ValidationError(f"{shown(value)} is no JSON value")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value that is read from a row."""
+
+    name: str
+    """Key of the result."""
+    column: str
+    """Column of the data."""
+    field: fields.Field[Any]
+    """What the value must be."""
+    fill: str | None = None
+    """Value where the cell is empty; None where an empty cell is an error."""
+    absent: bool = False
+    """Whether a row without the column is filled too."""
+
+
+class RowSchema(Schema):
+    """Loads one row; see the module. Fields are named by their place, since names of columns may hold dots."""
+
+    class Meta:
+        unknown = RAISE
+
+    cells: tuple[Cell, ...] = ()
+
+    @pre_load
+    def pick_columns(self, data: Any, **_: Any) -> dict[str, Any]:
+        if not isinstance(data, Mapping):
+            raise ValidationError(f"{shown(data)} is no row; a row is a mapping from column to value")
+        picked, errors = {}, {}
+        for place, cell in enumerate(self.cells):
+            value = data.get(cell.column)
+            if not is_missing(value):
+                picked[str(place)] = value
+            elif cell.fill is None or (cell.column not in data and not cell.absent):
+                errors[cell.column] = [f"column {cell.column} is missing or empty"]
+            else:
+                picked[str(place)] = cell.fill
+        if errors:
+            raise ValidationError(errors)
+        return picked
+
+    @post_load
+    def by_name(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        return {cell.name: data[str(place)] for place, cell in enumerate(self.cells)}
+
+    def handle_error(self, error: ValidationError, data: Any, *, many: bool, **_: Any) -> None:
+        """Give reasons under the columns' names."""
+        messages = error.messages if isinstance(error.messages, dict) else {"_schema": error.messages}
+        error.messages = {
+            self.cells[int(key)].column if str(key).isdigit() and not many else key: reasons
+            for key, reasons in messages.items()
+        }
+
+
+def row_schema(config: Config, *, supervised: bool) -> RowSchema:
+    """The schema of a row: what the prompt shows, and with `supervised` the outputs as well."""
+    inputs = {feature.name: feature for feature in config.input_features}
+    cells = [input_cell(inputs[name]) if name in inputs else template_cell(name) for name in config.shown_columns]
+    if supervised:
+        cells += [output_cell(feature) for feature in config.output_features]
+    kind = RowSchema.from_dict({str(place): cell.field for place, cell in enumerate(cells)}, name="Row")
+    schema = kind()
+    assert isinstance(schema, RowSchema)
+    schema.cells = tuple(cells)
+    return schema
+
+
+def template_cell(column: str) -> Cell:
+    """A column that only the template names: its text, which may be empty, but the column must be there."""
+    return Cell(name=column, column=column, field=TextColumn(), fill="")
+
+
+def input_cell(feature: TextInput) -> Cell:
+    options = feature.preprocessing
+    return Cell(
+        name=feature.name,
+        column=feature.source_column,
+        field=TextColumn(lowercase=options.lowercase),
+        fill=options.fill_value if options.missing_value_strategy == "fill_with_const" else None,
+        absent=True,
+    )
+
+
+def output_cell(feature: OutputFeature) -> Cell:
+    options = feature.preprocessing
+    return Cell(
+        name=feature.name,
+        column=feature.source_column,
+        field=output_field(feature),
+        fill=options.fill_value if options.missing_value_strategy == "fill_with_const" else None,
+        absent=True,
+    )
+
+
+def output_field(feature: OutputFeature) -> fields.Field[Any]:
+    if isinstance(feature, CategoryOutput):
+        return LabelColumn(labels=feature.labels, lowercase=feature.preprocessing.lowercase)
+    if isinstance(feature, NumberOutput):
+        return NumberColumn(minimum=feature.decoder.minimum, maximum=feature.decoder.maximum)
+    if isinstance(feature, JsonOutput):
+        return JsonColumn(json_schema=feature.decoder.json_schema)
+    return TextColumn(lowercase=feature.preprocessing.lowercase)
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """Rows after the check."""
+
+    clean: dict[int, dict[str, Any]]
+    """Values by name, by the row's place."""
+    bad: dict[int, tuple[str, ...]]
+    """Reasons, by the row's place."""
+
+
+def check_rows(schema: Schema, rows: Iterable[Mapping[str, Any]]) -> CheckedRows:
+    """Clean rows and reasons by place; every row is in one of them."""
+    checked = CheckedRows({}, {})
+    for place, row in enumerate(rows):
+        try:
+            checked.clean[place] = schema.load(row)
+        except ValidationError as error:
+            checked.bad[place] = tuple(reasons(error))
+    return checked
+
+
+def reasons(error: ValidationError) -> list[str]:
+    """Each reason as one text that names its column."""
+    texts = []
+    messages = error.messages if isinstance(error.messages, dict) else {"_schema": error.messages}
+    for column, found in messages.items():
+        for reason in found:
+            named = column == "_schema" or reason.startswith(f"column {column} ")
+            texts.append(reason if named else f"column {column}: {reason}")
+    return texts

@@ -1,0 +1,107 @@
+"""Commented configurations to start from, one for each kind of task."""
+
+from partita_schema.dump import scalar
+
+TASKS = {
+    "classify": "a text gets one of a few labels",
+    "extract": "fields are taken out of a text, as JSON",
+    "answer": "a question gets an answer",
+    "score": "a text gets a number",
+    "chat": "a message gets a reply, with a system message",
+}
+"""Names of the tasks, and what they do."""
+
+FEATURES = {
+    "classify": """\
+input_features:
+  - {name: text, type: text}              # column: NAME where the column is called otherwise
+output_features:
+  - name: label
+    type: category
+    decoder:
+      labels: [negative, neutral, positive]
+      fallback_label: neutral             # for answers in which no label is found
+prompt:
+  task: Classify the text as negative, neutral or positive.
+""",
+    "extract": """\
+input_features:
+  - {name: text, type: text}
+output_features:
+  - name: fields
+    type: json
+    decoder:
+      json_schema:                        # answers that do not fit it are errors
+        type: object
+        properties: {name: {type: string}, date: {type: string}}
+        required: [name, date]
+prompt:
+  task: Write the name and the date in the text as JSON.
+""",
+    "answer": """\
+input_features:
+  - {name: question, type: text}
+output_features:
+  - {name: answer, type: text}
+prompt:
+  task: Answer the question.
+""",
+    "score": """\
+input_features:
+  - {name: text, type: text}
+output_features:
+  - name: score
+    type: number
+    decoder: {minimum: 1, maximum: 5}
+prompt:
+  task: Rate the text from 1 to 5.
+""",
+    "chat": """\
+input_features:
+  - {name: message, type: text}
+output_features:
+  - {name: reply, type: text}
+prompt:
+  system: You are a friendly assistant. Answer in one or two sentences.
+  template: '{message}'                   # the model's chat template is put around it
+""",
+}
+
+SCRATCH = """\
+base_model:
+  type: scratch                           # a new model; its tokenizer is trained on the data
+  architecture: llama
+  size: tiny
+"""
+
+ADAPTER = """\
+adapter: {type: lora, r: 16}              # remove it to train all weights
+# quantization: {bits: 4}                 # base weights in 4 bits: less memory
+"""
+
+FINETUNE = """\
+trainer:
+  type: finetune
+  epochs: 3
+  batch_size: 8
+  effective_batch_size: 16                # rows a step, by accumulation
+"""
+
+ZERO_SHOT = """\
+trainer: {type: none, batch_size: 8}      # nothing is trained; write type: finetune to do so
+"""
+
+
+def template(task: str, *, model: str, data: str, train: bool) -> str:
+    """A configuration for a task of TASKS; `model` is a Hub id, a folder or `scratch`."""
+    scratch = model == "scratch"
+    base = SCRATCH if scratch else f"base_model: {scalar(model)}\n"
+    parts = [
+        f"# partita: {TASKS[task]}. All keys: partita schema --markdown\nversion: 1\n{base}",
+        FEATURES[task],
+        "generation: {max_new_tokens: 64}         # greedy; add do_sample: true and temperature to sample\n",
+        f"data:\n  source: {scalar(data)}\n  split: {{type: random, probabilities: [0.9, 0.05, 0.05]}}\n",
+        ADAPTER if train and not scratch else "",
+        FINETUNE if train else ZERO_SHOT,
+    ]
+    return "".join(parts)

@@ -1,0 +1,247 @@
+"""How weights change, or do not: a union on `type`."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from partita_schema.base import Base, Count, Flag, Name, NonNegative, NonNegativeCount, Positive, Share, broken, changed
+from partita_schema.features import check_regex
+
+SplitName = Literal["training", "validation", "test"]
+
+
+class TrainerBase(Base):
+    """What all trainers share."""
+
+    batch_size: Count = 8
+    """Rows of a forward pass: of training, or of generation where nothing is trained."""
+    eval_batch_size: Count | None = None
+    """Rows of an evaluation's forward pass or generation. Default: batch_size."""
+
+
+class NoTrainer(TrainerBase):
+    """Zero-shot: the model is used as it is."""
+
+    type: Literal["none"]
+    """Nothing is trained."""
+    evaluate: tuple[SplitName, ...] = ("validation", "test")
+    """Splits that `train` evaluates on, those that there are."""
+
+
+class Optimizer(Base):
+    """The rule that turns gradients into changes."""
+
+    type: Literal[
+        "adamw",
+        "adam",
+        "adamw_8bit",
+        "paged_adamw",
+        "paged_adamw_8bit",
+        "adafactor",
+        "lion",
+        "lion_8bit",
+        "muon",
+        "schedule_free_adamw",
+        "sgd",
+    ] = "adamw"
+    """Algorithm. The 8-bit and paged ones, and lion, are those of bitsandbytes; schedule_free_adamw needs no learning
+    rate schedule."""
+    betas: tuple[Share, Share] | None = None
+    """Decay of the averages (adam family, lion). Default: the algorithm's."""
+    eps: Positive | None = None
+    """Added to denominators. Default: the algorithm's."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay."""
+    momentum: Share | None = None
+    """Momentum (sgd, muon). Default: 0 for sgd, 0.95 for muon."""
+    nesterov: Flag | None = None
+    """Nesterov momentum (sgd, muon)."""
+    fused: Flag | Literal["auto"] = "auto"
+    """One kernel for all parameters (adamw, adam, sgd). auto: on an accelerator."""
+
+    @model_validator(mode="after")
+    def keys_fit_the_algorithm(self) -> "Optimizer":
+        owners = {
+            "betas": {
+                "adamw",
+                "adam",
+                "adamw_8bit",
+                "paged_adamw",
+                "paged_adamw_8bit",
+                "lion",
+                "lion_8bit",
+                "schedule_free_adamw",
+            },
+            "eps": {
+                "adamw",
+                "adam",
+                "adamw_8bit",
+                "paged_adamw",
+                "paged_adamw_8bit",
+                "adafactor",
+                "muon",
+                "schedule_free_adamw",
+            },
+            "momentum": {"sgd", "muon"},
+            "nesterov": {"sgd", "muon"},
+            "fused": {"adamw", "adam", "sgd"},
+        }
+        for key, types in owners.items():
+            if changed(self, key) and self.type not in types:
+                raise broken(f"{key} has no effect on {self.type}; remove it", at=key)
+        return self
+
+
+class LearningRateScheduler(Base):
+    """How the learning rate changes over the steps."""
+
+    decay: Literal["none", "constant", "linear", "cosine", "exponential", "inverse_sqrt", "wsd"] = "cosine"
+    """Shape after the warm-up. wsd: constant, then down in the last tenth. none and constant are the same."""
+    warmup_fraction: Share | None = None
+    """Share of all steps in which the rate rises from 0. Default: 0.03, and at least 5 steps where there are 50."""
+    warmup_steps: NonNegativeCount | None = None
+    """The same as a number of steps."""
+    min_ratio: Share | None = None
+    """Rate at the end, as a share of learning_rate. Default: 0.1 for cosine, 0 otherwise."""
+    decay_rate: Positive | None = None
+    """Factor per decay_steps (exponential). Default: 0.96."""
+    decay_steps: Count | None = None
+    """Steps for one decay_rate (exponential). Default: a hundredth of all steps."""
+
+    @model_validator(mode="after")
+    def warmup_is_said_once(self) -> "LearningRateScheduler":
+        if self.warmup_fraction is not None and self.warmup_steps is not None:
+            raise broken("warmup_fraction and warmup_steps say the same; keep one", at="warmup_steps")
+        for key in ("decay_rate", "decay_steps"):
+            if getattr(self, key) is not None and self.decay != "exponential":
+                raise broken(f"{key} has no effect without decay: exponential; remove it", at=key)
+        return self
+
+
+class GradientClipping(Base):
+    """Limits on gradients."""
+
+    clipglobalnorm: Positive | None = 1.0
+    """Largest norm over all gradients; null for no limit."""
+    clipvalue: Positive | None = None
+    """Largest size of one gradient value."""
+
+
+def false_is_no(value: object) -> object:
+    """YAML reads an unquoted `no` as false."""
+    return "no" if value is False else value
+
+
+class FinetuneTrainer(TrainerBase):
+    """Supervised fine-tuning, of all weights or of an adapter."""
+
+    type: Literal["finetune"]
+    """Supervised fine-tuning."""
+    epochs: Positive = 3.0
+    """Passes over the training rows; 0.5 is half a pass."""
+    max_steps: Count | None = None
+    """Optimizer steps at most. Default: what epochs gives."""
+    learning_rate: Positive | Literal["auto"] | None = None
+    """Peak learning rate. auto: found by a range test before training. Default: 2e-4 with an adapter, 1e-3 for a new
+    model, 2e-5 for a pretrained one."""
+    learning_rate_scheduler: LearningRateScheduler = LearningRateScheduler()
+    """How the learning rate changes."""
+    optimizer: Optimizer = Optimizer()
+    """How gradients become changes."""
+    gradient_accumulation_steps: Count | None = None
+    """Batches a step. Default: what effective_batch_size needs."""
+    effective_batch_size: Count | None = None
+    """Rows a step; a multiple of batch_size. Default: 16, or batch_size where that is larger."""
+    gradient_clipping: GradientClipping = GradientClipping()
+    """Limits on gradients."""
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16", "auto"], BeforeValidator(false_is_no)] = "auto"
+    """Type of the forward pass's arithmetic. auto: bf16 on a GPU that has it, else no."""
+    gradient_checkpointing: Flag = False
+    """Compute activations twice instead of keeping them: less memory, about a third more time."""
+    compile: Flag = False
+    """Compile the model with torch.compile."""
+    completion_only_loss: Flag = True
+    """Learn the answers only, not the prompts."""
+    early_stop: NonNegativeCount = 0
+    """Evaluations without a better validation_metric after which training stops; 0 for never."""
+    validation_metric: Name = "loss"
+    """What decides the best checkpoint: loss, a metric of the first output, or output.metric."""
+    evaluate_generated: Flag | Literal["auto"] = "auto"
+    """Generate answers in evaluations and score them. auto: when validation_metric needs it, and at the end."""
+    max_generated_rows: Count = 256
+    """Validation rows that are generated in an evaluation during training."""
+    evaluations_per_epoch: Positive = 1.0
+    """Evaluations an epoch; 0.5 is one every two epochs."""
+    steps_per_evaluation: Count | None = None
+    """Steps between evaluations, over evaluations_per_epoch."""
+    skip_all_evaluation: Flag = False
+    """Train without evaluations."""
+    checkpoints_per_epoch: NonNegative = 1.0
+    """Checkpoints an epoch; 0 for one at the end only."""
+    steps_per_checkpoint: Count | None = None
+    """Steps between checkpoints, over checkpoints_per_epoch."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints that are kept; the best one is kept as well."""
+    restore_best: Flag = True
+    """Take the checkpoint with the best validation_metric as the result, not the last one."""
+    layers_to_freeze_regex: Name | None = None
+    """Parameters whose names match are not trained."""
+    evaluate_test: Flag = True
+    """Evaluate the result on the test rows, where there are any."""
+
+    @model_validator(mode="after")
+    def accumulation_is_said_once(self) -> "FinetuneTrainer":
+        if self.gradient_accumulation_steps is not None and self.effective_batch_size is not None:
+            raise broken(
+                "gradient_accumulation_steps and effective_batch_size say the same; keep one",
+                at="gradient_accumulation_steps",
+            )
+        if self.effective_batch_size is not None and self.effective_batch_size % self.batch_size:
+            near = max(1, round(self.effective_batch_size / self.batch_size)) * self.batch_size
+            raise broken(
+                f"effective_batch_size {self.effective_batch_size} is no multiple of batch_size {self.batch_size}; "
+                f"write {near}",
+                at="effective_batch_size",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def early_stopping_evaluates(self) -> "FinetuneTrainer":
+        if self.early_stop and self.skip_all_evaluation:
+            raise broken("early_stop needs evaluations; remove it or skip_all_evaluation", at="early_stop")
+        return self
+
+    @model_validator(mode="after")
+    def freeze_pattern_compiles(self) -> "FinetuneTrainer":
+        if self.layers_to_freeze_regex is not None:
+            check_regex(self.layers_to_freeze_regex, at="layers_to_freeze_regex")
+        return self
+
+    @property
+    def accumulation(self) -> int:
+        """Batches a step."""
+        if self.gradient_accumulation_steps is not None:
+            return self.gradient_accumulation_steps
+        effective = self.effective_batch_size or max(16, self.batch_size)
+        return max(1, effective // self.batch_size)
+
+
+def check_target(target: str) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", target):
+        raise broken(f"got {target!r}; write module:Class, such as my_package.trainers:MyTrainer")
+    return target
+
+
+class CustomTrainer(TrainerBase):
+    """A trainer from outside, by its place."""
+
+    type: Literal["custom"]
+    """A class of yours."""
+    target: Annotated[str, AfterValidator(check_target)]
+    """`module:Class`."""
+    options: dict[str, object] = {}
+    """What the class is given as options."""
+
+
+Trainer = Annotated[NoTrainer | FinetuneTrainer | CustomTrainer, Field(discriminator="type")]

@@ -1,0 +1,139 @@
+"""What to say about a key that the schema does not know: the key that was meant, or where it belongs."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from partita_schema.base import Base
+from partita_schema.config import Config
+from partita_schema.foreign import FOREIGN, NOT_YET
+from partita_schema.ludwig_keys import IGNORED, RENAMED
+from partita_schema.nearest import folded, nearest
+from partita_schema.shapes import Items, Section, Tagged, keys_of, models_of
+from partita_schema.trainer import NoTrainer
+from partita_schema.tree import Node, Path, dotted
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A message about a key, and the key of the same section that is surely meant."""
+
+    message: str
+    meant: str | None = None
+
+
+def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, section: Mapping[str, Node]) -> Advice:
+    """What to write instead of the last key of `path`, which `model` does not have.
+
+    `siblings` is the union that `model` is an arm of; `section` holds the keys that stand beside.
+    """
+    key, own = str(path[-1]), keys_of(model)
+    where = re.sub(r"\[\d+\]", "", dotted(path))
+    if where in NOT_YET:
+        return Advice(f"{key} is not available yet; {NOT_YET[where]}")
+    mangled = mangled_key(key, own)
+    if mangled is not None:
+        return mangled
+    foreign = FOREIGN.get(f"{dotted(path[:-1])}.{key}") or FOREIGN.get(key)
+    if foreign is not None and foreign != where:
+        return Advice(f"unknown key; write {relative(foreign, path)}")
+    ludwig = ludwig_key(path)
+    if ludwig is not None:
+        return Advice(ludwig)
+    near = nearest(key, own)
+    if near and (len(key) > 3 or folded(near[0]) == folded(key)):
+        return meant(near, section)
+    other = other_arm(key, model, siblings)
+    if other is not None:
+        return Advice(other)
+    elsewhere = places_of(key)
+    if elsewhere:
+        sections = [place.rpartition(".")[0] or "the top of the file" for place in elsewhere[:2]]
+        return Advice(f"unknown key; {key} belongs to {' or '.join(sections)}")
+    if near:
+        return meant(near, section)
+    far = [place for name in nearest(key, known_names()) for place in places_of(name) if len(key) > 4]
+    if far:
+        return Advice(f"unknown key; did you mean {' or '.join(far[:2])}?")
+    return Advice(f"unknown key; {allowed(own, model)}")
+
+
+def ludwig_key(path: Path) -> str | None:
+    """Words about a key that only Ludwig has."""
+    pattern = ".".join("*" if isinstance(part, int) else part for part in path)
+    if pattern in RENAMED:
+        return f"unknown key; write {relative(RENAMED[pattern], path)}"
+    if pattern in IGNORED:
+        return f"this key of Ludwig's has no effect here: {IGNORED[pattern]}; remove it"
+    return None
+
+
+def meant(near: list[str], section: Mapping[str, Node]) -> Advice:
+    free = [name for name in near if name not in section] or near
+    only = free[0] if len(free) == 1 and free[0] not in section else None
+    return Advice(f"unknown key; did you mean {' or '.join(free)}?", meant=only)
+
+
+def allowed(own: Mapping[str, object], model: type[Base]) -> str:
+    if len(own) <= 20:
+        return f"write one of {', '.join(own)}"
+    return "see partita schema --markdown for the keys of this section"
+
+
+def mangled_key(key: str, own: Mapping[str, object]) -> Advice | None:
+    """`r:8` without a space, and `trainer.epochs` as one key."""
+    name, colon, value = key.partition(":")
+    if colon and name in own:
+        return Advice(f"a space is missing after the colon; write {name}: {value}")
+    section, dot, rest = key.partition(".")
+    if dot and section in own:
+        return Advice(f"keys are not joined by dots in the file; write {section}: {{{rest}: ...}}")
+    return None
+
+
+def relative(target: str, path: Path) -> str:
+    """The place as seen from the section that the key stands in."""
+    section = "".join(f"{part}." for part in path[:-1] if isinstance(part, str))
+    return target.removeprefix(section) if section else target
+
+
+def other_arm(key: str, model: type[Base], siblings: Tagged | None) -> str | None:
+    """The key fits another type of the same section."""
+    if siblings is None:
+        return None
+    tags = [tag for tag, other in siblings.arms if other is not model and key in keys_of(other)]
+    own = next(tag for tag, other in siblings.arms if other is model)
+    if not tags:
+        return None
+    if model is NoTrainer:
+        return f"nothing is trained with type: none; write type: {tags[0]} or remove {key}"
+    return f"{key} has no effect with type: {own}; remove it, it belongs to type: {' or '.join(tags[:3])}"
+
+
+@cache
+def all_places() -> dict[str, tuple[str, ...]]:
+    """Places of every key, nearest to the top first."""
+    found: dict[str, list[str]] = {}
+    for place, name in sorted(walk(Config, ""), key=lambda item: item[0].count(".")):
+        found.setdefault(name, [])
+        if place not in found[name]:
+            found[name].append(place)
+    return {name: tuple(places) for name, places in found.items()}
+
+
+def walk(model: type[Base], section: str) -> Iterator[tuple[str, str]]:
+    for name, key in keys_of(model).items():
+        yield f"{section}{name}", name
+        mark = "[]" if isinstance(key.shape, Items) and not isinstance(key.shape.item, Section | Tagged) else ""
+        for _, inner in models_of(key.shape):
+            yield from walk(inner, f"{section}{name}{mark}.")
+
+
+def known_names() -> list[str]:
+    return list(all_places())
+
+
+def places_of(name: str) -> tuple[str, ...]:
+    """Where a key of this name belongs; nothing for names that stand everywhere."""
+    return () if name in ("type", "name", "column", "split") else all_places().get(name, ())

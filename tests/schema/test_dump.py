@@ -1,0 +1,79 @@
+"""A dumped configuration says where each value comes from, and loads again to the same."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita_schema.dump import native_yaml, resolved_yaml, scalar
+from partita_schema.load import load_config
+from partita_schema.templates import TASKS, template
+from partita_schema.yaml_tree import read_yaml
+
+GOOD = Path(__file__).parent / "wrong" / "good.yaml"
+TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
+ARMS = "lora adalora ia3 vera loha lokr boft oft fourierft ln_tuning vblora prompt_tuning prefix_tuning p_tuning"
+
+
+@pytest.mark.parametrize("form", [resolved_yaml, lambda loaded: native_yaml(loaded.config)], ids=["resolved", "native"])
+def test_a_dumped_file_loads_to_the_same_config(form) -> None:  # type: ignore[no-untyped-def]
+    loaded = load_config(GOOD)
+    assert load_config(form(loaded)).config == loaded.config
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [f"adapter: {{type: {arm}}}" for arm in ARMS.split()]
+    + [
+        "quantization: {bits: 8}",
+        "quantization: {bits: 4}",
+        "trainer: {type: finetune, optimizer: {type: lion}}",
+        "trainer: {type: finetune, mixed_precision: no, learning_rate: auto}",
+        "preprocessing: {sample_size: 5}",
+        "data: {source: {type: hub, name: x}, max_bad_rows: 3}",
+        "trainer: {type: custom, target: 'a.b:C', options: {x: [1, {y: null}], 'no': yes}}",
+        "prompt: {examples: [{a: 'no', b: 1}, {a: null, b: 2.5}], template: \"line\\n  {a}: 'q' #x\\n\"}",
+    ],
+)
+def test_a_resolved_file_of_every_kind_loads_to_the_same_config(tail: str) -> None:
+    loaded = load_config(TEXT + tail + "\n")
+    assert load_config(resolved_yaml(loaded)).config == loaded.config
+    assert load_config(native_yaml(loaded.config)).config == loaded.config
+
+
+def test_every_value_has_its_origin_as_a_comment(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TEXT)
+    lines = resolved_yaml(load_config(file, overrides=["seed=5"])).splitlines()
+    found = {" ".join(line.split()) for line in lines}
+    assert f"base_model: m # {file}:1" in found
+    assert "seed: 5 # --set" in found
+    assert "trust_remote_code: false # default" in found
+    assert f"- name: b # {file}:3" in found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(10**9), 10**9)
+        | st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"])),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=5,
+    )
+)
+def test_a_dumped_scalar_is_read_back(value: object) -> None:
+    root, _ = read_yaml(f"a: {scalar(value)}\n", file=None)
+    assert root.plain() == {"a": value}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("model", ["org/model", "./a folder: x", "scratch"])
+@pytest.mark.parametrize("train", [True, False])
+def test_every_template_is_a_valid_file(task: str, model: str, train: bool) -> None:
+    loaded = load_config(template(task, model=model, data="rows/*.jsonl", train=train))
+    assert loaded.config.trainer.type == ("finetune" if train else "none")
+    assert loaded.config.data.source == "rows/*.jsonl"
+    assert loaded.warnings == ()

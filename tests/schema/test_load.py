@@ -1,0 +1,159 @@
+"""Files, texts, dictionaries and configurations are loaded, and what cannot be one is refused quickly."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from partita_schema.config import Config
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
+
+
+def message_of(source: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def message_of_bytes(raw: bytes, folder: Path) -> str:
+    file = folder / "run.yaml"
+    file.write_bytes(raw)
+    return message_of(file).removeprefix(f"{file}:")
+
+
+def test_a_file_a_text_a_dictionary_and_a_config_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TEXT)
+    loaded = load_config(file)
+    raw = {"base_model": "m", "input_features": [{"name": "a"}], "output_features": [{"name": "b", "type": "text"}]}
+    assert loaded.config == load_config(TEXT).config == load_config(raw).config == load_config(loaded.config).config
+    assert loaded.config == load_config(str(file)).config == Config.model_validate(raw)
+
+
+def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TEXT)
+    loaded = load_config(file)
+    assert (loaded.folder, loaded.file, loaded.text) == (tmp_path, str(file), TEXT)
+    assert (load_config(TEXT).folder, load_config(TEXT).file) == (Path(), None)
+
+
+def test_a_path_in_a_dictionary_is_a_text() -> None:
+    raw = {"base_model": Path("some/model"), "input_features": [{"name": "a"}]}
+    raw["output_features"] = [{"name": "b", "type": "text"}]
+    assert load_config(raw).config.base_model == "some/model"
+
+
+def test_origins_name_line_default_override_and_dictionary(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(TEXT)
+    origins = load_config(file, overrides=["seed=3", "adapter={type: lora}"]).origins
+    assert origins["base_model"] == f"{file}:1"
+    assert origins["output_features[0].name"] == f"{file}:3"
+    assert origins["seed"] == origins["adapter.type"] == "--set"
+    assert origins["adapter.r"] == origins["trainer.batch_size"] == "default"
+    assert load_config(load_config(file).config).origins["base_model"] == "given"
+
+
+def test_defaults_are_worked_into_features_that_do_not_say_otherwise() -> None:
+    text = TEXT.replace("[{name: a}]", "[{name: a}, {name: c, preprocessing: {max_sequence_length: 9}}]")
+    config = load_config(text + "defaults: {text: {preprocessing: {max_sequence_length: 5, lowercase: true}}}").config
+    options = [feature.preprocessing for feature in config.input_features]
+    assert [(o.max_sequence_length, o.lowercase) for o in options] == [(5, True), (9, True)]
+
+
+def test_a_missing_file_is_named_with_its_nearest_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(TEXT)
+    missing = tmp_path / "trian.yaml"
+    assert message_of(missing) == f"{missing}: there is no such file; did you mean {tmp_path / 'train.yaml'}?"
+    assert message_of(tmp_path / "zzzzzz.yaml").endswith("there is no such file; YAML files there: train.yaml")
+    assert message_of("no/such/run.yaml") == "no/such/run.yaml: there is no such file; there is no folder no/such"
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert message_of(tmp_path) == f"{tmp_path}: is a folder; write the YAML file in it"
+
+
+def test_utf16_with_a_mark_and_utf8_with_a_mark_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for encoding in ("utf-16", "utf-8-sig"):
+        file.write_bytes(TEXT.encode(encoding))
+        assert load_config(file).config.base_model == "m"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "1:1: the file is empty; write at least base_model and features"),
+        (b"# only a comment\n", "1:1: the file is empty; write at least base_model and features"),
+        (TEXT.encode("utf-16-le"), " holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8"),
+        (b"\x89PNG\x00\x00", " holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8"),
+        (b"a: b\nc: caf\xe9\n", "2: byte 0xe9 is no UTF-8; save the file as UTF-8"),
+        (b"- a\n- b\n", "1:1: holds a list; write keys and values at the top, such as base_model: ..."),
+        (b"hello\n", "1:1: holds a single text; write keys and values at the top, such as base_model: ..."),
+    ],
+)
+def test_what_is_no_configuration_is_said(raw: bytes, message: str, tmp_path: Path) -> None:
+    assert message_of_bytes(raw, tmp_path) == message
+
+
+@pytest.mark.parametrize("raw", [b"[" * 10_000_000, b"a: 1\n" * 2_000_000, bytes(range(256)) * 40_000, b"x" * 10**7])
+def test_ten_megabytes_of_garbage_are_refused_at_once(raw: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_bytes(raw)
+    started = time.process_time()
+    assert message_of(file) == f"{file}: holds more than 1,000,000 bytes; a configuration is a few lines"
+    assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 900_000, "a: {" * 200_000, "- " * 400_000, "a: 1\n" * 190_000, "a: \n" + "? " * 9000]
+)
+def test_a_megabyte_of_garbage_is_refused_quickly(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    started = time.process_time()
+    assert str(file) in message_of(file)
+    assert time.process_time() - started < 5
+
+
+def test_a_bomb_of_anchors_is_refused_quickly() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    started = time.process_time()
+    assert message_of("\n".join(lines)).endswith("holds more than 100,000 values, anchors counted; write less")
+    assert time.process_time() - started < 2
+
+
+def test_half_a_character_in_a_text_is_refused() -> None:
+    assert message_of("a: b\nc: \ud800\n") == "2: holds half a character (a surrogate); write the whole one"
+
+
+def test_a_dictionary_inside_itself_is_refused() -> None:
+    raw: dict[str, object] = {"base_model": "m"}
+    raw["prompt"] = raw
+    assert message_of(raw) == "is nested more than 64 levels deep; write it flatter"
+
+
+def test_loading_a_typical_file_takes_less_than_twenty_milliseconds() -> None:
+    text = (Path(__file__).parent / "wrong" / "good.yaml").read_text()
+    load_config(text)
+    started = time.process_time()
+    for _ in range(10):
+        load_config(text)
+    assert (time.process_time() - started) / 10 < 0.02
+
+
+def test_the_schema_imports_no_heavy_library() -> None:
+    code = (
+        "import sys, partita_schema.load, partita_schema.dump; "
+        "heavy = {'torch', 'transformers', 'peft', 'datasets', 'numpy', 'pandas', 'marshmallow', 'jsonschema'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,168 @@
+"""Ludwig's files for language models load unchanged; what has no effect is a warning with the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from partita_schema.config import Config
+from partita_schema.dump import native_yaml
+from partita_schema.errors import ConfigError
+from partita_schema.load import Loaded, load_config
+from partita_schema.trainer import FinetuneTrainer
+
+FOLDER = Path(__file__).parent / "ludwig"
+FILES = sorted(FOLDER.glob("*.yaml"))
+HEAD = "model_type: llm\nbase_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
+
+
+def loaded(name: str) -> Loaded:
+    return load_config(FOLDER / f"{name}.yaml")
+
+
+def warnings_of(file: Loaded) -> list[str]:
+    return [f"{warning.line}: {warning.path}: {warning.message}" for warning in file.warnings]
+
+
+def finetune(config: Config) -> FinetuneTrainer:
+    assert isinstance(config.trainer, FinetuneTrainer)
+    return config.trainer
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_ludwig_file_loads_and_its_native_form_is_the_same_without_warnings(file: Path) -> None:
+    first = load_config(file)
+    native = load_config(native_yaml(first.config))
+    assert native.config == first.config
+    assert native.warnings == ()
+
+
+def test_there_are_at_least_eight_files() -> None:
+    assert len(FILES) >= 8
+
+
+def test_zero_shot_classification_keeps_labels_and_samples_as_said() -> None:
+    file = loaded("zero_shot_category")
+    (output,) = file.config.output_features
+    assert output.type == "category"
+    assert output.labels == ("negative", "neutral", "positive")
+    assert output.fallback_label == "neutral"
+    assert (file.config.generation.do_sample, file.config.generation.temperature) == (True, 0.1)
+    assert warnings_of(file) == ["23: generation.top_k: answers are sampled: do_sample: true is added"]
+    assert file.origins["generation.do_sample"] == "ludwig default"
+
+
+def test_retrieval_is_kept_and_its_index_name_is_not() -> None:
+    file = loaded("few_shot_retrieval")
+    assert file.config.prompt.retrieval is not None
+    assert (file.config.prompt.retrieval.type, file.config.prompt.retrieval.k) == ("semantic", 3)
+    assert warnings_of(file) == ["25: prompt.retrieval.index_name: has no effect here: the index is made for each run"]
+
+
+def test_a_template_over_columns_that_are_no_features_is_kept() -> None:
+    file = loaded("qlora_alpaca")
+    assert file.config.shown_columns == ("instruction", "input")
+    assert finetune(file.config).gradient_checkpointing is True
+    assert file.origins["trainer.gradient_checkpointing"].startswith("ludwig: trainer.enable_gradient_checkpointing (")
+    assert warnings_of(file) == [
+        "28: trainer.max_batch_size: has no effect here: write batch_size",
+        "34: trainer.learning_rate_scheduler.reduce_on_plateau: has no effect here: the rate follows its schedule only",
+    ]
+
+
+def test_renamed_keys_and_values_arrive() -> None:
+    file = loaded("full_trainer")
+    trainer = finetune(file.config)
+    assert (trainer.max_steps, trainer.learning_rate, trainer.mixed_precision) == (200, 0.0002, "auto")
+    assert (trainer.optimizer.type, trainer.optimizer.betas) == ("paged_adamw", (0.9, 0.99))
+    assert (trainer.early_stop, trainer.batch_size, trainer.validation_metric) == (0, 8, "loss")
+    assert trainer.steps_per_checkpoint is None
+    assert file.config.generation.do_sample is False
+    assert file.config.adapter is not None
+    assert file.config.adapter.postprocessor.merge_adapter_into_base_model is True
+    told = warnings_of(file)
+    assert "37: trainer.batch_size: has no effect here: auto is not available yet, the default is used" in told
+    assert "39: trainer.optimizer.type: paged_adam is not offered; paged_adamw is used" in told
+    assert any(
+        line.endswith("input_features[0].encoder: has no effect here: it belongs to tabular models") for line in told
+    )
+
+
+def test_training_keys_on_a_trainer_that_does_not_train_are_warnings() -> None:
+    file = loaded("prompt_at_feature")
+    assert file.config.trainer.batch_size == 4
+    assert file.config.prompt.template == "Question: {body} Answer:"
+    assert (file.config.generation.temperature, file.config.generation.do_sample) == (None, False)
+    assert [line.partition(": ")[2] for line in warnings_of(file)] == [
+        "generation.temperature: has no effect here: generation is greedy",
+        "generation.top_k: has no effect here: generation is greedy",
+        "generation.max_length: has no effect here: write max_new_tokens",
+        "trainer.epochs: has no effect here: nothing is trained with type: none",
+        "trainer.learning_rate: has no effect here: nothing is trained with type: none",
+    ]
+
+
+def test_what_belongs_to_clusters_and_to_other_bits_is_a_warning() -> None:
+    file = loaded("int8_ia3")
+    assert file.config.backend.type == "local"
+    assert finetune(file.config).learning_rate_scheduler.decay == "none"
+    assert finetune(file.config).optimizer.type == "adamw"
+    told = " | ".join(warnings_of(file))
+    assert "3: quantization.bnb_4bit_compute_dtype: has no effect here: it is for 4 bits" in told
+    assert "backend.type: ray has no effect here: a run is one process for now" in told
+    assert "hyperopt: has no effect here: parameters are not searched for" in told
+
+
+def test_prompt_tuning_and_its_metric_are_translated() -> None:
+    file = loaded("prompt_tuning")
+    assert file.config.adapter is not None
+    assert file.config.adapter.type == "prompt_tuning"
+    assert file.config.adapter.init_text == "Classify the sentiment:"
+    assert finetune(file.config).validation_metric == "label.bleu"
+    assert finetune(file.config).learning_rate == "auto"
+
+
+def test_short_forms_and_ludwig_defaults_are_spelled_out() -> None:
+    file = loaded("model_parameters")
+    assert file.config.adapter is not None
+    assert file.config.adapter.type == "lora"
+    assert file.config.split.type == "random"
+    assert file.config.input_features[0].preprocessing.max_sequence_length == 128
+    assert loaded("bare").config.trainer.type == "none"
+    assert loaded("bare").origins["trainer.type"] == "ludwig default"
+
+
+def problem_of(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(text)
+    return str(caught.value)
+
+
+def test_a_typo_in_a_ludwig_file_is_an_error_with_the_nearest_key() -> None:
+    assert problem_of(HEAD + "trainer: {type: finetune, epocs: 3}\n") == (
+        "5:27: trainer.epocs: unknown key; did you mean epochs?"
+    )
+
+
+def test_a_trainer_that_is_not_there_yet_is_an_error() -> None:
+    assert problem_of(HEAD + "trainer: {type: dpo, beta: 0.1}\n") == (
+        "5:17: trainer.type: dpo is not available yet; write one of none, finetune, custom"
+    )
+
+
+def test_a_wrong_value_of_a_renamed_key_names_the_key_as_written() -> None:
+    assert problem_of(HEAD + "trainer: {type: finetune, train_steps: 0}\n") == (
+        "5:40: trainer.max_steps: write an integer of at least 1; got 0 (written as trainer.train_steps)"
+    )
+
+
+def test_in_a_native_file_ludwig_keys_are_errors_that_name_ours() -> None:
+    head = HEAD.replace("model_type: llm", "version: 1")
+    assert problem_of(head + "trainer: {type: finetune, train_steps: 3}\n") == (
+        "5:27: trainer.train_steps: unknown key; write max_steps"
+    )
+    assert problem_of(head + "combiner: {}\n") == (
+        "5:1: combiner: this key of Ludwig's has no effect here: it belongs to tabular models; remove it"
+    )
+    assert problem_of(head + "trainer: {type: finetune, optimizer: {lr: 1}}\n") == (
+        "5:39: trainer.optimizer.lr: unknown key; write trainer.learning_rate"
+    )

@@ -1,0 +1,172 @@
+"""Rows from outside become clean values by feature name, or reasons."""
+
+import datetime
+import decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+from marshmallow import ValidationError
+
+from partita_schema.load import load_config
+from partita_schema.rows import RowSchema, check_rows, reasons, row_schema
+
+FEATURES = {
+    "text": "{name: o, type: text}",
+    "category": "{name: o, type: category, decoder: {labels: [good, bad]}}",
+    "number": "{name: o, type: number, decoder: {minimum: 0, maximum: 10}}",
+    "json": "{name: o, type: json, decoder: {json_schema: {type: object, properties: {n: {type: integer}}}}}",
+}
+
+
+def schema_of(output: str, *, inputs: str = "{name: q}", prompt: str = "{}", supervised: bool = True) -> RowSchema:
+    text = f"base_model: m\ninput_features: [{inputs}]\noutput_features: [{output}]\nprompt: {prompt}\n"
+    return row_schema(load_config(text).config, supervised=supervised)
+
+
+def value_of(kind: str, value: object) -> object:
+    return schema_of(FEATURES[kind]).load({"q": "x", "o": value})["o"]
+
+
+def reason_of(kind: str, value: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        schema_of(FEATURES[kind]).load({"q": "x", "o": value})
+    (reason,) = reasons(caught.value)
+    return reason
+
+
+def test_values_come_out_by_feature_name_and_other_columns_are_ignored() -> None:
+    schema = schema_of("{name: o, type: text, column: answer.text}", inputs="{name: q, column: question}")
+    assert schema.load({"question": "a", "answer.text": "b", "other": object()}) == {"q": "a", "o": "b"}
+
+
+def test_without_supervision_outputs_are_not_asked_for() -> None:
+    assert schema_of(FEATURES["text"], supervised=False).load({"q": "a"}) == {"q": "a"}
+
+
+def test_an_input_and_an_output_may_share_a_column() -> None:
+    assert schema_of("{name: o, type: text, column: q}").load({"q": "a"}) == {"q": "a", "o": "a"}
+
+
+def test_columns_that_only_the_template_names_are_read_and_may_be_empty() -> None:
+    schema = schema_of(FEATURES["text"], inputs="{name: prompt}", prompt="{template: '{instruction} {input}'}")
+    row = {"instruction": "do", "input": None, "o": "x"}
+    assert schema.load(row) == {"instruction": "do", "input": "", "o": "x"}
+    assert check_rows(schema, [{"instruction": "do", "o": "x"}]).bad == {0: ("column input is missing or empty",)}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7, "7"),
+        (8.0, "8"),
+        (0.1, "0.1"),
+        (np.int64(3), "3"),
+        (np.float32(0.1), "0.1"),
+        (" kept ", " kept "),
+        (decimal.Decimal("1.50"), "1.50"),
+        (datetime.date(2024, 1, 2), "2024-01-02"),
+        (1e300, "1e+300"),
+    ],
+)
+def test_numbers_and_dates_are_written_plainly_as_text(value: object, text: str) -> None:
+    assert value_of("text", value) == text
+
+
+@pytest.mark.parametrize("value", [True, ["a"], {"a": 1}, np.bool_(True), b"x"])
+def test_what_is_no_text_is_said(value: object) -> None:
+    assert reason_of("text", value) == f"column o: {value!r} is no text"
+
+
+@pytest.mark.parametrize("value", [None, "", "  \n", float("nan"), np.float64("nan"), pd.NA, pd.NaT])
+@pytest.mark.parametrize("kind", FEATURES)
+def test_missing_values_drop_the_row(kind: str, value: object) -> None:
+    assert reason_of(kind, value) == "column o is missing or empty"
+
+
+def test_a_missing_column_is_a_missing_value() -> None:
+    assert check_rows(schema_of(FEATURES["text"]), [{"q": "a"}]).bad == {0: ("column o is missing or empty",)}
+
+
+def test_missing_values_are_filled_when_the_file_says_so() -> None:
+    fill = "preprocessing: {missing_value_strategy: fill_with_const, fill_value: none given}"
+    schema = schema_of(FEATURES["text"], inputs=f"{{name: q, {fill}}}")
+    assert schema.load({"q": None, "o": "x"}) == schema.load({"o": "x"}) == {"q": "none given", "o": "x"}
+
+
+def test_a_fill_value_is_checked_like_any_other() -> None:
+    schema = schema_of(
+        "{name: o, type: number, preprocessing: {missing_value_strategy: fill_with_const, fill_value: '3'}}"
+    )
+    assert schema.load({"q": "a", "o": None})["o"] == 3
+
+
+def test_lower_case_is_applied() -> None:
+    schema = schema_of(FEATURES["text"], inputs="{name: q, preprocessing: {lowercase: true}}")
+    assert schema.load({"q": "ABC", "o": "ABC"}) == {"q": "abc", "o": "ABC"}
+
+
+def test_labels_are_stripped_and_must_be_known() -> None:
+    assert value_of("category", " good ") == "good"
+    assert reason_of("category", "great") == "column o: 'great' is none of the labels good, bad"
+    assert schema_of("{name: o, type: category}").load({"q": "a", "o": 1})["o"] == "1"
+
+
+@pytest.mark.parametrize(("value", "number"), [("4", 4), (" 2.50 ", 2.5), (3.0, 3), (np.int32(1), 1), ("1e1", 10)])
+def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: float) -> None:
+    found = value_of("number", value)
+    assert (found, type(found)) == (number, type(number))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("four", "'four' is no finite number"),
+        ("1,000", "'1,000' is no finite number"),
+        (float("inf"), "inf is no finite number"),
+        ("1e999", "'1e999' is no finite number"),
+        (True, "True is no number"),
+        ([1], "[1] is no number"),
+        (-1, "-1 is below the decoder's minimum 0"),
+        (11, "11 is above the decoder's maximum 10"),
+    ],
+)
+def test_what_is_no_number_is_said(value: object, reason: str) -> None:
+    assert reason_of("number", value) == f"column o: {reason}"
+
+
+def test_json_comes_as_value_or_as_text() -> None:
+    assert value_of("json", '{"n": 1}') == value_of("json", {"n": np.int64(1)}) == {"n": 1}
+    assert schema_of("{name: o, type: json}").load({"q": "a", "o": np.array([1, 2])})["o"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("{n: 1}", "'{n: 1}' is no JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
+        ('{"n": NaN}', "'{\"n\": NaN}' is no JSON (NaN is no JSON number)"),
+        ('{"n": "1"}', "n: '1' is not of type 'integer'"),
+        ("[]", "[] is not of type 'object'"),
+        ({"n": float("inf")}, "inf is no JSON number"),
+        ({"n": {1}}, "{1} is no JSON value"),
+    ],
+)
+def test_what_is_no_json_or_breaks_the_schema_is_said(value: object, reason: str) -> None:
+    assert reason_of("json", value) == f"column o: {reason}"
+
+
+def test_every_row_is_clean_or_has_reasons() -> None:
+    rows = [{"q": "a", "o": "good"}, {"q": None, "o": "worst"}, {"q": "b", "o": "bad"}, "no row"]
+    checked = check_rows(schema_of(FEATURES["category"]), rows)  # type: ignore[arg-type]
+    assert checked.clean == {0: {"q": "a", "o": "good"}, 2: {"q": "b", "o": "bad"}}
+    assert checked.bad == {
+        1: ("column q is missing or empty",),
+        3: ("'no row' is no row; a row is a mapping from column to value",),
+    }
+
+
+def test_several_wrong_columns_are_all_named() -> None:
+    schema = schema_of(FEATURES["category"] + ", {name: n, type: number}")
+    assert check_rows(schema, [{"q": "a", "o": "c", "n": "d"}]).bad == {
+        0: ("column o: 'c' is none of the labels good, bad", "column n: 'd' is no finite number")
+    }

@@ -1,0 +1,245 @@
+"""Wrong configurations: each yields one problem that names the right line and key."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.foreign import FOREIGN, NOT_YET
+from partita_schema.load import load_config
+from partita_schema.ludwig_keys import IGNORED, RENAMED
+from partita_schema.nearest import folded
+from partita_schema.reference import all_models
+from partita_schema.shapes import keys_of
+from partita_schema.unknown_key import unknown_key
+
+FOLDER = Path(__file__).parent / "wrong"
+GOOD = (FOLDER / "good.yaml").read_text(encoding="utf-8")
+EDITS = yaml.safe_load((FOLDER / "edits.yaml").read_text(encoding="utf-8"))
+MINIMAL = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
+
+
+def problems_of(text: str, *overrides: str) -> tuple[Problem, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, overrides=overrides)
+    return caught.value.problems
+
+
+def test_the_good_file_loads() -> None:
+    assert load_config(GOOD).config.seed == 7
+
+
+def test_there_are_two_hundred_wrong_files() -> None:
+    assert len({(edit["old"], edit["new"]) for edit in EDITS}) >= 200
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit["new"].strip()[:40] or edit["old"].strip()[:40])
+def test_one_mistake_is_one_problem_with_its_line_and_key(edit: dict[str, object]) -> None:
+    old, new = str(edit["old"]), str(edit["new"])
+    assert old in GOOD
+    problems = problems_of(GOOD.replace(old, new, 1))
+    assert len(problems) == 1, problems
+    assert (problems[0].line, problems[0].path) == (edit["line"], edit["path"])
+    assert str(edit["says"]) in problems[0].message
+
+
+def typos(name: str) -> set[str]:
+    """A letter too many, too few, swapped with its neighbour, or another one, in the middle and at the end."""
+    middle, last = len(name) // 2, len(name) - 1
+    found = {name[:at] + name[at] + name[at:] for at in (middle, last)}
+    if len(name) > 2:
+        found |= {name[:at] + name[at + 1 :] for at in (middle, last)}
+        found |= {name[:at] + "x" + name[at + 1 :] for at in (middle, last)}
+        found.add(name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :])
+    return found - {name}
+
+
+@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
+def test_a_one_letter_typo_of_any_key_is_answered_with_that_key(model: type) -> None:
+    keys = keys_of(model)
+    known_elsewhere = {name.rpartition(".")[2] for name in (*FOREIGN, *NOT_YET, *RENAMED, *IGNORED)}
+    for key in keys:
+        for typo in typos(key):
+            if typo in keys or typo in known_elsewhere or folded(typo) in map(folded, keys):
+                continue
+            advice = unknown_key(("section", typo), model=model, siblings=None, section={})
+            assert key in advice.message.partition("did you mean ")[2], (typo, advice.message)
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_in_the_order_of_the_file() -> None:
+    text = GOOD.replace("seed: 7", "sede: 7").replace("  r: 8\n", "  r: 0\n").replace("epochs: 3", "epohcs: 3")
+    text = text.replace("min_new_tokens: 1", "min_new_tokens: 500").replace("- name: title", "- name: review")
+    problems = problems_of(text)
+    assert [problem.path for problem in problems] == [
+        "sede",
+        "input_features[1].name",
+        "generation.min_new_tokens",
+        "adapter.r",
+        "trainer.epohcs",
+    ]
+
+
+def test_a_rule_between_keys_is_told_beside_a_typo_elsewhere() -> None:
+    problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nsede: 3\n")
+    assert [problem.path for problem in problems] == ["quantization", "sede"]
+
+
+def test_no_problem_follows_from_the_mending_of_another() -> None:
+    problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nadapter: 5\n")
+    assert [problem.path for problem in problems] == ["adapter"]
+    problems = problems_of(MINIMAL + "generation: {do_sample: maybe, temperature: 0.5}\n")
+    assert [problem.path for problem in problems] == ["generation.do_sample"]
+
+
+def test_mistakes_behind_a_mistyped_type_are_told_too() -> None:
+    problems = problems_of(MINIMAL + "trainer: {type: finetun, batch_size: 0}\n")
+    assert [problem.path for problem in problems] == ["trainer.type", "trainer.batch_size"]
+
+
+def test_mistakes_in_a_section_with_a_mistyped_name_keep_their_lines() -> None:
+    problems = problems_of(MINIMAL + "trianer:\n  type: finetune\n  epohcs: 3\n")
+    assert [(problem.line, problem.path) for problem in problems] == [(4, "trianer"), (6, "trainer.epohcs")]
+
+
+def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL + "trainer:\n  type: finetune\n  batch_sise: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(caught.value) == f"{file}:6:3: trainer.batch_sise: unknown key; did you mean batch_size?"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("adapter: {r: 8}", "4:1: adapter.type: is missing; add type: lora"),
+        ("adapter: {typ: lora, r: 8}", "4:11: adapter.typ: unknown key; did you mean type?"),
+        ("adapter: lora", "4:10: adapter: write a mapping; got lora, write adapter: {type: lora}"),
+        ("adapter: none", "4:10: adapter: none is a text here; write null, or remove the key"),
+        ("trainer: none", "4:10: trainer: write a mapping; got none, write trainer: {type: none}"),
+        ("trainer: {type: no}", "4:17: trainer.type: no is read by YAML as false; write none"),
+        ("trainer: {type: null}", "4:17: trainer.type: null is read as nothing; write none, as a word"),
+        ("trainer: {type: None}", "4:17: trainer.type: got None; did you mean none?"),
+        ("trainer: null", "4:10: trainer: null is read as nothing; write {type: none}"),
+        (
+            "trainer: {type: none, epochs: 3}",
+            "4:23: trainer.epochs: nothing is trained with type: none; write type: finetune or remove epochs",
+        ),
+        (
+            "adapter: {type: lora, target_r: 3}",
+            ("4:23: adapter.target_r: target_r has no effect with type: lora; remove it, it belongs to type: adalora"),
+        ),
+        ("backend: ray", "4:10: backend: write a mapping; got ray, write backend: {type: ray}"),
+        (
+            "trainer: {type: custom, target: here}",
+            ("4:33: trainer.target: got 'here'; write module:Class, such as my_package.trainers:MyTrainer"),
+        ),
+        (
+            "adapter: {type: adalora, init_r: 4}",
+            (
+                "4:34: adapter.init_r: init_r 4 is below target_r 8; adalora only "
+                "shrinks ranks, write init_r of at least 8"
+            ),
+        ),
+        (
+            "adapter: {type: boft, boft_block_num: 3}",
+            (
+                "4:39: adapter.boft_block_num: boft_block_size is 4 and "
+                "boft_block_num is 3; write one of them, and 0 for the other"
+            ),
+        ),
+        (
+            "adapter: {type: oft, r: 3}",
+            ("4:25: adapter.r: r is 3 and oft_block_size is 32; write one of them, and 0 for the other"),
+        ),
+        (
+            "prompt: {template: '{a}', chat: false, examples: [{a: x, b: y}]}",
+            (
+                "4:40: prompt.examples: the template never "
+                "shows the examples; add {__context__} to it or remove examples"
+            ),
+        ),
+        (
+            "quantization: {bits: 4}\ntrainer: {type: finetune}",
+            (
+                "4:1: quantization: quantized weights cannot be trained; "
+                "add adapter: {type: lora} or remove quantization"
+            ),
+        ),
+        (
+            "model_parameters: {device: gpu}",
+            ("4:28: model_parameters.device: got 'gpu'; write auto, cpu, cuda, cuda:N, mps or xpu"),
+        ),
+        (
+            "generation: {stop: '###'}",
+            "4:20: generation.stop: write a list of texts; got '###', write stop: ['###']",
+        ),
+        ("data: {split: {probabilities: [1, 0, 0]}}", "4:8: data.split.type: is missing; add type: random"),
+        ("model_type: ecd", "4:13: model_type: write llm; got 'ecd'"),
+    ],
+)
+def test_the_text_of_a_problem(line: str, text: str) -> None:
+    assert [str(problem) for problem in problems_of(MINIMAL + line + "\n")] == [text]
+
+
+def test_heads_of_a_new_model_divide_its_width() -> None:
+    text = MINIMAL.replace("m\n", "{type: scratch, hidden_size: 64, num_attention_heads: 5}\n", 1)
+    (problem,) = problems_of(text)
+    assert str(problem) == (
+        "1:67: base_model.num_attention_heads: num_attention_heads 5 does not divide hidden_size 64; "
+        "write a divisor of 64"
+    )
+    text = MINIMAL.replace("m\n", "{type: scratch, num_key_value_heads: 3, num_attention_heads: 4}\n", 1)
+    (problem,) = problems_of(text)
+    assert problem.message == "num_key_value_heads 3 does not divide num_attention_heads 4; write a divisor of 4"
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            "{type: objekt}",
+            "is no JSON Schema: 'objekt' is not valid under any of the given schemas; mend json_schema.type",
+        ),
+        ("{$schema: [1]}", "no draft is named [1]; remove $schema"),
+        ("{$schema: 'http://x'}", "no draft is named 'http://x'; remove $schema"),
+        (
+            "{items: {$ref: '#/$defs/a'}}",
+            "$ref '#/$defs/a' leads nowhere in this schema; write what it means under $defs",
+        ),
+        (
+            "{items: {$ref: 'http://x/y'}}",
+            "$ref 'http://x/y' leads nowhere in this schema; write what it means under $defs",
+        ),
+    ],
+)
+def test_a_json_schema_is_checked_with_the_file(schema: str, message: str) -> None:
+    text = MINIMAL.replace("type: text", f"type: json, decoder: {{json_schema: {schema}}}")
+    (problem,) = problems_of(text)
+    assert (problem.path, problem.message) == ("output_features[0].decoder.json_schema", message)
+
+
+def test_a_json_schema_may_refer_to_itself() -> None:
+    schema = "{$defs: {a: {type: integer}}, items: {$ref: '#/$defs/a'}}"
+    load_config(MINIMAL.replace("type: text", f"type: json, decoder: {{json_schema: {schema}}}"))
+
+
+def test_a_dictionary_is_checked_without_lines() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"base_modl": "m", "input_features": [{"name": "a"}], "output_features": [], "seed": True})
+    assert {str(problem) for problem in caught.value.problems} == {
+        "base_modl: unknown key; did you mean base_model?",
+        "output_features: the list is empty; write at least 1 of them",
+        "seed: write an integer of at least 0; got true",
+    }
+
+
+def test_an_empty_dictionary_names_what_is_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "base_model: is missing; add base_model: with a Hub id, a folder, or {type: scratch}",
+        "input_features: is missing; add input_features: with a list of mappings",
+        "output_features: is missing; add output_features: with a list of mappings with type: ...",
+    ]
