@@ -1,0 +1,179 @@
+"""A real, tiny language model and seeded batches, so that the loop is tested for itself."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from partita_schema.config import Config
+from partita_schema.errors import ResumeError
+from partita_trainers.base import Batch, Step, Work
+
+VOCABULARY = 23
+
+
+class Bigram(torch.nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.embed = torch.nn.Embedding(VOCABULARY, 16)
+        self.hidden = torch.nn.Linear(16, 16)
+        self.dropout = torch.nn.Dropout(0.1)
+        self.head = torch.nn.Linear(16, VOCABULARY)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(torch.relu(self.hidden(self.embed(ids_BT)))))
+
+
+class BigramModel:
+    """The LanguageModel protocol over `Bigram`."""
+
+    def __init__(self, *, dropout: float = 0.1) -> None:
+        self.module = Bigram()
+        self.module.dropout.p = dropout
+        self.module.eval()
+
+    def loss(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        logits = module(batch.input_ids_BT)[:, :-1].float()
+        labels = batch.labels_BT[:, 1:]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    def prepare_training(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+
+    def auxiliary_loss(self) -> None:
+        return None
+
+    def after_step(self, step: int) -> None:
+        self.last_step = step
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        self.module.train()
+        yield
+        self.module.eval()
+
+    def save_checkpoint(self, folder: Path) -> None:
+        save_file(self.module.state_dict(), folder / "model.safetensors")
+
+    def load_checkpoint(self, folder: Path) -> None:
+        self.module.load_state_dict(load_file(folder / "model.safetensors"))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.save_checkpoint(folder)
+
+
+class SeededBatches:
+    """Rows of a Markov chain, shuffled by (seed, epoch), cut into `micro` batches a step."""
+
+    def __init__(self, *, rows: int = 48, step_rows: int = 8, micro: int = 2) -> None:
+        generator = torch.Generator().manual_seed(7)
+        start = torch.randint(0, VOCABULARY, (rows, 1), generator=generator)
+        noise = torch.randint(0, 2, (rows, 9), generator=generator)
+        self.rows = torch.cat([start, (start + 3 * torch.arange(1, 10) + noise) % VOCABULARY], dim=1)
+        self.step_rows, self.micro, self.position = step_rows, micro, 0
+        self.num_rows, self.steps_per_epoch = rows, rows // step_rows
+
+    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+        if cursor["rows"] != self.num_rows:
+            raise ResumeError("other rows")
+        self.position = cursor["step"]
+
+    def steps(self) -> Iterator[Step]:
+        position = self.position
+        while True:
+            epoch, index = divmod(position, self.steps_per_epoch)
+            order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(epoch))
+            chosen = order[index * self.step_rows : (index + 1) * self.step_rows]
+            parts = [self.batch(part) for part in chosen.chunk(self.micro)]
+            position += 1
+            cursor = {"step": position, "rows": self.num_rows}
+            yield Step(batches=tuple(parts), cursor=cursor, epoch=position / self.steps_per_epoch)
+
+    def batch(self, chosen: torch.Tensor) -> Batch:
+        ids = self.rows[chosen]
+        labels = ids.clone()
+        labels[:, :3] = -100
+        # Rows of different lengths, so that averaging by batch would show.
+        lengths = 6 + chosen % 5
+        labels[torch.arange(ids.shape[1])[None] >= lengths[:, None]] = -100
+        keys = tuple(f"row:{int(i)}" for i in chosen)
+        return Batch(input_ids_BT=ids, labels_BT=labels, lengths_B=lengths, keys=keys)
+
+
+class Shown:
+    def advance(self, amount: int = 1, **shown: Any) -> None:
+        self.last = shown
+
+
+class Recorder:
+    """A run that keeps what it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.checkpoints = folder, folder / "checkpoints"
+        self.log: list[dict[str, Any]] = []
+        self.metrics: dict[str, Any] = {}
+        self.noted: dict[str, Any] = {}
+
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        self.log.append(dict(record))
+
+    def truncate_log(self, step: int) -> None:
+        self.log = [record for record in self.log if record["step"] <= step]
+
+    def report(self, metrics: Mapping[str, float], *, step: int, split: str) -> None:
+        self.metrics[f"{split}@{step}"] = dict(metrics)
+
+    def note(self, **values: Any) -> None:
+        self.noted |= values
+
+    def progress(self, total: int, description: str, *, completed: int = 0) -> Any:
+        return nullcontext(Shown())
+
+
+def make_config(**trainer: Any) -> Config:
+    return Config.model_validate(
+        {
+            "base_model": {"type": "scratch"},
+            "input_features": [{"name": "q", "type": "text"}],
+            "output_features": [{"name": "a", "type": "text"}],
+            "trainer": {"type": "finetune", "learning_rate": 0.02, **trainer},
+        }
+    )
+
+
+@pytest.fixture
+def make_work(tmp_path: Path) -> Any:
+    """A function that makes the work of a run; without a `run` in a folder of its own."""
+
+    def make(
+        *, run: Recorder | None = None, lm: Any = None, batches: Any = None, evaluate: Any = None, **trainer: Any
+    ) -> Work:
+        lm = lm or BigramModel()
+        held_out = SeededBatches(rows=16).batch(torch.arange(16))
+
+        def loss(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+            with torch.no_grad():
+                return {"loss": float(lm.loss(lm.module, held_out)) / held_out.loss_tokens}
+
+        return Work(
+            config=make_config(**trainer),
+            lm=lm,
+            batches=batches or SeededBatches(),
+            evaluate=evaluate or loss,
+            splits=("training", "validation"),
+            run=run or Recorder(tmp_path),
+            device=torch.device("cpu"),
+        )
+
+    make.recorder = Recorder
+    make.model = BigramModel
+    make.batches = SeededBatches
+    return make

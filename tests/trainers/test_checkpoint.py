@@ -1,0 +1,157 @@
+"""A checkpoint is there whole or not at all, and what is read back is what was written."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from partita_schema.errors import ResumeError
+from partita_trainers.checkpoint import (
+    clear_unfinished,
+    list_checkpoints,
+    load_state,
+    random_state,
+    read_checkpoint,
+    remove_checkpoints,
+    restore_random_state,
+    save_state,
+    write_checkpoint,
+)
+
+
+def write(folder: Path, step: int, optimizers: list[torch.optim.Optimizer] | None = None, **options: Any) -> Path:
+    return write_checkpoint(
+        folder,
+        step,
+        save_model=options.get("save_model", lambda path: (path / "model.txt").write_text("weights")),
+        optimizers=optimizers or [],
+        cursor={"step": step},
+        trainer={"step": step},
+    )
+
+
+def optimizer_with_state() -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    for _ in range(3):
+        (parameter**2).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def test_nested_state_with_tensors_comes_back_as_it_was(tmp_path: Path) -> None:
+    shared = torch.arange(4, dtype=torch.uint8)
+    state = {
+        "state": {0: {"a": shared, "b": shared, "n": 3, "t": (1, None, 0.5)}, 1: {}},
+        "groups": [{"lr": 0.1, "params": [0, 1]}],
+    }
+    save_state(tmp_path / "x", state)
+    found = load_state(tmp_path / "x")
+    assert torch.equal(found["state"][0].pop("a"), shared)
+    assert torch.equal(found["state"][0].pop("b"), shared)
+    assert found == {"state": {0: {"n": 3, "t": (1, None, 0.5)}, 1: {}}, "groups": [{"lr": 0.1, "params": [0, 1]}]}
+
+
+def test_random_generators_continue_where_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    np.random.normal()
+    save_state(tmp_path / "rng", random_state())
+    drawn = (torch.rand(3).tolist(), random.random(), np.random.normal())
+    torch.rand(100)
+    random.random()
+    np.random.normal(size=3)
+    restore_random_state(load_state(tmp_path / "rng"))
+    assert (torch.rand(3).tolist(), random.random(), np.random.normal()) == drawn
+
+
+def test_a_failed_write_leaves_the_checkpoints_that_there_were(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+
+    def full_disk(path: Path) -> None:
+        (path / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, 2, save_model=full_disk)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_only_complete_checkpoints_count_and_leftovers_go(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    write(tmp_path, 12)
+    (tmp_path / ".step-000020-77").mkdir()
+    (tmp_path / "notes").mkdir()
+    assert list_checkpoints(tmp_path) == [3, 12]
+    clear_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-000003", "step-000012"]
+
+
+def test_those_that_are_kept_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    remove_checkpoints(tmp_path, keep={2, 4})
+    assert list_checkpoints(tmp_path) == [2, 4]
+
+
+def test_another_number_of_optimizers_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1, [optimizer_with_state()])
+    with pytest.raises(ResumeError, match="holds 1 optimizers and this run has 2; start a new run"):
+        read_checkpoint(tmp_path, 1, load_model=lambda path: None, optimizers=[optimizer_with_state()] * 2)
+
+
+def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1, [optimizer_with_state()])
+    other = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))])
+    with pytest.raises(ResumeError, match="does not fit this run's parameters"):
+        read_checkpoint(tmp_path, 1, load_model=lambda path: None, optimizers=[other])
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import torch
+from partita_trainers.checkpoint import write_checkpoint, remove_checkpoints, clear_unfinished, list_checkpoints
+folder = Path(sys.argv[1])
+clear_unfinished(folder)
+step = max(list_checkpoints(folder), default=0)
+while True:
+    step += 1
+    write_checkpoint(folder, step, save_model=lambda path: (path / "model.txt").write_text(str(step) * 200000),
+                     optimizers=[], cursor={"step": step}, trainer={"step": step})
+    remove_checkpoints(folder, keep={step, step - 1})
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.faults
+def test_a_kill_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    for _ in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        first = int(process.stdout.readline())
+        time.sleep(rng.uniform(0.0, 0.1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        steps = list_checkpoints(tmp_path)
+        assert steps[-1] >= first
+        for step in steps:
+            path = tmp_path / f"step-{step:06d}"
+            assert (path / "model.txt").read_text() == str(step) * 200000
+            assert read_checkpoint(tmp_path, step, load_model=lambda path: None, optimizers=[]) == (
+                {"step": step},
+                {"step": step},
+            )

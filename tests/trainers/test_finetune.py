@@ -1,0 +1,260 @@
+"""The loop: it learns, any accumulation gives the same step, and a killed run takes the steps of a straight one."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita_schema.errors import ConfigError, DataError, ResumeError, TrainingError
+from partita_trainers.checkpoint import list_checkpoints
+from partita_trainers.finetune import Finetune, plan_schedule
+
+
+def run(work: Any) -> Any:
+    return Finetune(work.config.trainer).train(work)
+
+
+def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing but the operating system may catch it."""
+
+
+def kill_after(work: Any, step: int) -> None:
+    log_step = work.run.log_step
+
+    def log_then_die(record: dict[str, Any]) -> None:
+        log_step(record)
+        if record["step"] == step:
+            raise Killed
+
+    work.run.log_step = log_then_die
+
+
+def test_training_lowers_the_loss(make_work: Any) -> None:
+    result = run(make_work(epochs=8))
+    assert result.steps == 48
+    work = make_work()
+    before = work.evaluate("validation", False, None)["loss"]
+    assert result.metrics["validation"]["loss"] < before - 0.5
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adamw",
+        "adam",
+        "adafactor",
+        "sgd",
+        "muon",
+        "lion",
+        "adamw_8bit",
+        "paged_adamw",
+        "paged_adamw_8bit",
+        "lion_8bit",
+        "schedule_free_adamw",
+    ],
+)
+def test_every_optimizer_learns_and_resumes_bit_for_bit(make_work: Any, tmp_path: Path, optimizer: str) -> None:
+    rate = {"sgd": 0.3, "lion": 0.003, "lion_8bit": 0.003}.get(optimizer, 0.02)
+    options = {"optimizer": {"type": optimizer}, "learning_rate": rate, "epochs": 3, "steps_per_checkpoint": 4}
+    straight = make_work(run=make_work.recorder(tmp_path / "straight"), **options)
+    before = straight.evaluate("validation", False, None)["loss"]
+    result = run(straight)
+    assert result.metrics["validation"]["loss"] < before
+
+    killed = make_work(run=make_work.recorder(tmp_path / "killed"), **options)
+    kill_after(killed, 11)
+    with pytest.raises(Killed):
+        run(killed)
+    recorder = make_work.recorder(tmp_path / "killed")
+    recorder.log = killed.run.log
+    again = make_work(run=recorder, **options)
+    resumed = run(again)
+    assert resumed.resumed_from == 8
+    assert comparable(again.run.log) == comparable(straight.run.log)
+    for one, other in zip(straight.lm.module.parameters(), again.lm.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_any_accumulation_gives_the_same_step(make_work: Any, tmp_path: Path) -> None:
+    losses = {}
+    for micro in (1, 2, 4, 8):
+        work = make_work(
+            run=make_work.recorder(tmp_path / str(micro)),
+            lm=make_work.model(dropout=0.0),
+            batches=make_work.batches(micro=micro),
+            epochs=1,
+        )
+        run(work)
+        losses[micro] = [record["loss"] for record in work.run.log]
+    for micro in (2, 4, 8):
+        assert losses[micro] == pytest.approx(losses[1], abs=2e-6)
+
+
+def test_a_step_divides_by_its_loss_tokens_not_by_its_batches(make_work: Any) -> None:
+    lm = make_work.model(dropout=0.0)
+    work = make_work(lm=lm, epochs=1, max_steps=1)
+    step = next(make_work.batches().steps())
+    total, count = 0.0, 0
+    for batch in step.batches:
+        logits = lm.module(batch.input_ids_BT).detach()
+        for row in range(batch.rows):
+            for place in range(1, batch.input_ids_BT.shape[1]):
+                label = int(batch.labels_BT[row, place])
+                if label != -100:
+                    total -= float(torch.log_softmax(logits[row, place - 1], 0)[label])
+                    count += 1
+    run(work)
+    assert work.run.log[0]["loss_tokens"] == count
+    assert work.run.log[0]["loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_a_loss_that_is_not_a_number_stops_with_step_and_rows_and_leaves_the_weights(make_work: Any) -> None:
+    work = make_work(epochs=1)
+    original = work.lm.loss
+    calls = []
+
+    def broken(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(batch)
+        total = original(module, batch)
+        return total * float("nan") if len(calls) == 6 else total
+
+    work.lm.loss = broken
+    with pytest.raises(TrainingError, match=r"step 3: the loss is nan on rows row:\d+, row:\d+") as error:
+        run(work)
+    assert calls[5].keys[0] in str(error.value)
+    assert len(work.run.log) == 2
+    assert all(torch.isfinite(parameter).all() for parameter in work.lm.module.parameters())
+
+
+def test_training_stops_when_patience_ends_and_the_best_weights_come_back(make_work: Any) -> None:
+    values = iter([3.0, 1.0, 2.0, 2.5, 9.0, 9.0])
+    weights = []
+
+    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+        weights.append([p.detach().clone() for p in work.lm.module.parameters()])
+        return {"loss": next(values)}
+
+    work = make_work(evaluate=evaluate, epochs=20, early_stop=2, keep_checkpoints=1)
+    result = run(work)
+    assert result.stopped_early
+    assert result.steps == 24
+    assert work.run.noted["best_step"] == 12
+    assert list_checkpoints(work.run.checkpoints) == [12, 24]
+    for mine, best in zip(work.lm.module.parameters(), weights[1], strict=True):
+        assert torch.equal(mine, best)
+
+
+def test_a_run_that_stopped_early_does_not_go_on_when_it_is_started_again(make_work: Any) -> None:
+    calls = []
+
+    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+        calls.append(split)
+        return {"loss": float(len(calls))}
+
+    first = make_work(evaluate=evaluate, epochs=20, early_stop=2)
+    run(first)
+    again = make_work(evaluate=evaluate, epochs=20, early_stop=2)
+    assert run(again).steps == first.run.log[-1]["step"]
+    assert again.run.log == []
+
+
+def test_a_metric_that_nobody_measures_is_told_with_those_that_there_are(make_work: Any) -> None:
+    work = make_work(validation_metric="acuracy", evaluate=lambda *_: {"loss": 1.0, "a.accuracy": 0.5})
+    with pytest.raises(
+        ConfigError, match=r"trainer.validation_metric: no metric is named a.acuracy; did you mean a.accuracy\?"
+    ):
+        run(work)
+
+
+def test_no_training_rows_is_an_error(make_work: Any) -> None:
+    work = make_work()
+    object.__setattr__(work, "batches", None)
+    with pytest.raises(DataError, match=r"there are no training rows; write data\.source"):
+        run(work)
+
+
+def test_a_run_beyond_its_new_end_is_refused(make_work: Any) -> None:
+    run(make_work(epochs=2))
+    with pytest.raises(ResumeError, match="the run stands at step 12 and the file now ends at step 6"):
+        run(make_work(epochs=1))
+
+
+def test_a_longer_run_continues(make_work: Any) -> None:
+    run(make_work(epochs=1))
+    longer = make_work(epochs=2)
+    assert run(longer).resumed_from == 6
+    assert [record["step"] for record in longer.run.log] == [7, 8, 9, 10, 11, 12]
+
+
+def test_ctrl_c_ends_after_a_whole_step_whose_state_is_saved(make_work: Any, tmp_path: Path) -> None:
+    straight = make_work(run=make_work.recorder(tmp_path / "straight"), epochs=2)
+    run(straight)
+    stopped = make_work(run=make_work.recorder(tmp_path / "stopped"), epochs=2)
+    loss = stopped.lm.loss
+    calls = []
+
+    def interrupted(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(batch)
+        if len(calls) == 9:
+            signal.raise_signal(signal.SIGINT)
+        return loss(module, batch)
+
+    stopped.lm.loss = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+    assert list_checkpoints(stopped.run.checkpoints) == [5]
+    again = make_work(run=make_work.recorder(tmp_path / "stopped"), epochs=2)
+    assert run(again).resumed_from == 5
+    assert comparable(stopped.run.log + again.run.log) == comparable(straight.run.log)
+
+
+def test_a_second_ctrl_c_stops_at_once(make_work: Any) -> None:
+    work = make_work()
+    loss = work.lm.loss
+
+    def interrupted(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        signal.raise_signal(signal.SIGTERM)
+        return loss(module, batch)
+
+    work.lm.loss = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(work)
+    assert work.run.log == []
+
+
+def test_the_range_test_leaves_no_trace_and_finds_a_rate_that_learns(make_work: Any, tmp_path: Path) -> None:
+    found = make_work(run=make_work.recorder(tmp_path / "auto"), learning_rate="auto", epochs=4)
+    result = run(found)
+    rate = found.run.noted["learning_rate"]
+    given = make_work(run=make_work.recorder(tmp_path / "given"), learning_rate=rate, epochs=4)
+    run(given)
+    assert 1e-3 < rate < 0.5
+    assert comparable(found.run.log) == comparable(given.run.log)
+    assert result.metrics["validation"]["loss"] < found.run.log[0]["loss"] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("trainer", "total", "evaluate", "checkpoint"),
+    [
+        ({"epochs": 3}, 30, 10, 10),
+        ({"epochs": 0.5}, 5, 10, 10),
+        ({"max_steps": 7}, 7, 10, 10),
+        ({"max_steps": 70}, 70, 10, 10),
+        ({"epochs": 3, "max_steps": 7}, 7, 10, 10),
+        ({"evaluations_per_epoch": 2, "checkpoints_per_epoch": 0}, 30, 5, None),
+        ({"steps_per_evaluation": 4, "steps_per_checkpoint": 3}, 30, 4, 3),
+        ({"skip_all_evaluation": True}, 30, None, 10),
+    ],
+)
+def test_steps_evaluations_and_checkpoints_are_planned_from_the_file(
+    make_work: Any, trainer: dict[str, Any], total: int, evaluate: int | None, checkpoint: int | None
+) -> None:
+    config = make_work(**trainer).config.trainer
+    schedule = plan_schedule(config, steps_per_epoch=10, splits=("training", "validation"))
+    assert (schedule.total, schedule.evaluate_every, schedule.checkpoint_every) == (total, evaluate, checkpoint)

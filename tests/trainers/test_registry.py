@@ -1,0 +1,59 @@
+"""One table from type to trainer, and trainers from outside."""
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import TypeAdapter
+
+from partita_schema.errors import ConfigError
+from partita_schema.trainer import CustomTrainer, FinetuneTrainer, NoTrainer, Trainer
+from partita_trainers.finetune import Finetune
+from partita_trainers.registry import TRAINERS, build_trainer, load_class
+from partita_trainers.zero_shot import ZeroShot
+
+
+def custom(target: str) -> CustomTrainer:
+    return CustomTrainer(type="custom", target=target)
+
+
+def test_the_table_holds_every_type_of_the_schema() -> None:
+    classes = get_args(get_args(Trainer)[0])
+    tags = {get_args(found.model_fields["type"].annotation)[0] for found in classes}
+    assert tags == {*TRAINERS, "custom"}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_entry_is_a_class_with_train(name: str) -> None:
+    assert callable(load_class(TRAINERS[name]).train)
+
+
+def test_sections_become_trainers() -> None:
+    assert isinstance(build_trainer(NoTrainer(type="none")), ZeroShot)
+    assert isinstance(build_trainer(FinetuneTrainer(type="finetune")), Finetune)
+    assert TypeAdapter(Trainer).validate_python({"type": "none"}) == NoTrainer(type="none")
+
+
+def test_a_class_of_the_users_is_made_from_its_section() -> None:
+    section = custom("partita_trainers.zero_shot:ZeroShot")
+    trainer: Any = build_trainer(section)
+    assert trainer.config is section
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "no_such_package.there:Class",
+            "trainer.target: there is no module no_such_package; install it or put its folder on PYTHONPATH",
+        ),
+        ("partita_trainers.zero_shoot:ZeroShot", "trainer.target: there is no module partita_trainers.zero_shoot"),
+        (
+            "partita_trainers.zero_shot:ZeroShott",
+            "trainer.target: module partita_trainers.zero_shot has no class ZeroShott; did you mean ZeroShot?",
+        ),
+    ],
+)
+def test_a_place_that_is_not_there_is_told(target: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_trainer(custom(target))
+    assert str(error.value).startswith(message)

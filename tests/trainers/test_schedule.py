@@ -1,0 +1,56 @@
+"""The learning rate against the formulas it stands for."""
+
+import math
+
+import pytest
+
+from partita_schema.trainer import LearningRateScheduler
+from partita_trainers.schedule import learning_rate_share, warmup_steps
+
+
+def shares(total: int, **options: object) -> list[float]:
+    scheduler = LearningRateScheduler.model_validate(options)
+    return [learning_rate_share(scheduler, step=step, total_steps=total) for step in range(1, total + 1)]
+
+
+def test_the_default_warms_up_for_five_steps_and_falls_to_a_tenth() -> None:
+    found = shares(100)
+    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert found[-1] == pytest.approx(0.1)
+    assert found[4:] == sorted(found[4:], reverse=True)
+
+
+def test_cosine_is_half_way_in_the_middle() -> None:
+    assert shares(100, warmup_steps=0, min_ratio=0.0)[49] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "expected"),
+    [
+        ({"decay": "linear"}, 50, 0.5),
+        ({"decay": "linear", "min_ratio": 0.2}, 100, 0.2),
+        ({"decay": "constant"}, 100, 1.0),
+        ({"decay": "none"}, 77, 1.0),
+        ({"decay": "wsd"}, 90, 1.0),
+        ({"decay": "wsd"}, 95, 0.5),
+        ({"decay": "wsd"}, 100, 0.0),
+        ({"decay": "exponential", "decay_rate": 0.5, "decay_steps": 10}, 30, 0.125),
+        ({"decay": "exponential"}, 1, 0.96),
+        ({"decay": "inverse_sqrt"}, 99, 1 / math.sqrt(100)),
+    ],
+)
+def test_each_decay_has_its_shape(options: dict[str, object], step: int, expected: float) -> None:
+    assert shares(100, warmup_steps=0, **options)[step - 1] == pytest.approx(expected, abs=1e-9)
+
+
+def test_warm_up_never_outlasts_the_run() -> None:
+    assert shares(4, warmup_steps=10) == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert warmup_steps(LearningRateScheduler(warmup_fraction=0.1), 40) == 4
+    assert warmup_steps(LearningRateScheduler(), 40) == 1
+    assert warmup_steps(LearningRateScheduler(), 50) == 5
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "wsd", "exponential", "inverse_sqrt", "constant"])
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 1000])
+def test_every_share_is_between_nothing_and_the_peak(decay: str, total: int) -> None:
+    assert all(0 <= share <= 1 for share in shares(total, decay=decay))

@@ -1,0 +1,195 @@
+"""What a trainer is, and what it is handed: a language model, batches, an evaluation and a place to write.
+
+Trainers never import the framework. What they need stands here as small protocols, so that a trainer from outside is
+a class with one method.
+
+Shapes: B rows of a batch, T tokens of its longest row.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from partita_schema.config import Config
+
+Metrics = dict[str, float]
+"""Numbers by name: `loss`, and `<output>.<metric>` for generated answers."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as tensors on the CPU, padded on the right; a batch without rows has B = 0 and weight 0."""
+
+    input_ids_BT: "torch.Tensor"
+    """Token ids, int64."""
+    labels_BT: "torch.Tensor"
+    """Token ids where a token is learned, -100 elsewhere, not shifted."""
+    lengths_B: "torch.Tensor"
+    """Real tokens of each row, int64."""
+    keys: tuple[str, ...]
+    """Key of each row: stable under shuffling, and across runs on the same data."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.keys)
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens, without padding."""
+        return int(self.lengths_B.sum())
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens with a loss. The first token of a row has none: nothing stands before it."""
+        return int((self.labels_BT[:, 1:] != -100).sum())
+
+
+@dataclass(frozen=True)
+class Step:
+    """The batches of one optimizer step, and where the data stands once they are used."""
+
+    batches: tuple[Batch, ...]
+    cursor: Mapping[str, Any]
+    """JSON; `Batches.load_cursor` of it continues with the step after this one."""
+    epoch: float
+    """Passes over the data once this step is used."""
+
+
+class Batches(Protocol):
+    """Training data as optimizer steps, the same for any number of workers."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in a pass over the data."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in a pass over the data."""
+
+    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Continue after that step. Raises ResumeError when the data or the plan are not the same."""
+
+    def steps(self) -> Iterator[Step]:
+        """Steps from the cursor on, epoch after epoch, without end."""
+
+
+class LanguageModel(Protocol):
+    """A model that can learn: what a trainer may do with it."""
+
+    @property
+    def module(self) -> "torch.nn.Module":
+        """What is trained. Frozen parameters do not require gradients."""
+
+    def loss(self, module: "torch.nn.Module", batch: Batch) -> "torch.Tensor":
+        """Sum (not mean) of the cross-entropy over the batch's loss tokens, in float32, a scalar on the device.
+
+        `module` is `self.module`, or a wrapper of it that accelerate or torch.compile made.
+        """
+
+    def prepare_training(self, total_steps: int) -> None:
+        """Called once before the first forward pass, resumed or not (AdaLoRA plans its budget over the steps)."""
+
+    def auxiliary_loss(self) -> "torch.Tensor | None":
+        """What an adapter adds to the loss of the last forward pass, such as AdaLoRA's orthogonality penalty."""
+
+    def after_step(self, step: int) -> None:
+        """Called after each optimizer step, before gradients are cleared (AdaLoRA moves its budget here)."""
+
+    def training(self) -> AbstractContextManager[None]:
+        """In this context the module is in training mode, with NEFTune noise when it is on."""
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write what training changes, exactly (safetensors, JSON)."""
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read it back, bit for bit. Raises ResumeError when it does not fit."""
+
+    def save(self, folder: Path) -> None:
+        """Write the result in the standard Hugging Face or peft layout, with the tokenizer."""
+
+
+class Run(Protocol):
+    """Where a trainer writes what happened."""
+
+    @property
+    def folder(self) -> Path:
+        """The run directory."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        """Append a line to log.jsonl."""
+
+    def truncate_log(self, step: int) -> None:
+        """Forget logged steps after `step`: they are run again after a resume."""
+
+    def report(self, metrics: Metrics, *, step: int, split: str) -> None:
+        """Keep metrics of a split in the manifest, and pass them to the trackers."""
+
+    def note(self, **values: Any) -> None:
+        """Keep values in the manifest."""
+
+    def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager["Progress"]:
+        """A progress bar, or plain lines where there is no terminal."""
+
+
+class Progress(Protocol):
+    """A progress bar."""
+
+    def advance(self, amount: int = 1, **shown: Any) -> None:
+        """Move on, and show values such as loss=0.31."""
+
+
+Evaluate = Callable[[str, bool, "int | None"], Metrics]
+"""evaluate(split, generated, max_rows): metrics of a split, {} for an empty one.
+
+With `generated`, answers are generated and scored too.
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a trainer is handed."""
+
+    config: "Config"
+    lm: LanguageModel
+    batches: Batches | None
+    """None where the run has no training rows."""
+    evaluate: Evaluate
+    splits: Sequence[str]
+    """Splits that have rows."""
+    run: Run
+    device: "torch.device"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out of a run."""
+
+    run: Path
+    """The run directory."""
+    metrics: Mapping[str, Metrics]
+    """Metrics by split."""
+    steps: int
+    """Optimizer steps taken in all, those before a resume included."""
+    resumed_from: int | None = None
+    """Step that this call continued from."""
+    stopped_early: bool = False
+    """No better validation metric for `early_stop` evaluations."""
+    batch_sizes: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes that were used: training and evaluation."""
+
+
+class Trainer(Protocol):
+    """Made from the run's configuration and used once."""
+
+    def train(self, work: Work) -> TrainResult:
+        """Run to the end, continuing from the newest checkpoint in the run."""

@@ -1,0 +1,206 @@
+"""Checkpoints that are complete or absent: written beside, synced, renamed. Read back from safetensors and JSON only.
+
+A folder `step-000120` holds
+  model files     whatever the language model writes: weights or adapter
+  optimizer.*     the state of each optimizer: tensors in .safetensors, the rest in .json
+  rng.*           states of the random generators: torch, its devices, Python, numpy
+  cursor.json     where the data stands
+  trainer.json    step, best metric, patience: what the trainer counts
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from partita_schema.errors import ResumeError
+
+NAME = re.compile(r"step-(\d{6,})$")
+TENSOR = "__tensor__"
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of a step."""
+    return f"step-{step:06d}"
+
+
+def list_checkpoints(folder: Path) -> list[int]:
+    """Steps that have a complete checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    for path in folder.glob(".step-*"):
+        shutil.rmtree(path)
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    *,
+    save_model: Callable[[Path], None],
+    optimizers: list[torch.optim.Optimizer],
+    cursor: Mapping[str, Any],
+    trainer: Mapping[str, Any],
+) -> Path:
+    """The finished folder of `step`. Whatever moment the process is killed at, it is there whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / checkpoint_name(step)
+    beside = folder / f".{final.name}-{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        save_model(beside)
+        for number, optimizer in enumerate(optimizers):
+            save_state(beside / f"optimizer-{number}", optimizer.state_dict())
+        save_state(beside / "rng", random_state())
+        write_json(beside / "cursor.json", cursor)
+        write_json(beside / "trainer.json", trainer)
+        sync_tree(beside)
+        if final.exists():
+            shutil.rmtree(final)
+        beside.rename(final)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    sync_folder(folder)
+    return final
+
+
+def read_checkpoint(
+    folder: Path,
+    step: int,
+    *,
+    load_model: Callable[[Path], None],
+    optimizers: list[torch.optim.Optimizer],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Restore model, optimizers and random states; the cursor and what the trainer counted come back.
+
+    Raises ResumeError where the optimizers are not those of the checkpoint.
+    """
+    path = folder / checkpoint_name(step)
+    saved = len(list(path.glob("optimizer-*.json")))
+    if saved != len(optimizers):
+        raise ResumeError(f"{path} holds {saved} optimizers and this run has {len(optimizers)}; start a new run")
+    load_model(path)
+    for number, optimizer in enumerate(optimizers):
+        try:
+            optimizer.load_state_dict(load_state(path / f"optimizer-{number}"))
+        except ValueError as error:
+            message = f"{path / f'optimizer-{number}'} does not fit this run's parameters ({error}); start a new run"
+            raise ResumeError(message) from error
+    restore_random_state(load_state(path / "rng"))
+    return read_json(path / "cursor.json"), read_json(path / "trainer.json")
+
+
+def remove_checkpoints(folder: Path, *, keep: set[int]) -> None:
+    """Remove all checkpoints but those of the steps `keep`."""
+    for step in list_checkpoints(folder):
+        if step not in keep:
+            # Renamed first: a kill in the middle of the removal must not leave a folder that looks complete.
+            doomed = folder / f".{checkpoint_name(step)}-removed"
+            (folder / checkpoint_name(step)).rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def save_state(path: Path, state: Any) -> None:
+    """Write nested dicts and lists with tensors anywhere as `path`.safetensors and `path`.json."""
+    tensors: dict[str, torch.Tensor] = {}
+    write_json(path.with_suffix(".json"), strip_tensors(state, tensors))
+    # A copy each: tensors may share memory (bitsandbytes' quantization map), which the format refuses.
+    save_file(
+        {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, path.with_suffix(".safetensors")
+    )
+
+
+def load_state(path: Path) -> Any:
+    """What `save_state` wrote."""
+    tensors = load_file(path.with_suffix(".safetensors"))
+    return put_tensors(read_json(path.with_suffix(".json")), tensors)
+
+
+def strip_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """JSON of a nested value; tensors go into `tensors` under a number and leave a mark."""
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {TENSOR: name}
+    if isinstance(value, Mapping):
+        # As pairs, because JSON would turn the optimizer's number keys into text.
+        return {"__pairs__": [[key, strip_tensors(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"__tuple__": [strip_tensors(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [strip_tensors(item, tensors) for item in value]
+    return value
+
+
+def put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The nested value of its JSON."""
+    if isinstance(value, list):
+        return [put_tensors(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return tensors[value[TENSOR]]
+    if "__tuple__" in value:
+        return tuple(put_tensors(item, tensors) for item in value["__tuple__"])
+    return {key: put_tensors(item, tensors) for key, item in value["__pairs__"]}
+
+
+def random_state() -> dict[str, Any]:
+    """States of all random generators that training may use."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put the states back; those of devices that are not there are left out."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["python"])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf8")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf8"))
+
+
+def sync_tree(folder: Path) -> None:
+    """Make sure that all files in `folder` are on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,285 @@
+"""Supervised fine-tuning: steps, evaluations and checkpoints, from the newest checkpoint to the end.
+
+A run that is killed at any moment and started again takes the same steps as one that was not: the data position, the
+weights, the optimizer and the random states are written together, and read back bit for bit.
+"""
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from partita_schema.errors import DataError, ResumeError
+from partita_schema.model import ScratchModel
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.base import Batches, Metrics, Step, TrainResult, Work
+from partita_trainers.checkpoint import (
+    clear_unfinished,
+    list_checkpoints,
+    read_checkpoint,
+    remove_checkpoints,
+    write_checkpoint,
+)
+from partita_trainers.interrupt import interruption
+from partita_trainers.optimizers import build_optimizers, evaluation_weights, set_learning_rate
+from partita_trainers.range_test import find_learning_rate
+from partita_trainers.schedule import learning_rate_share
+from partita_trainers.step import Outcome, step_record, take_step
+from partita_trainers.validation import Validation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When what happens, in optimizer steps."""
+
+    total: int
+    """Steps of the whole run."""
+    evaluate_every: int | None
+    """Steps between evaluations; None for none."""
+    checkpoint_every: int | None
+    """Steps between checkpoints; None for one at the end only."""
+
+    def evaluation_is_due(self, step: int) -> bool:
+        return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.total)
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        return step == self.total or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
+
+
+class Finetune:
+    """Trains all weights that require gradients on the answers of the training rows."""
+
+    def __init__(self, config: FinetuneTrainer) -> None:
+        self.config = config
+
+    def train(self, work: Work) -> TrainResult:
+        """Take all steps, then restore the best weights, save them and evaluate them."""
+        if work.batches is None or work.batches.num_rows == 0:
+            raise DataError("there are no training rows; write data.source, or give train a data set")
+        training = Training(self.config, work, work.batches)
+        resumed_from = training.resume()
+        training.take_steps()
+        return training.finish(resumed_from)
+
+
+class Training:
+    """A run of the loop: what is trained, by what, and how far it is."""
+
+    def __init__(self, config: FinetuneTrainer, work: Work, batches: Batches) -> None:
+        self.config, self.work, self.batches = config, work, batches
+        self.lm, self.run = work.lm, work.run
+        self.schedule = plan_schedule(config, steps_per_epoch=batches.steps_per_epoch, splits=work.splits)
+        self.validation = Validation(metric=validation_metric(work), patience=config.early_stop)
+        self.lm.prepare_training(self.schedule.total)
+        self.accelerator = build_accelerator(config, work.device)
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.build_optimizers()
+        module = torch.compile(self.lm.module) if config.compile else self.lm.module
+        self.module: torch.nn.Module = self.accelerator.prepare_model(module, device_placement=False)
+        self.learning_rate = 0.0
+        self.step = 0
+        self.stopped_early = False
+
+    def build_optimizers(self) -> None:
+        parameters = {name: p for name, p in self.lm.module.named_parameters() if p.requires_grad}
+        built = build_optimizers(self.config.optimizer, parameters, learning_rate=1e-4, device=self.work.device)
+        self.optimizers = [self.accelerator.prepare_optimizer(one, device_placement=False) for one in built]
+
+    def resume(self) -> int | None:
+        """The step that was restored, or None for a new run."""
+        clear_unfinished(self.run.checkpoints)
+        saved = list_checkpoints(self.run.checkpoints)
+        if not saved:
+            set_seed(self.work.config.seed)
+            self.run.truncate_log(0)
+            self.learning_rate = self.peak_learning_rate()
+            self.run.note(learning_rate=self.learning_rate)
+            return None
+        step = saved[-1]
+        if step > self.schedule.total:
+            raise ResumeError(
+                f"the run stands at step {step} and the file now ends at step {self.schedule.total}; "
+                "raise trainer.epochs or trainer.max_steps, or start a new run"
+            )
+        self.load(step)
+        self.run.truncate_log(step)
+        logger.info("continuing at step %d of %d", step, self.schedule.total)
+        return step
+
+    def load(self, step: int) -> None:
+        """Model, optimizers, random states, data position and counters of a checkpoint."""
+        cursor, state = self.restore(step)
+        self.batches.load_cursor(cursor)
+        self.validation.load(state["validation"])
+        self.step, self.learning_rate = step, state["learning_rate"]
+        self.stopped_early = state["stopped_early"]
+
+    def restore(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return read_checkpoint(
+            self.run.checkpoints, step, load_model=self.lm.load_checkpoint, optimizers=self.plain_optimizers
+        )
+
+    @property
+    def plain_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers without accelerate's wrapper, whose state is saved."""
+        return [getattr(optimizer, "optimizer", optimizer) for optimizer in self.optimizers]
+
+    def peak_learning_rate(self) -> float:
+        """As the file says, or by the range test, or the default of what is trained."""
+        given = self.config.learning_rate
+        if given == "auto":
+            found = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
+            self.build_optimizers()
+            return found
+        if given is not None:
+            return given
+        if self.work.config.adapter is not None:
+            return 2e-4
+        return 1e-3 if isinstance(self.work.config.base_model, ScratchModel) else 2e-5
+
+    def try_step(self, step: Step, learning_rate: float) -> float:
+        return self.train_on(step, number=1, learning_rate=learning_rate).loss
+
+    def train_on(self, step: Step, *, number: int, learning_rate: float) -> Outcome:
+        set_learning_rate(self.plain_optimizers, learning_rate)
+        return take_step(
+            step,
+            number=number,
+            lm=self.lm,
+            module=self.module,
+            optimizers=self.optimizers,
+            accelerator=self.accelerator,
+            clipping=self.config.gradient_clipping,
+        )
+
+    def take_steps(self) -> None:
+        """Steps up to the end, with evaluations and checkpoints where they are due."""
+        total = self.schedule.total
+        if self.step >= total or self.stopped_early:
+            return
+        with interruption() as asked, self.run.progress(total, "training", completed=self.step) as progress:
+            for step in islice(self.batches.steps(), total - self.step):
+                self.step += 1
+                started = time.perf_counter()
+                share = learning_rate_share(self.config.learning_rate_scheduler, step=self.step, total_steps=total)
+                rate = self.learning_rate * share
+                outcome = self.train_on(step, number=self.step, learning_rate=rate)
+                seconds = time.perf_counter() - started
+                self.run.log_step(step_record(step, outcome, number=self.step, learning_rate=rate, seconds=seconds))
+                tokens = sum(batch.tokens for batch in step.batches)
+                progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
+                self.look_after(step)
+                if self.stopped_early:
+                    break
+                if asked.asked:
+                    self.save(step)
+                    logger.info("saved step %d of %d", self.step, total)
+                    raise KeyboardInterrupt
+
+    def look_after(self, step: Step) -> None:
+        """Evaluate and save, where that is due after a step."""
+        improved = self.schedule.evaluation_is_due(self.step) and self.evaluate()
+        self.stopped_early = self.validation.exhausted and self.step < self.schedule.total
+        if improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step):
+            self.save(step)
+
+    def evaluate(self) -> bool:
+        """True when the validation metric is better than ever. Metrics go to the run."""
+        generated = self.config.evaluate_generated is True or self.validation.metric not in ("loss", "perplexity")
+        with evaluation_weights(self.plain_optimizers):
+            metrics = self.work.evaluate("validation", generated, self.config.max_generated_rows)
+        self.run.report(metrics, step=self.step, split="validation")
+        return self.validation.see(metrics, step=self.step)
+
+    def save(self, step: Step) -> None:
+        """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""
+        write_checkpoint(
+            self.run.checkpoints,
+            self.step,
+            save_model=self.lm.save_checkpoint,
+            optimizers=self.plain_optimizers,
+            cursor=step.cursor,
+            trainer={
+                "step": self.step,
+                "learning_rate": self.learning_rate,
+                "stopped_early": self.stopped_early,
+                "validation": self.validation.state(),
+            },
+        )
+        newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]
+        best = self.validation.best_step
+        remove_checkpoints(self.run.checkpoints, keep={*newest, *([best] if best is not None else [])})
+
+    def finish(self, resumed_from: int | None) -> TrainResult:
+        """Take the best weights, save the model, and score it."""
+        best = self.validation.best_step
+        if self.config.restore_best and best is not None and best != self.step:
+            self.restore(best)
+        with evaluation_weights(self.plain_optimizers):
+            self.lm.save(self.run.folder / "model")
+            metrics = self.final_metrics()
+        for split, values in metrics.items():
+            self.run.report(values, step=self.step, split=split)
+        self.run.note(best_step=best, best=self.validation.best)
+        return TrainResult(
+            run=self.run.folder,
+            metrics=metrics,
+            steps=self.step,
+            resumed_from=resumed_from,
+            stopped_early=self.stopped_early,
+            batch_sizes={
+                "training": self.config.batch_size,
+                "evaluation": self.config.eval_batch_size or self.config.batch_size,
+            },
+        )
+
+    def final_metrics(self) -> dict[str, Metrics]:
+        """Metrics of the result on the rows that it has not learned from."""
+        if self.config.skip_all_evaluation:
+            return {}
+        wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
+        generated = self.config.evaluate_generated is not False
+        return {split: self.work.evaluate(split, generated, None) for split in wanted if split in self.work.splits}
+
+
+def plan_schedule(config: FinetuneTrainer, *, steps_per_epoch: int, splits: Any) -> Schedule:
+    """Steps of the run, and those between evaluations and checkpoints."""
+    total = max(1, math.ceil(config.epochs * steps_per_epoch - 1e-9))
+    if config.max_steps is not None:
+        total = config.max_steps if "epochs" not in config.model_fields_set else min(total, config.max_steps)
+    evaluate = None
+    if "validation" in splits and not config.skip_all_evaluation:
+        evaluate = config.steps_per_evaluation or max(1, round(steps_per_epoch / config.evaluations_per_epoch))
+    checkpoint = config.steps_per_checkpoint
+    if checkpoint is None and config.checkpoints_per_epoch > 0:
+        checkpoint = max(1, round(steps_per_epoch / config.checkpoints_per_epoch))
+    return Schedule(total=total, evaluate_every=evaluate, checkpoint_every=checkpoint)
+
+
+def validation_metric(work: Work) -> str:
+    """The full name of the metric that decides: a bare one belongs to the first output."""
+    config = work.config.trainer
+    metric = config.validation_metric if isinstance(config, FinetuneTrainer) else "loss"
+    if metric in ("loss", "perplexity") or "." in metric:
+        return metric
+    return f"{work.config.output_features[0].name}.{metric}"
+
+
+def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelerator:
+    """accelerate for this run's device and precision."""
+    from accelerate.state import AcceleratorState
+
+    precision = config.mixed_precision
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
+    # One process may train several models in turn; accelerate keeps the first one's precision otherwise.
+    AcceleratorState._reset_state(reset_partial_state=False)
+    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

@@ -1,0 +1,138 @@
+"""Optimizers by name: torch's own, bitsandbytes' 8-bit and paged ones, and schedule-free AdamW.
+
+Muon changes matrices only; the other parameters get AdamW beside it. So there is always a list of optimizers.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from partita_schema.trainer import Optimizer as OptimizerConfig
+
+logger = logging.getLogger(__name__)
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+NO_DECAY = ("bias", "norm", "ln_")
+"""Parameters whose names hold one of these get no weight decay, nor does anything with one dimension."""
+
+
+def build_optimizers(
+    config: OptimizerConfig, parameters: Parameters, *, learning_rate: float, device: torch.device
+) -> list[torch.optim.Optimizer]:
+    """Optimizers over all `parameters` (name to parameter, those that are trained)."""
+    if config.type != "muon":
+        return [build_one(config, groups(parameters, config.weight_decay), learning_rate=learning_rate, device=device)]
+    matrices = {name: p for name, p in parameters.items() if p.ndim == 2 and not is_embedding(name)}
+    others = {name: p for name, p in parameters.items() if name not in matrices}
+    built: list[torch.optim.Optimizer] = []
+    if matrices:
+        built.append(
+            torch.optim.Muon(
+                list(matrices.values()),
+                lr=learning_rate,
+                weight_decay=config.weight_decay,
+                momentum=0.95 if config.momentum is None else config.momentum,
+                nesterov=config.nesterov is not False,
+                eps=1e-7 if config.eps is None else config.eps,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    if others:
+        adamw = OptimizerConfig(type="adamw", weight_decay=config.weight_decay)
+        built.append(build_one(adamw, groups(others, config.weight_decay), learning_rate=learning_rate, device=device))
+    return built
+
+
+def is_embedding(name: str) -> bool:
+    return any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
+
+
+def groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups with and without weight decay; one group where there is none."""
+    if weight_decay == 0:
+        return [{"params": list(parameters.values()), "weight_decay": 0.0}]
+    spared = {name for name, p in parameters.items() if p.ndim < 2 or any(part in name.lower() for part in NO_DECAY)}
+    decayed = [p for name, p in parameters.items() if name not in spared]
+    rest = [parameters[name] for name in parameters if name in spared]
+    found = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in found if group["params"]]
+
+
+def build_one(
+    config: OptimizerConfig, param_groups: list[dict[str, Any]], *, learning_rate: float, device: torch.device
+) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": learning_rate}
+    if config.betas is not None:
+        options["betas"] = config.betas
+    if config.eps is not None and config.type != "adafactor":
+        options["eps"] = config.eps
+    fused = device.type != "cpu" if config.fused == "auto" else config.fused
+    match config.type:
+        case "adamw":
+            return torch.optim.AdamW(param_groups, fused=fused, **options)
+        case "adam":
+            # Decoupled decay, as weight_decay promises: torch's Adam would add it to the gradient.
+            return torch.optim.Adam(param_groups, fused=fused, decoupled_weight_decay=True, **options)
+        case "sgd":
+            momentum = config.momentum or 0.0
+            return torch.optim.SGD(
+                param_groups, lr=learning_rate, momentum=momentum, nesterov=bool(config.nesterov), fused=fused
+            )
+        case "adafactor":
+            eps = (None, 1e-3 if config.eps is None else config.eps)
+            return torch.optim.Adafactor(param_groups, lr=learning_rate, eps=eps)
+        case "schedule_free_adamw":
+            import schedulefree
+
+            optimizer: torch.optim.Optimizer = schedulefree.AdamWScheduleFree(param_groups, foreach=False, **options)
+            optimizer.train()  # type: ignore[attr-defined]
+            return optimizer
+        case _:
+            return build_bitsandbytes(config.type, param_groups, options, device=device)
+
+
+def build_bitsandbytes(
+    name: str, param_groups: list[dict[str, Any]], options: dict[str, Any], *, device: torch.device
+) -> torch.optim.Optimizer:
+    import bitsandbytes as bnb
+
+    if device.type == "cpu" and name.startswith("paged_"):
+        name = name.removeprefix("paged_")
+        logger.info("optimizer %s instead of paged_%s: only a GPU's memory can be paged out", name, name)
+    classes = {
+        "adamw": bnb.optim.AdamW,
+        "adamw_8bit": bnb.optim.AdamW8bit,
+        "paged_adamw": bnb.optim.PagedAdamW,
+        "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
+        "lion": bnb.optim.Lion,
+        "lion_8bit": bnb.optim.Lion8bit,
+    }
+    optimizer: torch.optim.Optimizer = classes[name](param_groups, **options)
+    return optimizer
+
+
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], learning_rate: float) -> None:
+    """Use `learning_rate` in the next step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+
+
+@contextmanager
+def evaluation_weights(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
+    """In this context the parameters hold the weights to evaluate and export.
+
+    Schedule-free methods train one sequence of weights and evaluate another (Defazio et al. 2024, section 2).
+    """
+    switching = [optimizer for optimizer in optimizers if hasattr(optimizer, "eval") and hasattr(optimizer, "train")]
+    for optimizer in switching:
+        optimizer.eval()
+    try:
+        yield
+    finally:
+        for optimizer in switching:
+            optimizer.train()

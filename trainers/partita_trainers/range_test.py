@@ -1,0 +1,68 @@
+"""A learning rate found by a range test (Smith 2015, section 3.3): the rate rises each step until the loss does too.
+
+Afterwards weights, optimizers, random states and the data position are what they were.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from itertools import islice
+
+import torch
+
+from partita_schema.errors import TrainingError
+from partita_trainers.base import Batches, LanguageModel, Step
+from partita_trainers.checkpoint import random_state, restore_random_state
+
+LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60
+SMOOTHING = 0.8
+DIVERGED = 1.5  # times the lowest smoothed loss: the test ends
+BELOW_MINIMUM = 10.0  # the rate of the lowest loss is on the edge of divergence: a tenth of it is safe
+
+logger = logging.getLogger(__name__)
+
+
+def find_learning_rate(lm: LanguageModel, batches: Batches, *, try_step: Callable[[Step, float], float]) -> float:
+    """A peak learning rate. `try_step(step, learning_rate)` takes a step and gives its loss."""
+    weights = {name: p.detach().clone() for name, p in lm.module.named_parameters() if p.requires_grad}
+    buffers = {name: b.detach().clone() for name, b in lm.module.named_buffers()}
+    state = random_state()
+    rates, losses = [], []
+    try:
+        for number, step in enumerate(islice(batches.steps(), STEPS)):
+            rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
+            try:
+                loss = try_step(step, rate)
+            except TrainingError:
+                break
+            rates.append(rate)
+            losses.append(loss)
+            if loss > 4 * losses[0]:
+                break
+    finally:
+        with torch.no_grad():
+            for name, parameter in lm.module.named_parameters():
+                if name in weights:
+                    parameter.copy_(weights[name])
+                    parameter.grad = None
+            for name, buffer in lm.module.named_buffers():
+                buffer.copy_(buffers[name])
+        restore_random_state(state)
+    found = suggest(rates, losses)
+    logger.info("learning rate %.3g, from a range test of %d steps", found, len(rates))
+    return found
+
+
+def suggest(rates: list[float], losses: list[float]) -> float:
+    """A tenth of the rate with the lowest smoothed loss before divergence, within the tested range."""
+    if not rates:
+        raise TrainingError("the range test saw no finite loss; write trainer.learning_rate as a number")
+    average, best, best_rate = 0.0, math.inf, rates[0]
+    for number, (rate, loss) in enumerate(zip(rates, losses, strict=True), start=1):
+        average = SMOOTHING * average + (1 - SMOOTHING) * loss
+        smoothed = average / (1 - SMOOTHING**number)
+        if smoothed < best:
+            best, best_rate = smoothed, rate
+        elif smoothed > DIVERGED * best:
+            break
+    return max(LOWEST, best_rate / BELOW_MINIMUM)

@@ -1,0 +1,52 @@
+"""From the trainer section of a file to a trainer: one table, loaded on first use."""
+
+import importlib
+from difflib import get_close_matches
+
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.trainer import CustomTrainer, FinetuneTrainer, NoTrainer
+from partita_trainers.base import Trainer
+
+TRAINERS = {
+    "none": "partita_trainers.zero_shot:ZeroShot",
+    "finetune": "partita_trainers.finetune:Finetune",
+}
+"""`module:Class` by the `type` of the section. `custom` brings its own."""
+
+
+def build_trainer(section: NoTrainer | FinetuneTrainer | CustomTrainer) -> Trainer:
+    """The trainer that a section describes, made as `Class(section)`.
+
+    Raises ConfigError where `custom` names a module or class that is not there.
+    """
+    if isinstance(section, CustomTrainer):
+        return make(section.target, section)
+    if section.type not in TRAINERS:
+        near = get_close_matches(section.type, TRAINERS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(TRAINERS)}, or custom"
+        raise ConfigError([Problem("trainer.type", f"no trainer is named {section.type}; {hint}")])
+    return make(TRAINERS[section.type], section)
+
+
+def make(target: str, section: object) -> Trainer:
+    trainer: Trainer = load_class(target)(section)
+    return trainer
+
+
+def load_class(target: str) -> type:
+    """The class at `module:Class`. Raises ConfigError naming what is missing and the nearest name."""
+    module_name, _, class_name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        message = f"there is no module {error.name}; install it or put its folder on PYTHONPATH"
+        raise ConfigError([Problem("trainer.target", message)]) from None
+    found = getattr(module, class_name, None)
+    if isinstance(found, type):
+        return found
+    classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+    near = get_close_matches(class_name, classes, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError([Problem("trainer.target", f"module {module_name} has no class {class_name}{hint}")])

@@ -1,0 +1,20 @@
+"""Nothing is trained: the model is evaluated as it is."""
+
+from partita_schema.trainer import NoTrainer
+from partita_trainers.base import Metrics, TrainResult, Work
+
+
+class ZeroShot:
+    """Evaluates the splits that the file names, with generated answers."""
+
+    def __init__(self, config: NoTrainer) -> None:
+        self.config = config
+
+    def train(self, work: Work) -> TrainResult:
+        """Metrics of the splits that there are; no weight changes and no step is taken."""
+        metrics: dict[str, Metrics] = {}
+        for split in self.config.evaluate:
+            if split in work.splits:
+                metrics[split] = work.evaluate(split, True, None)
+                work.run.report(metrics[split], step=0, split=split)
+        return TrainResult(run=work.run.folder, metrics=metrics, steps=0)
