@@ -1,0 +1,249 @@
+"""From cleaned rows to token ids with the spans that are learned.
+
+Segments are encoded by themselves, so ids of prompts are the same in training and in prediction, and spans are exact.
+Too long an example loses the end of its answer, and with it the end-of-text token: a cut answer must not be learned as
+a whole one. A row without a learned token is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partita.data.prompt import Retriever, Row, Shaped, Shaper
+from partita.data.rows import RowError, digest
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+
+Span = tuple[int, int]
+"""First token and the one behind the last."""
+IGNORED = -100
+"""Label of tokens that are not learned."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row for training."""
+
+    key: str
+    input_ids: list[int]
+    spans: tuple[Span, ...]
+    """Tokens that are learned."""
+    cut_tokens: int
+    """Tokens that did not fit: of features, of the answer, of the example."""
+
+    @property
+    def labels(self) -> list[int]:
+        """Ids where a token is learned, -100 elsewhere."""
+        labels = [IGNORED] * len(self.input_ids)
+        for start, end in self.spans:
+            labels[start:end] = self.input_ids[start:end]
+        return labels
+
+
+@dataclass(frozen=True)
+class PromptExample:
+    """A row for prediction."""
+
+    key: str
+    text: str
+    """The rendered prompt."""
+    input_ids: list[int]
+    error: str | None = None
+    """Why nothing can be generated for it."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes rows; the same row always gives the same ids. Can be sent to other processes."""
+
+    shaper: Shaper
+    max_length: int | None = None
+    """Longest example in tokens, prompt and answer together; None for no limit."""
+    answer_limit: int | None = None
+    """Longest answer in tokens, without its end."""
+    completion_only: bool = True
+    """Learn answers only; otherwise every token."""
+    beginning: tuple[int, ...] = ()
+    """Tokens before a prompt that is not made by a chat template (BOS)."""
+
+    def encode(self, row: Row, *, key: str) -> Example:
+        """A row for training. Raises RowError."""
+        example = self.encode_rows([row], [key])[0]
+        if isinstance(example, RowError):
+            raise example
+        return example
+
+    def encode_prompt(self, row: Row, *, key: str) -> PromptExample:
+        """A row for prediction."""
+        return self.encode_prompts([row], [key])[0]
+
+    def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
+        """Rows for training in one call of the tokenizer; a RowError stands in the place of a bad one."""
+        found: list[Example | RowError] = []
+        for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=True), keys, strict=True):
+            if isinstance(shaped, RowError):
+                found.append(shaped)
+                continue
+            try:
+                found.append(self._example(shaped, ids, key))
+            except RowError as error:
+                found.append(error)
+        return found
+
+    def encode_prompts(self, rows: Sequence[Row], keys: Sequence[str]) -> list[PromptExample]:
+        """Rows for prediction in one call of the tokenizer."""
+        return [
+            PromptExample(key, "", [], str(shaped))
+            if isinstance(shaped, RowError)
+            else self._prompt_example(shaped, ids, key)
+            for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=False), keys, strict=True)
+        ]
+
+    def _prompt_example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> PromptExample:
+        prompt = [*self._beginning(shaped), *ids[0]]
+        error = None
+        if not prompt:
+            error = "the prompt is empty"
+        elif self.max_length is not None and len(prompt) >= self.max_length:
+            error = too_long(len(prompt), self.max_length)
+        return PromptExample(key, shaped.text, prompt, error)
+
+    def _example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> Example:
+        tokens, spans = self._beginning(shaped), list[Span]()
+        parts, cut = self._parts(shaped, ids)
+        for part, supervised in parts:
+            if supervised and part:
+                joined = spans and spans[-1][1] == len(tokens)
+                start = spans.pop()[0] if joined else len(tokens)
+                spans.append((start, len(tokens) + len(part)))
+            tokens = tokens + part
+        if not spans:
+            raise RowError("the answer is empty: there is nothing to learn")
+        if not spans[0][0]:
+            raise RowError("the prompt is empty")
+        limit = len(tokens) if self.max_length is None else self.max_length
+        if spans[0][0] >= limit:
+            raise RowError(too_long(spans[0][0], limit))
+        spans = [(start, min(end, limit)) for start, end in spans if start < limit]
+        if not self.completion_only:
+            spans = [(0, min(limit, len(tokens)))]
+        lost = shaped.cut_tokens + cut + max(0, len(tokens) - limit)
+        return Example(key, tokens[:limit], tuple(spans), lost)
+
+    def _parts(self, shaped: Shaped, ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
+        """Ids of each segment and whether they are learned, up to the limit of the answer; and the tokens cut there."""
+        parts: list[tuple[list[int], bool]] = []
+        answered = False
+        for segment, part in zip(shaped.segments, ids, strict=True):
+            if segment.supervised and not answered and self.answer_limit is not None and len(part) > self.answer_limit:
+                return [*parts, (part[: self.answer_limit], True)], len(part) - self.answer_limit
+            answered = answered or segment.supervised
+            parts.append((part, segment.supervised))
+        end = self.shaper.tokenizer.eos_token_id
+        if shaped.ends and end is not None:
+            parts.append(([end], True))
+        return parts, 0
+
+    def _beginning(self, shaped: Shaped) -> list[int]:
+        return list(self.beginning) if shaped.begins else []
+
+    def _tokens(
+        self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool
+    ) -> tuple[list[Shaped | RowError], list[list[list[int]]]]:
+        """Text and ids of each row's segments."""
+        shaped = self._shape(rows, keys, supervised=supervised)
+        texts = [segment.text for item in shaped if isinstance(item, Shaped) for segment in item.segments]
+        try:
+            flat = iter(self._tokenize(texts))
+        except (TypeError, UnicodeEncodeError):
+            return self._tokens_by_row(shaped)
+        return shaped, [[next(flat) for _ in item.segments] if isinstance(item, Shaped) else [] for item in shaped]
+
+    def _tokens_by_row(
+        self, shaped: Sequence[Shaped | RowError]
+    ) -> tuple[list[Shaped | RowError], list[list[list[int]]]]:
+        """The same row by row, where a text of some row is no Unicode."""
+        found: list[Shaped | RowError] = []
+        ids: list[list[list[int]]] = []
+        for item in shaped:
+            try:
+                ids.append(self._tokenize([part.text for part in item.segments]) if isinstance(item, Shaped) else [])
+                found.append(item)
+            except (TypeError, UnicodeEncodeError):
+                ids.append([])
+                found.append(RowError("not Unicode: half of a surrogate pair"))
+        return found, ids
+
+    def _shape(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool) -> list[Shaped | RowError]:
+        try:
+            return list(self.shaper.shape_all(rows, keys, supervised=supervised))
+        except RowError as error:
+            if len(rows) == 1:
+                return [error]
+        return [self._shape([row], [key], supervised=supervised)[0] for row, key in zip(rows, keys, strict=True)]
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self.shaper.tokenizer(
+            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
+        )
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def parts(self) -> dict[str, str]:
+        """Hashes of what decides the ids, by the names under which a person knows it."""
+        from partita.lm.tokenizers import tokenizer_digest
+
+        config = self.shaper.config
+        features = [feature.model_dump_json(exclude={"decoder"}) for feature in config.input_features]
+        features += [feature.model_dump_json(exclude={"decoder"}) for feature in config.output_features]
+        limits = f"{self.max_length} in all, {self.answer_limit} of the answer"
+        return {
+            "tokenizer": tokenizer_digest(self.shaper.tokenizer),
+            "prompt": digest(config.prompt.model_dump_json()),
+            "features": digest(*features),
+            "token limits": limits.replace("None", "unlimited"),
+            "learned tokens": "answers" if self.completion_only else "all",
+        }
+
+
+def build_encoder(
+    config: Config,
+    *,
+    tokenizer: Any,
+    context_length: int | None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    retriever: Retriever | None = None,
+) -> Encoder:
+    """The encoder of a run. `context_length` is the model's, None for no limit.
+
+    Raises ModelError where preprocessing.global_max_sequence_length is above it.
+    """
+    wanted = config.preprocessing.global_max_sequence_length
+    if wanted is not None and context_length is not None and wanted > context_length:
+        raise ModelError(
+            f"preprocessing.global_max_sequence_length is {wanted:,}, above the model's context of {context_length:,} "
+            f"tokens; write at most {context_length}"
+        )
+    outputs = config.output_features
+    return Encoder(
+        Shaper(config, tokenizer=tokenizer, labels=labels, retriever=retriever),
+        max_length=wanted or context_length,
+        answer_limit=outputs[0].preprocessing.max_sequence_length
+        if len(outputs) == 1 and outputs[0].type != "category"
+        else None,
+        completion_only=getattr(config.trainer, "completion_only_loss", True),
+        beginning=beginning_of(tokenizer),
+    )
+
+
+def beginning_of(tokenizer: Any) -> tuple[int, ...]:
+    """The BOS token where the tokenizer puts one before a text, else nothing."""
+    made = tokenizer("", verbose=False)["input_ids"]
+    return (made[0],) if made and made[0] == tokenizer.bos_token_id else ()
+
+
+def too_long(prompt: int, limit: int) -> str:
+    """What is said of a prompt without room for an answer."""
+    return f"the prompt has {prompt:,} tokens, which leaves no room for an answer within {limit:,}"

@@ -1,0 +1,73 @@
+"""Rows of what lies in memory: pandas frames, `datasets` objects, lists of mappings, mappings of lists."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store
+from partita_schema.errors import DataError
+
+
+def open_in_memory(dataset: Any, *, name: str) -> Rows:
+    """Rows of a frame, a `datasets.Dataset`, a list of mappings or a mapping of lists."""
+    store, columns = store_of(dataset)
+    if not len(store):
+        raise DataError(f"{name} has no rows")
+    return Rows(store, columns=columns, keys=RowKeys.counted(name, len(store)), fingerprint=hash_rows(store))
+
+
+def store_of(dataset: Any) -> tuple[Store, list[str]]:
+    kind = type(dataset).__module__.split(".")[0], type(dataset).__name__
+    if kind == ("pandas", "DataFrame"):
+        return FrameStore(dataset), [str(column) for column in dataset.columns]
+    if kind == ("datasets", "Dataset"):
+        return DatasetStore(dataset), list(dataset.column_names)
+    if kind[0] == "datasets" and kind[1].startswith("Iterable"):
+        raise DataError("streams are not available yet; write dataset.take(n) as a list, or a datasets.Dataset")
+    if kind[0] == "datasets":
+        raise DataError(f"a {kind[1]} holds several data sets; choose one, such as dataset['train']")
+    if isinstance(dataset, Mapping):
+        return columns_of(dataset)
+    if isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):
+        return list_of(dataset)
+    raise DataError(
+        f"a {type(dataset).__name__} is not a data set; give a path, a glob, a Hub name, a pandas frame, "
+        "a datasets.Dataset, a list of dicts or a dict of lists"
+    )
+
+
+def columns_of(mapping: Mapping[Any, Any]) -> tuple[Store, list[str]]:
+    columns: dict[str, list[Any]] = {}
+    for name, values in mapping.items():
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+            raise DataError(f"column {name} is no list but a {type(values).__name__}; write a dict of lists")
+        columns[str(name)] = values.tolist() if hasattr(values, "tolist") else list(values)
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise DataError(f"the columns have different numbers of rows: {told}")
+    return ColumnStore(columns), list(columns)
+
+
+def list_of(rows: Sequence[Any]) -> tuple[Store, list[str]]:
+    columns: dict[str, None] = {}
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise DataError(f"row {number:,} is a {type(row).__name__}, not a dict of column to value")
+        columns.update(dict.fromkeys(map(str, row)))
+    return ListStore(rows), list(columns)
+
+
+def hash_rows(store: Store, chunk: int = 1000) -> str:
+    """A hash of what the rows hold, the same in every run."""
+    state = blake2b(digest_size=16)
+    for start in range(0, len(store), chunk):
+        rows = store.read(np.arange(start, min(start + chunk, len(store))))
+        try:
+            state.update(json.dumps(rows, default=repr).encode())
+        except TypeError:  # a mapping in a cell whose keys JSON does not know
+            state.update(repr(rows).encode("utf-8", "surrogatepass"))
+    return state.hexdigest()

@@ -1,0 +1,143 @@
+"""What the model will see: rendered rows with the learned tokens told apart, and how long rows are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.data.encoder import Encoder, Example, build_encoder
+from partita.data.labels import find_labels
+from partita.data.loader import evenly
+from partita.data.retrieval import build_retriever
+from partita.data.rows import Rows
+from partita.data.splits import open_splits
+from partita_schema.config import Config
+from partita_schema.model import ScratchModel
+
+MEASURED_ROWS = 1000
+"""Rows whose lengths are counted, at even distances over the training rows."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of tokens as text."""
+
+    text: str
+    learned: bool
+
+
+@dataclass(frozen=True)
+class PreviewRow:
+    """One row as the model sees it, or why it cannot be used."""
+
+    key: str
+    pieces: tuple[Piece, ...] = ()
+    tokens: int = 0
+    learned_tokens: int = 0
+    cut_tokens: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The first rows, and lengths of many."""
+
+    rows: tuple[PreviewRow, ...]
+    lengths: np.ndarray
+    """Tokens of each measured row, prompt and answer together; rows that cannot be used are not among them."""
+    num_rows: int
+    """Rows of the split in all."""
+    left_out: int
+    """Measured rows that cannot be used."""
+    limit: int | None
+    """Longest example in tokens."""
+    chat: bool
+    """Whether the model's chat template is used."""
+    supervised: bool
+    """Whether the rows hold answers; otherwise prompts alone are shown."""
+
+
+def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3) -> Preview:
+    """The first `count` training rows rendered, and the lengths of up to 1,000. Loads no model weights.
+
+    A file without training rows (`trainer: none`) shows those that it is evaluated on.
+    """
+    from partita.data.encoded import texts
+    from partita.lm.tokenizers import load_tokenizer
+    from partita_schema.rows import row_schema
+
+    rows = next(iter(open_splits(config, folder=folder, dataset=dataset).values()))
+    supervised = all(feature.source_column in rows.columns for feature in config.output_features)
+    schema = row_schema(config, supervised=supervised)
+    tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, schema=schema))
+    encoder = build_encoder(
+        config,
+        tokenizer=tokenizer,
+        context_length=context_of(config, tokenizer),
+        labels=find_labels(config, rows if supervised else None),
+        retriever=build_retriever(config, training=rows, folder=folder),
+    )
+    shown = preview_rows(rows.select(range(min(count, len(rows)))), encoder, schema, supervised=supervised)
+    measured = preview_rows(rows.select(evenly(len(rows), MEASURED_ROWS)), encoder, schema, supervised=supervised)
+    return Preview(
+        rows=tuple(shown),
+        lengths=np.array([row.tokens for row in measured if not row.reasons]),
+        num_rows=len(rows),
+        left_out=sum(bool(row.reasons) for row in measured),
+        limit=encoder.max_length,
+        chat=encoder.shaper.chat,
+        supervised=supervised,
+    )
+
+
+def context_of(config: Config, tokenizer: Any) -> int | None:
+    """The context length as far as it is known without the model."""
+    if isinstance(config.base_model, ScratchModel):
+        return config.base_model.context_length
+    known = int(tokenizer.model_max_length)
+    return known if known < 1_000_000_000 else None  # transformers writes 1e30 for "not known"
+
+
+def preview_rows(rows: Rows, encoder: Encoder, schema: Any, *, supervised: bool) -> list[PreviewRow]:
+    """Rows as the model sees them, in their order."""
+    from partita_schema.rows import check_rows
+
+    checked = check_rows(schema, rows.get(range(len(rows))))
+    found = {place: PreviewRow(rows.key(place), reasons=reasons) for place, reasons in checked.bad.items()}
+    places = list(checked.clean)
+    clean, keys = list(checked.clean.values()), [rows.key(place) for place in places]
+    tokenizer = encoder.shaper.tokenizer
+    if supervised:
+        for place, key, example in zip(places, keys, encoder.encode_rows(clean, keys), strict=True):
+            good = isinstance(example, Example)
+            found[place] = learned_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
+    else:
+        for place, prompt in zip(places, encoder.encode_prompts(clean, keys), strict=True):
+            reasons = (prompt.error,) if prompt.error else ()
+            piece = Piece(prompt.text, False)
+            found[place] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
+    return [found[place] for place in sorted(found)]
+
+
+def learned_row(example: Any, tokenizer: Any) -> PreviewRow:
+    """A row in pieces, decoded from the very tokens that are trained on."""
+    pieces, done = [], 0
+    for start, end in (*example.spans, (len(example.input_ids), len(example.input_ids))):
+        for ids, learned in ((example.input_ids[done:start], False), (example.input_ids[start:end], True)):
+            if ids:
+                pieces.append(Piece(tokenizer.decode(ids), learned))
+        done = end
+    learned_tokens = sum(end - max(start, 1) for start, end in example.spans)
+    return PreviewRow(example.key, tuple(pieces), len(example.input_ids), learned_tokens, example.cut_tokens)
+
+
+def histogram(lengths: np.ndarray, *, bins: int = 10) -> list[tuple[int, int, int]]:
+    """First length, last length and number of rows of bins of equal width."""
+    if not len(lengths):
+        return []
+    low, high = int(lengths.min()), int(lengths.max())
+    width = max(1, -(-(high - low + 1) // bins))
+    starts = range(low, high + 1, width)
+    inside = {start: (lengths >= start) & (lengths < start + width) for start in starts}
+    return [(start, min(start + width - 1, high), int(marks.sum())) for start, marks in inside.items()]

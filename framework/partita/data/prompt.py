@@ -1,0 +1,292 @@
+"""From a cleaned row to text: the prompt, and the answer that is learned.
+
+The text of a row comes in segments, and each segment is encoded by itself (docs/decisions/0003-loss-mask.md). So the
+boundary between prompt and answer is exact, and the tokens before an answer are the same in training and in
+prediction. With a chat template the answer's segment is what the whole dialogue adds to the rendered prompt; where the
+dialogue does not begin with the prompt, or the answer does not stand in it as it was given, the row is refused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from partita.data.rows import RowError
+from partita_schema.config import Config
+from partita_schema.errors import DataError, ModelError
+from partita_schema.features import OutputFeature, TextInput
+from partita_schema.prompt import template_fields
+
+Row = Mapping[str, Any]
+"""A cleaned row: values by feature name, as `partita_schema.rows.row_schema` makes them."""
+
+
+class Segment(NamedTuple):
+    """A piece of text that is encoded by itself."""
+
+    text: str
+    supervised: bool
+    """Whether its tokens are learned."""
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A row as text."""
+
+    segments: tuple[Segment, ...]
+    """The prompt, then the answer, then what the chat template puts behind it. The prompt alone in prediction."""
+    begins: bool
+    """Whether the tokenizer's own beginning (BOS) belongs before it; a chat template writes its own."""
+    ends: bool = False
+    """Whether the end-of-text token belongs behind it."""
+    cut_tokens: int = 0
+    """Tokens of inputs and outputs that were cut because of a feature's max_sequence_length."""
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(segment.text for segment in self.segments)
+
+
+class Retriever(Protocol):
+    """Chooses worked examples for rows."""
+
+    def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
+        """Examples for each row, the least helpful first; never the row itself."""
+
+
+class Shaper:
+    """Renders rows. Pure: a row and its key decide what comes out."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        tokenizer: Any,
+        labels: Mapping[str, Sequence[str]] | None = None,
+        retriever: Retriever | None = None,
+    ) -> None:
+        """`tokenizer` is a fast transformers tokenizer, or None to render without limits and chat template.
+
+        `labels` are those of each category output: the worked examples of the file must use them. Raises ModelError
+        where the chat template is missing or refuses the prompt's shape, DataError where a worked example is wrong.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self._retriever = retriever
+        self._prompt = config.prompt
+        self._fields = frozenset(template_fields(config.prompt.template or ""))
+        self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
+        self._chat = ChatTemplate(tokenizer, system=config.prompt.system) if uses_chat(config, tokenizer) else None
+
+    @property
+    def chat(self) -> bool:
+        """Whether prompts go through the model's chat template."""
+        return self._chat is not None
+
+    def shape(self, row: Row, *, key: str = "") -> Shaped:
+        """Prompt and answer of a row. Raises RowError."""
+        return self.shape_all([row], [key])[0]
+
+    def shape_prompt(self, row: Row, *, key: str = "") -> Shaped:
+        """The prompt of a row. Raises RowError."""
+        return self.shape_all([row], [key], supervised=False)[0]
+
+    def shape_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[Shaped]:
+        """Rows as text; with one retrieval for all of them."""
+        chosen = self._retriever.choose(rows, keys) if self._retriever is not None else [[] for _ in rows]
+        return [
+            self._shape(row, [*self._examples, *examples], supervised=supervised)
+            for row, examples in zip(rows, chosen, strict=True)
+        ]
+
+    def _shape(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> Shaped:
+        row, cut = self._limited(row)
+        answer = answer_text(self.config, row) if supervised else None
+        turns: list[tuple[str, str]] = []
+        if self._chat is None or "__context__" in self._fields:
+            user = self._user_text(row, context="\n\n".join(map(self._worked, examples)))
+        else:
+            user = self._user_text(row)
+            turns = [(self._user_text(example), answer_text(self.config, example)) for example in examples]
+        if self._chat is not None:
+            segments, ends = self._chat.render(user, answer, turns=turns)
+            return Shaped(segments, begins=False, ends=ends, cut_tokens=cut)
+        system = f"{self._prompt.system}\n\n" if self._prompt.system else ""
+        prompt = Segment(system + user, False)
+        if answer is None:
+            return Shaped((prompt,), begins=True, cut_tokens=cut)
+        return Shaped((prompt, Segment(answer, True)), begins=True, ends=True, cut_tokens=cut)
+
+    def _worked(self, example: Row) -> str:
+        """An example with its answer, as the row itself would stand there."""
+        template = self._prompt.template
+        placed = template is None or "__context__" in self._fields
+        question = sample_text(self.config.input_features, example) + "\n" if placed else self._user_text(example)
+        return question + answer_text(self.config, example)
+
+    def _user_text(self, row: Row, *, context: str = "") -> str:
+        """What is asked: the template, or task, context and sample with an empty line between them.
+
+        A single input with nothing around it is its text alone. Anything longer ends with a line break, so that the
+        answer has a line of its own; in a chat it has a turn of its own.
+        """
+        prompt, sample = self._prompt, sample_text(self.config.input_features, row)
+        if prompt.template is not None:
+            shown = {"__sample__": sample, "__task__": prompt.task or "", "__context__": context}
+            text = prompt.template.format_map({**row, **shown})
+            return f"{context}\n\n{text}" if context and "__context__" not in self._fields else text
+        blocks = [block for block in (prompt.task, context, sample) if block]
+        alone = len(self.config.input_features) == 1 and not prompt.task and not context
+        return "\n\n".join(blocks) + ("" if alone or self._chat is not None else "\n")
+
+    def _limited(self, row: Row) -> tuple[Row, int]:
+        """The row with its texts cut to their features' max_sequence_length, and the number of tokens cut.
+
+        The answer of a single output is not cut here but as tokens, by the encoder.
+        """
+        limited, total = dict(row), 0
+        features: list[Any] = [*self.config.input_features]
+        features += self.config.output_features if len(self.config.output_features) > 1 else ()
+        for feature in features:
+            limit = feature.preprocessing.max_sequence_length if self.tokenizer is not None else None
+            value = limited.get(feature.name)
+            if limit is not None and isinstance(value, str) and feature.type == "text":
+                limited[feature.name], cut = clip(value, limit, self.tokenizer)
+                total += cut
+        return limited, total
+
+
+def uses_chat(config: Config, tokenizer: Any) -> bool:
+    """Whether prompts go through the chat template. Raises ModelError where one is asked for and there is none."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if config.prompt.chat is True and tokenizer is not None and not has_template:
+        raise ModelError(
+            f"prompt.chat is true, but the tokenizer of {config.base_model} has no chat template; write chat: auto"
+        )
+    return has_template and config.prompt.chat is not False
+
+
+def sample_text(inputs: Sequence[TextInput], row: Row) -> str:
+    """The inputs that the row has: one as its text, several as lines `name: value`."""
+    if len(inputs) == 1:
+        return str(row.get(inputs[0].name, ""))
+    return "\n".join(f"{feature.name}: {row[feature.name]}" for feature in inputs if feature.name in row)
+
+
+def answer_text(config: Config, row: Row) -> str:
+    """The answer: the only output as text, or several as one JSON object with their names in the order of the file."""
+    outputs = config.output_features
+    if len(outputs) == 1:
+        return output_text(outputs[0], row[outputs[0].name])
+    return compact_json({feature.name: row[feature.name] for feature in outputs})
+
+
+def output_text(feature: OutputFeature, value: Any) -> str:
+    """One output as text: JSON without spaces between its marks, numbers written plainly."""
+    from partita_schema.rows import plain_text
+
+    return compact_json(value) if feature.type == "json" else plain_text(value)
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str]]) -> Row:
+    """A worked example of the file as a cleaned row. Raises DataError."""
+    from marshmallow import ValidationError
+
+    from partita_schema.rows import reasons, row_schema
+
+    columns = {feature.name: feature.source_column for feature in (*config.input_features, *config.output_features)}
+    written = {columns.get(name, name): value for name, value in config.prompt.examples[place].items()}
+    try:
+        row: dict[str, Any] = row_schema(config, supervised=True).load(written)
+    except ValidationError as error:
+        raise DataError(f"prompt.examples[{place}]: {'; '.join(reasons(error))}") from None
+    for name, known in labels.items():
+        if known and row[name] not in known:
+            raise DataError(f"prompt.examples[{place}]: {name} is {row[name]!r}, none of the labels {', '.join(known)}")
+    return row
+
+
+def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
+    """The text up to the end of its `limit`-th token, and the number of tokens cut."""
+    if len(text) * 4 <= limit:  # no tokenizer makes more tokens than there are bytes
+        return text, 0
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = encoding["offset_mapping"]
+    if len(offsets) <= limit:
+        return text, 0
+    return text[: offsets[limit - 1][1]], len(offsets) - limit
+
+
+class ChatTemplate:
+    """A model's chat template: prompts, and the answers that follow them.
+
+    Templates that can think are told not to (`enable_thinking=False`): answers are learned and read as they are given.
+    """
+
+    def __init__(self, tokenizer: Any, *, system: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._system = system
+        self._before, self._behind = self._surroundings()
+        ends = {tokenizer.eos_token_id, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        behind = tokenizer(self._behind, add_special_tokens=False)["input_ids"] if self._behind else []
+        self._needs_end = not ends.intersection(behind)
+
+    def render(
+        self, user: str, answer: str | None, *, turns: Sequence[tuple[str, str]]
+    ) -> tuple[tuple[Segment, ...], bool]:
+        """Segments of a dialogue, and whether the end-of-text token must be added. Raises RowError."""
+        messages = self._messages(user, turns)
+        prompt = self._apply(messages, prompt=True)
+        if answer is None:
+            return (Segment(prompt, False),), False
+        whole = self._apply([*messages, {"role": "assistant", "content": answer}], prompt=False)
+        if not whole.startswith(prompt):
+            raise RowError(
+                "the chat template writes the prompt in another way once the answer is there, so the answer has no "
+                "exact place; write chat: false or another template"
+            )
+        told = whole[len(prompt) :]
+        for text in (answer, answer.strip()):
+            if told == self._before + text + self._behind:
+                segments = (Segment(prompt, False), Segment(self._before + text, True), Segment(self._behind, True))
+                return tuple(segment for segment in segments if segment.text), self._needs_end
+        raise RowError(f"the chat template rewrites the answer {answer[:60]!r}; write chat: false or another template")
+
+    def _surroundings(self) -> tuple[str, str]:
+        """What the template writes between the prompt and an answer, and behind the answer."""
+        messages = self._messages("QUESTION", [])
+        prompt = self._apply(messages, prompt=True)
+        whole = self._apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
+        before, found, behind = whole[len(prompt) :].partition("ANSWER")
+        if not whole.startswith(prompt) or not found:
+            raise ModelError(
+                "the chat template writes no answer behind the prompt (its dialogue does not begin with its generation "
+                "prompt), so the learned tokens cannot be told apart; write prompt: {chat: false}"
+            )
+        return before, behind
+
+    def _messages(self, user: str, turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+        messages = [{"role": "system", "content": self._system}] if self._system else []
+        for question, answer in turns:
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": user}]
+
+    def _apply(self, messages: list[dict[str, str]], *, prompt: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=prompt, enable_thinking=False
+                )
+            )
+        except TemplateError as error:
+            hint = (
+                "; without prompt.system (its text can stand in prompt.task) it may take them" if self._system else ""
+            )
+            raise ModelError(f"the model's chat template refuses the messages: {error}{hint}") from error

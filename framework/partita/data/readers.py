@@ -1,0 +1,31 @@
+"""The reader of each text format."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from partita.data.csv_reader import read_csv, read_tsv
+from partita.data.json_reader import read_json, read_jsonl
+from partita.data.records import Reader, Record, bad, dump, not_utf8, refuse_utf16
+
+
+def read_txt(stream: BinaryIO, name: str) -> Iterator[Record]:
+    """One row a line, in the column `text`; empty lines are passed over."""
+    for number, line in enumerate(stream, start=1):
+        if number == 1:
+            refuse_utf16(line, name)
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            yield bad(number, not_utf8(error), line.decode("utf-8", "replace"))
+            continue
+        if text.strip():
+            yield Record(number, dump({"text": text}), ("text",))
+
+
+READERS: dict[str, Reader] = {
+    "csv": read_csv,
+    "tsv": read_tsv,
+    "json": read_json,
+    "jsonl": read_jsonl,
+    "txt": read_txt,
+}

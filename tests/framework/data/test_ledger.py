@@ -1,0 +1,137 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from partita.data.ledger import Ledger
+from partita.data.rows import BadRow
+from partita_schema.errors import DataError
+
+
+def leave_out(ledger: Ledger, number: int, *reasons: str) -> None:
+    row = {"a": number}
+    ledger.leave_out(f"a.csv:{number}", reasons, split="training", file="a.csv", number=number, row=row)
+
+
+def quarantine(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+
+
+def test_every_row_is_counted_and_bad_ones_are_kept_with_reasons(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, max_bad_rows=2)
+    ledger.use(split="training", rows=7, cut=2, cut_tokens=30)
+    leave_out(ledger, 3, "too long", "no label")
+    ledger.leave_out_unreadable([BadRow("a.csv:9", "a.csv", 9, "not UTF-8", "x?")], split="training")
+    ledger.use(split="test", rows=1)
+    ledger.check()
+    ledger.save()
+
+    saved = json.loads((tmp_path / "ledger.json").read_text())
+    assert saved["splits"] == {
+        "training": {
+            "rows": 9,
+            "used": 7,
+            "cut": 2,
+            "cut_tokens": 30,
+            "left_out": 2,
+            "reasons": {"too long": 1, "no label": 1, "not UTF-8": 1},
+        },
+        "test": {"rows": 1, "used": 1, "cut": 0, "cut_tokens": 0, "left_out": 0, "reasons": {}},
+    }
+    common = {"split": "training", "file": "a.csv"}
+    assert quarantine(tmp_path) == [
+        {"key": "a.csv:3", **common, "number": 3, "reasons": ["too long", "no label"], "row": {"a": 3}},
+        {"key": "a.csv:9", **common, "number": 9, "reasons": ["not UTF-8"], "row": "x?"},
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.json", "quarantine.jsonl"]
+
+
+def test_a_second_save_keeps_what_was_saved(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, max_bad_rows=9)
+    leave_out(ledger, 1, "x")
+    ledger.save()
+    leave_out(ledger, 2, "x")
+    ledger.save()
+    ledger.save()
+
+    assert [record["number"] for record in quarantine(tmp_path)] == [1, 2]
+
+
+def test_a_new_ledger_begins_anew(tmp_path: Path) -> None:
+    for number in (1, 2):
+        ledger = Ledger(tmp_path, max_bad_rows=9)
+        leave_out(ledger, number, "x")
+        ledger.save()
+
+    assert [record["number"] for record in quarantine(tmp_path)] == [2]
+
+
+def test_large_and_odd_rows_are_kept_as_cut_text(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, max_bad_rows=9)
+    place = {"split": "training", "file": "f", "number": 1}
+    ledger.leave_out("k", ["x"], row={"a": "y" * 9000}, **place)  # type: ignore[arg-type]
+    ledger.leave_out("k", ["x"], row={"a": Path("p"), "b": "\ud800"}, **place)  # type: ignore[arg-type]
+    ledger.save()
+
+    large, odd = quarantine(tmp_path)
+    assert len(str(large["row"])) == 2000
+    assert odd["row"] == {"a": "p", "b": "\ud800"}
+
+
+@pytest.mark.parametrize(("limit", "bad"), [(2, 2), (0.5, 5), (0, 0), (1.0, 10)])
+def test_as_many_bad_rows_as_the_run_accepts_are_fine(limit: float, bad: int) -> None:
+    ledger = Ledger(None, max_bad_rows=limit)
+    for number in range(bad):
+        leave_out(ledger, number, "x")
+    ledger.use(split="training", rows=10 - bad)
+
+    ledger.check()
+
+
+def test_too_many_bad_rows_stop_with_the_most_frequent_reasons(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, max_bad_rows=0.01)
+    ledger.use(split="training", rows=1000)
+    for number in range(20):
+        leave_out(ledger, number, "too long" if number % 4 else "no label")
+
+    with pytest.raises(DataError) as error:
+        ledger.check()
+
+    assert str(error.value) == (
+        "20 of 1,020 rows cannot be used, and data.max_bad_rows accepts 0.01 of all rows; "
+        f"see {tmp_path}/quarantine.jsonl:\n"
+        "  15 x too long (such as a.csv:1)\n"
+        "  5 x no label (such as a.csv:0)"
+    )
+    assert len(quarantine(tmp_path)) == 20
+
+
+def test_a_number_of_bad_rows_is_a_limit_too() -> None:
+    ledger = Ledger(None, max_bad_rows=1)
+    leave_out(ledger, 1, "x")
+    leave_out(ledger, 2, "x")
+
+    with pytest.raises(
+        DataError, match=r"^2 of 50 rows cannot be used, and data.max_bad_rows accepts 1 rows:\n  2 x x "
+    ):
+        ledger.check(50)
+
+
+def test_endless_kinds_of_reasons_are_counted_together() -> None:
+    ledger = Ledger(None, max_bad_rows=999)
+    for number in range(300):
+        leave_out(ledger, number, f"reason {number}")
+
+    reasons = ledger.split("training").reasons
+    assert reasons["other reasons"] == 200
+    assert reasons.total() == 300
+    with pytest.raises(DataError, match=r"200 x other reasons \(such as a.csv:100\)"):
+        Ledger.check(replaced(ledger))
+
+
+def replaced(ledger: Ledger) -> Ledger:
+    stricter = Ledger(None, max_bad_rows=0)
+    for number in range(300):
+        leave_out(stricter, number, f"reason {number}")
+    assert stricter.splits == ledger.splits
+    return stricter

@@ -1,0 +1,114 @@
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from partita.cli.main import app
+from partita.cli.preview import print_preview
+from partita.data.preview import Piece, histogram, preview
+
+Make = Callable[..., Any]
+SCRATCH = {"type": "scratch", "tokenizer": "byte", "context_length": 20}
+ROWS = [
+    {"question": "why?", "answer": "so"},
+    {"question": " ", "answer": "x"},
+    {"question": "q" * 17, "answer": "long!"},
+]
+
+
+def printed(found: Any, *, terminal: bool) -> str:
+    colours: Any = "standard" if terminal else None
+    console = Console(
+        file=io.StringIO(), force_terminal=terminal, color_system=colours, width=60, soft_wrap=True, highlight=False
+    )
+    print_preview(found, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_rows_are_shown_from_the_very_tokens_that_are_learned(make_config: Make) -> None:
+    found = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
+
+    first, bad, cut = found.rows
+    assert first.pieces == (Piece("why?", False), Piece("so</s>", True))
+    assert (first.tokens, first.learned_tokens, first.cut_tokens) == (7, 3, 0)
+    assert bad.reasons == ("column question is missing or empty",)
+    assert cut.pieces[1] == Piece("lon", True)
+    assert (cut.tokens, cut.learned_tokens, cut.cut_tokens) == (20, 3, 3)
+    assert (found.num_rows, found.left_out, found.limit, found.chat) == (3, 1, 20, False)
+    assert found.lengths.tolist() == [7, 20]
+
+
+def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_config: Make) -> None:
+    found = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
+
+    text = printed(found, terminal=False)
+    assert "dataset:1: 7 tokens, 3 learned" in text
+    assert "why?⟦so</s>⟧" in text
+    assert "dataset:2: left out: column question is missing or empty" in text
+    assert "dataset:3: 20 tokens, 3 learned, 3 cut" in text
+    assert "3 rows, without a chat template, learned tokens between ⟦ and ⟧" in text
+    assert "1 of 3 measured rows cannot be used" in text
+    assert "tokens of 2 rows, at most 20 fit:" in text
+    coloured = printed(found, terminal=True)
+    assert "\x1b[2mwhy?\x1b[0m\x1b[1;32mso</s>\x1b[0m" in coloured
+    assert "⟦" not in coloured
+
+
+def test_rows_without_answers_show_prompts_alone(make_config: Make) -> None:
+    config = make_config(base_model=SCRATCH, trainer={"type": "none"})
+
+    found = preview(config, folder=Path(), dataset=[{"question": "why?"}, {"question": "q" * 20}], count=2)
+
+    assert found.rows[0].pieces == (Piece("why?", False),)
+    assert found.rows[1].reasons == ("the prompt has 20 tokens, which leaves no room for an answer within 20",)
+    assert "⟦" not in printed(found, terminal=False)
+
+
+def test_a_histogram_counts_every_row() -> None:
+    lengths = np.random.default_rng(0).integers(5, 400, 1000)
+
+    bins = histogram(lengths)
+
+    assert sum(number for _, _, number in bins) == 1000
+    assert bins[0][0] == lengths.min()
+    assert bins[-1][1] == lengths.max()
+    assert len(bins) == 10
+    assert histogram(np.array([7, 7])) == [(7, 7, 2)]
+    assert histogram(np.array([])) == []
+
+
+def write_files(folder: Path) -> None:
+    config = {
+        "base_model": SCRATCH,
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "trainer": {"type": "finetune"},
+        "data": {"source": "rows.jsonl"},
+    }
+    (folder / "run.yaml").write_text(json.dumps(config, indent=1))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "more.csv").write_text("question,answer\nhow?,thus\n")
+
+
+def test_the_command_shows_rows_of_the_file_or_of_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet: None)
+
+    shown = CliRunner().invoke(app, ["preview", str(tmp_path / "run.yaml"), "-n", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert "rows.jsonl:1: 7 tokens, 3 learned" in shown.output
+    assert "rows.jsonl:3" not in shown.output
+
+    other = [str(tmp_path / "run.yaml"), "--dataset", f"{tmp_path.name}/more.csv", "--set", "prompt.task=Go."]
+    shown = CliRunner().invoke(app, ["preview", *other])
+    assert shown.exit_code == 0, shown.output
+    assert "Go.\n\nhow?\n⟦thus</s>⟧" in shown.output

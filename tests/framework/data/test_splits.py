@@ -1,0 +1,234 @@
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.data.labels import find_labels
+from partita.data.rows import Rows
+from partita.data.sources import open_rows
+from partita.data.splits import check_columns, hash_places, open_splits, random_places, stratified_places
+from partita_schema.errors import DataError
+
+Make = Callable[..., Any]
+
+
+def table(length: int) -> list[dict[str, Any]]:
+    return [
+        {"question": f"why {i}?", "answer": f"because {i}", "kind": "ab"[i % 2], "place": "train" if i % 3 else "test"}
+        for i in range(length)
+    ]
+
+
+def numbers(rows: Rows) -> list[int]:
+    return [int(row["question"][4:-1]) for row in rows.get(range(len(rows)))]
+
+
+def failure(config: Any, dataset: Any) -> str:
+    with pytest.raises(DataError) as error:
+        open_splits(config, folder=Path(), dataset=dataset)
+    return str(error.value)
+
+
+@given(
+    length=st.integers(1, 300),
+    seed=st.integers(0, 9),
+    shares=st.sampled_from([(0.05, 0.05), (0.5, 0.3), (0.0, 0.9), (0, 0)]),
+)
+def test_a_random_deal_gives_every_row_one_place_and_training_some(
+    length: int, seed: int, shares: tuple[float, float]
+) -> None:
+    places = random_places(length, shares, seed=seed)
+
+    counts = Counter(places.tolist())
+    assert counts[0] >= 1
+    assert counts.total() == length
+    assert set(counts) <= {0, 1, 2}
+    if length * (1 - sum(shares)) >= 2:
+        assert [counts[1], counts[2]] == [int(length * share + 0.5) for share in shares]
+    assert np.array_equal(places, random_places(length, shares, seed=seed))
+
+
+@given(values=st.lists(st.sampled_from("abcde"), min_size=1, max_size=300), seed=st.integers(0, 3))
+def test_a_stratified_deal_gives_every_label_its_shares(values: list[str], seed: int) -> None:
+    places = stratified_places(values, (0.2, 0.1), seed=seed)
+
+    assert np.any(places == 0)
+    for label in set(values):
+        here = places[np.array(values) == label]
+        assert abs(np.sum(here != 0) - 0.3 * len(here)) <= 1
+        assert abs(np.sum(here == 2) - 0.1 * len(here)) <= 2
+    assert np.array_equal(places, stratified_places(values, (0.2, 0.1), seed=seed))
+
+
+@given(values=st.lists(st.text(max_size=5), min_size=1, max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
+def test_a_deal_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[str], more: list[str]) -> None:
+    assert np.any(hash_places(values, (0.2, 0.2), seed=1) == 0)
+    values = ["training row 0", *values]
+
+    few, many = (hash_places(rows, (0.2, 0.2), seed=1) for rows in (values, [*values, *more]))
+
+    assert few[0] == 0
+    assert np.array_equal(many[: len(values)], few)
+
+
+def test_a_deal_by_hash_has_about_its_shares() -> None:
+    places = hash_places([str(i) for i in range(5000)], (0.2, 0.1), seed=1)
+
+    assert abs(np.mean(places == 1) - 0.2) < 0.02
+    assert abs(np.mean(places == 2) - 0.1) < 0.02
+
+
+def test_a_source_is_dealt_ninety_five_five_and_rows_keep_their_order(make_config: Make) -> None:
+    splits = open_splits(make_config(), folder=Path(), dataset=table(100))
+
+    assert {name: len(rows) for name, rows in splits.items()} == {"training": 90, "validation": 5, "test": 5}
+    dealt = [numbers(rows) for rows in splits.values()]
+    assert all(part == sorted(part) for part in dealt)
+    assert sorted(number for part in dealt for number in part) == list(range(100))
+
+
+def test_the_seed_decides_the_deal(make_config: Make) -> None:
+    first, again, other = (
+        numbers(open_splits(make_config(seed=seed), folder=Path(), dataset=table(100))["test"]) for seed in (1, 1, 2)
+    )
+
+    assert first == again != other
+
+
+def test_few_rows_are_all_for_training(make_config: Make) -> None:
+    assert list(open_splits(make_config(), folder=Path(), dataset=table(5))) == ["training"]
+
+
+def test_the_rows_given_take_the_place_of_the_source(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("question,answer\nwhy 7?,x\n")
+    config = make_config(data={"source": "a.csv"})
+
+    assert numbers(open_splits(config, folder=tmp_path)["training"]) == [7]
+    assert numbers(open_splits(config, folder=tmp_path, dataset=table(1))["training"]) == [0]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.csv").write_text("question,answer\nwhy 8?,x\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert numbers(open_splits(config, folder=tmp_path, dataset="a.csv")["training"]) == [8]
+
+
+def test_a_split_with_its_own_source_gets_no_share(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "v.csv").write_text("question,answer\nwhy 7?,x\n")
+
+    splits = open_splits(make_config(data={"validation": "v.csv"}), folder=tmp_path, dataset=table(100))
+
+    assert {name: len(rows) for name, rows in splits.items()} == {"training": 95, "validation": 1, "test": 5}
+
+
+def test_a_file_that_only_evaluates_needs_no_training_rows(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("question,answer\nwhy 7?,x\n")
+    data = {"test": "t.csv"}
+
+    splits = open_splits(make_config(data=data, trainer={"type": "none"}), folder=tmp_path)
+    assert {name: numbers(rows) for name, rows in splits.items()} == {"test": [7]}
+
+    with pytest.raises(DataError, match=r"^there are no rows: write data\.source"):
+        open_splits(make_config(data=data), folder=tmp_path)
+
+
+def test_a_column_can_say_where_rows_belong(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("question,answer\nwhy 7?,x\n")
+    split = {"type": "fixed", "column": "place"}
+
+    splits = open_splits(make_config(data={"split": split}), folder=Path(), dataset=table(7))
+    assert {name: numbers(rows) for name, rows in splits.items()} == {"training": [1, 2, 4, 5], "test": [0, 3, 6]}
+
+    config = make_config(data={"split": split, "test": "t.csv"})
+    splits = open_splits(config, folder=tmp_path, dataset=table(7))
+    assert {name: numbers(rows) for name, rows in splits.items()} == {"training": [1, 2, 4, 5], "test": [7]}
+
+
+@pytest.mark.parametrize("value", [2, 2.0, "2", "TEST", " test "])
+def test_a_fixed_split_takes_numbers_and_names(value: Any, make_config: Make) -> None:
+    rows = [row | {"split": 0} for row in table(2)] + [table(1)[0] | {"split": value}]
+
+    splits = open_splits(make_config(data={"split": {"type": "fixed"}}), folder=Path(), dataset=rows)
+
+    assert {name: len(part) for name, part in splits.items()} == {"training": 2, "test": 1}
+
+
+def test_a_sample_is_taken_before_the_deal(make_config: Make) -> None:
+    for sample in ({"sample_size": 40}, {"sample_ratio": 0.4}):
+        splits = open_splits(make_config(preprocessing=sample), folder=Path(), dataset=table(100))
+        assert {name: len(rows) for name, rows in splits.items()} == {"training": 36, "validation": 2, "test": 2}
+
+
+def test_unreadable_rows_are_answered_for_by_the_training_rows(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "why 1?", "answer": "x"}\n' * 30 + "broken\n")
+
+    splits = open_splits(make_config(), folder=Path("elsewhere"), dataset=tmp_path / "a.jsonl")
+
+    assert {name: [bad.key for bad in rows.bad] for name, rows in splits.items()} == {
+        "training": ["a.jsonl:31"],
+        "validation": [],
+        "test": [],
+    }
+
+
+def test_stratified_and_hashed_splits_are_read_from_the_file(make_config: Make) -> None:
+    for kind in ("stratify", "hash"):
+        split = {
+            "type": kind,
+            "column": "kind" if kind == "stratify" else "question",
+            "probabilities": [0.5, 0.25, 0.25],
+        }
+        splits = open_splits(make_config(data={"split": split}), folder=Path(), dataset=table(80))
+        assert sorted(number for rows in splits.values() for number in numbers(rows)) == list(range(80))
+    assert {name: len(rows) for name, rows in splits.items()} != {"training": 40, "validation": 20, "test": 20}
+
+
+def test_wrong_columns_are_told(make_config: Make) -> None:
+    assert failure(make_config(), [{"questoin": "x", "answer": "y"}]) == (
+        "dataset has no column 'question', which input question needs; its columns are questoin, answer; "
+        "did you mean 'questoin'?"
+    )
+    assert failure(make_config(prompt={"template": "{question} {hint}"}), table(2)) == (
+        "dataset has no column 'hint', which prompt.template needs; its columns are question, answer, kind, place"
+    )
+    split = {"type": "fixed", "column": "fold"}
+    assert failure(make_config(data={"split": split}), table(2)).startswith(
+        "dataset has no column 'fold', which data.split needs"
+    )
+
+
+def test_answers_are_asked_of_rows_only_where_they_are_learned(make_config: Make) -> None:
+    rows = open_rows([{"question": "x"}], folder=Path())
+
+    check_columns(rows, make_config(), supervised=False)
+    with pytest.raises(DataError, match=r"has no column 'answer', which output answer needs; its columns are question"):
+        check_columns(rows, make_config(), supervised=True)
+
+
+def test_other_splits_that_cannot_be_are_told(make_config: Make) -> None:
+    assert failure(make_config(), None) == (
+        "there are no rows: write data.source in the file, or give a dataset (--dataset PATH)"
+    )
+    fixed = make_config(data={"split": {"type": "fixed", "column": "place"}})
+    assert failure(fixed, [row | {"place": "test"} for row in table(3)]) == (
+        "no row of dataset is a training row; see data.split"
+    )
+    assert failure(fixed, [row | {"place": "somewhere"} for row in table(3)]) == (
+        "dataset:1: column 'place' holds 'somewhere'; write 0, 1, 2 or train, validation, test"
+    )
+
+
+def test_labels_are_those_of_the_file_or_of_the_rows(make_config: Make) -> None:
+    rows = open_rows([*table(3), {"question": "", "kind": "never seen"}], folder=Path())
+    named = make_config(output_features=[{"name": "kind", "type": "category", "decoder": {"labels": ["b", "c", "a"]}}])
+    seen = make_config(output_features=[{"name": "label", "column": "kind", "type": "category"}])
+
+    assert find_labels(named, rows) == {"kind": ("b", "c", "a")}
+    assert find_labels(seen, rows) == {"label": ("a", "b")}
+    assert find_labels(seen, None) == {"label": ()}
+    assert find_labels(make_config(), rows) == {}
