@@ -1,0 +1,1 @@
+"""From rows to answers, and from answers to values: engine, journal, decoder, metrics, predictions."""

@@ -1,0 +1,283 @@
+"""The journal: what was answered, kept as it happens, so that a job that dies loses at most the batch in flight.
+
+Append-only JSON lines. The first line is a header: the number of rows, and a fingerprint of all that decides an answer,
+by part (model, generation, prompt, data). Then one record a row, in the order in which rows were answered. Where a row
+stands twice, the later record counts. A torn last line is cut off before anything is appended.
+
+In memory there are a few numbers a row, never its text: records are read back from the file by their place in it.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.inference.reading import clipped
+from partita.inference.record import STATUSES, Record, Status, json_line, parse_record, read_record
+from partita_schema.errors import ResumeError, WriteError
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+SYNC_SECONDS = 2.0
+"""Time after which written records are forced onto the disk."""
+
+ABSENT = -1
+
+
+class Journal:
+    """A journal that is open: for appending under an exclusive lock, or for reading.
+
+    A context manager. Rows are counted from 0 to `rows` - 1.
+    """
+
+    def __init__(self, path: Path, *, descriptor: int, rows: int, writable: bool) -> None:
+        """`open` and `read_only` make one."""
+        self.path = path
+        self._descriptor: int | None = descriptor
+        self._writable = writable
+        self._size = 0
+        self._synced = time.monotonic()
+        self._offsets = np.full(rows, ABSENT, dtype=np.int64)
+        self._lengths = np.zeros(rows, dtype=np.int32)
+        self._statuses = np.full(rows, ABSENT, dtype=np.int8)
+        self._attempts = np.zeros(rows, dtype=np.int16)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        fingerprint: Mapping[str, str],
+        keys: "npt.NDArray[np.uint8]",
+        fresh: bool = False,
+    ) -> "Journal":
+        """The journal at `path`, made where there is none, locked, with what it holds for rows of `keys` [rows, 16].
+
+        Records whose key is not the row's are as good as absent. `fresh` forgets what is there. Raises ResumeError
+        where another process writes it, where the fingerprint is not the same, or where the file is no journal.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True)
+        try:
+            journal._lock()
+            if fresh:
+                os.ftruncate(descriptor, 0)
+            if not journal._has_header(fingerprint):
+                os.ftruncate(descriptor, 0)
+                journal._write(json_line(_header(fingerprint, len(keys))))
+                journal.sync()
+            else:
+                journal._index(keys)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return journal
+
+    @classmethod
+    def read_only(cls, path: Path) -> "Journal":
+        """The journal at `path`, to read from; nothing is locked or changed. Raises ResumeError where it is none."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise ResumeError(f"{path} cannot be read: {error.strerror}") from None
+        try:
+            header = _read_header(path)
+            if header is None:
+                raise ResumeError(f"{path} holds no answers yet")
+            journal = cls(path, descriptor=descriptor, rows=header["rows"], writable=False)
+            journal._index(None)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return journal
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def done(self, *, retry_errors: bool = False) -> "npt.NDArray[np.bool_]":
+        """True for rows that need nothing more, [rows]; with `retry_errors` rows with an error need another try."""
+        recorded: npt.NDArray[np.bool_] = self._statuses != ABSENT
+        if retry_errors:
+            recorded &= self._statuses != STATUSES.index("error")
+        return recorded
+
+    def count(self, status: Status) -> int:
+        """Rows with this status."""
+        return int((self._statuses == STATUSES.index(status)).sum())
+
+    def attempts(self, row: int) -> int:
+        """How often a row was tried."""
+        return int(self._attempts[row])
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Keep records, all of them or none. Raises WriteError, such as on a full disk; what was kept before stays."""
+        lines = [json_line(vars(record)) for record in records]
+        start = self._size
+        self._write(b"".join(lines))
+        for record, line in zip(records, lines, strict=True):
+            self._place(record.row, record.status, record.attempt, start, len(line))
+            start += len(line)
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self.sync()
+
+    def record(self, row: int) -> Record | None:
+        """The last record of a row, None where there is none."""
+        if self._offsets[row] == ABSENT:
+            return None
+        assert self._descriptor is not None, "the journal is closed"
+        line = os.pread(self._descriptor, int(self._lengths[row]), int(self._offsets[row]))
+        return parse_record(json.loads(line))
+
+    def sync(self) -> None:
+        """Force what was written onto the disk."""
+        assert self._descriptor is not None, "the journal is closed"
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise WriteError(_full(self.path, error)) from error
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Force everything onto the disk and let go of the file."""
+        if self._descriptor is None:
+            return
+        try:
+            if self._writable:
+                self.sync()
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _lock(self) -> None:
+        assert self._descriptor is not None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResumeError(
+                f"{self.path} is being written by another process; wait for it to end, or write to another place"
+            ) from None
+
+    def _has_header(self, fingerprint: Mapping[str, str]) -> bool:
+        """Whether there is a header, of this very job. A torn header counts as none: nothing stands behind it."""
+        header = _read_header(self.path)
+        if header is None:
+            return False
+        changes = _changes(header, _header(fingerprint, len(self)))
+        if changes:
+            raise ResumeError(
+                f"{self.path} holds answers of another job: {'; '.join(changes)}. Undo the change, write to another "
+                "place, or start afresh with --fresh, which forgets these answers"
+            )
+        return True
+
+    def _index(self, keys: "npt.NDArray[np.uint8] | None") -> None:
+        """Learn the place of every record, and cut off a torn last line where the journal is written to."""
+        damaged = stale = 0
+        for offset, line in _lines(self.path):
+            if not line.endswith(b"\n"):
+                break
+            self._size = offset + len(line)
+            if offset == 0:
+                continue
+            record = read_record(line, rows=len(self))
+            if record is None:
+                damaged += 1
+            elif keys is not None and bytes.fromhex(record.key) != keys[record.row].tobytes():
+                stale += 1
+            else:
+                self._place(record.row, record.status, record.attempt, offset, len(line))
+        if damaged or stale:
+            logger.warning(
+                "%s: %s damaged and %s outdated records; their rows count as not done", self.path, damaged, stale
+            )
+        if self._writable:
+            assert self._descriptor is not None
+            os.ftruncate(self._descriptor, self._size)
+
+    def _place(self, row: int, status: Status, attempt: int, offset: int, length: int) -> None:
+        self._offsets[row], self._lengths[row] = offset, length
+        self._statuses[row] = STATUSES.index(status)
+        self._attempts[row] = min(attempt, np.iinfo(np.int16).max)
+
+    def _write(self, data: bytes) -> None:
+        """Append all of `data`; whatever stops it, an interrupt included, leaves the file as it was before."""
+        assert self._descriptor is not None, "the journal is closed"
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except BaseException as error:
+            os.ftruncate(self._descriptor, self._size)
+            if isinstance(error, OSError):
+                raise WriteError(_full(self.path, error)) from error
+            raise
+        self._size += len(data)
+
+
+def _full(path: Path, error: OSError) -> str:
+    return f"{path} cannot be written: {error.strerror}. Answers up to here are kept; make room and start again"
+
+
+def _header(fingerprint: Mapping[str, str], rows: int) -> dict[str, Any]:
+    return {"journal": VERSION, "rows": rows, "fingerprint": dict(fingerprint)}
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What is not the same in two headers, in words."""
+    before, after = ({**header["fingerprint"], "rows": header["rows"]} for header in (old, new))
+    names = [*after, *(name for name in before if name not in after)]
+    return [
+        f"{name} changed ({_shown(before.get(name))} -> {_shown(after.get(name))})"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else clipped(str(value), most=80).strip("'")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines with their ends, each with its place in the file."""
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            yield offset, line
+            offset += len(line)
+
+
+def _read_header(path: Path) -> dict[str, Any] | None:
+    """The header, None where there is none or it is torn. Raises ResumeError where it is another file's."""
+    line = next(_lines(path), (0, b""))[1]
+    if not line:
+        return None
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if isinstance(header, dict) and line.endswith(b"\n") and isinstance(header.get("journal"), int):
+        if header["journal"] > VERSION:
+            raise ResumeError(f"{path} was written by a newer partita (journal {header['journal']}); update partita")
+        return header
+    start = json_line({"journal": VERSION})[:-2]
+    if not line.endswith(b"\n") and (line.startswith(start) or start.startswith(line)):
+        return None
+    raise ResumeError(f"{path} is no journal of predictions; write to another place")

@@ -1,0 +1,139 @@
+"""The JSON value in an answer: alone, in a fenced block, or with text around it.
+
+The first complete value that fits counts. A value that is cut off is not replaced by a smaller one inside it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from partita.inference.reading import ReadError, clipped
+
+MAX_DEPTH = 100
+"""Nesting that is read; deeper values could not be written again within Python's recursion limit."""
+
+FENCE = re.compile(r"```[ \t]*[\w-]*[ \t]*\r?\n?(.*?)```", re.DOTALL)
+START = re.compile(r"[{\[]")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_READER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def find_json(text: str, *, check: Callable[[Any], Any]) -> Any:
+    """The first complete JSON value in `text` for which `check` does not raise ReadError: what `check` returns.
+
+    Raises ReadError: the reason of `check` for the first value, else why there is no value.
+    """
+    first: ReadError | None = None
+    try:
+        for value in _values(text):
+            try:
+                return check(_storable(value))
+            except ReadError as reason:
+                first = first or reason
+    except ReadError as reason:
+        first = first or reason
+    raise first or ReadError(f"no JSON value stands in {clipped(text)}")
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Complete values, the likeliest first. Raises ReadError at the first place where no more can be read."""
+    for part in (text, *FENCE.findall(text)):
+        try:
+            yield _READER.decode(part.strip())
+        except RecursionError:
+            raise ReadError("the JSON value is nested too deeply") from None
+        except ValueError:
+            continue
+    yield from _embedded(text)
+
+
+def _embedded(text: str) -> Iterator[Any]:
+    place = 0
+    while (start := START.search(text, place)) is not None:
+        try:
+            value, place = _READER.raw_decode(text, start.start())
+        except RecursionError:
+            raise ReadError("the JSON value is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+                raise ReadError(f"the JSON value is cut off: {clipped(text[start.start() :])}") from None
+            # Beyond the mistake: what lies before it is a piece of a broken value, not a value.
+            place = max(start.end(), error.pos)
+        except ValueError:
+            place = start.end()
+        else:
+            yield value
+
+
+def _storable(value: Any) -> Any:
+    """The value with lone surrogates replaced, which no UTF-8 file can hold. Raises ReadError where it is too deep."""
+    if _too_deep(value):
+        raise ReadError("the JSON value is nested too deeply")
+    written = json.dumps(value, ensure_ascii=False)
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        return json.loads(written.encode("utf-8", errors="replace"))
+    return value
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        children: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                children.extend(item.values())
+            elif isinstance(item, list):
+                children.extend(item)
+        if not children:
+            return False
+        level = children
+    return True
+
+
+def compact(value: Any) -> str:
+    """The value as JSON text without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class JsonReader:
+    """Finds a JSON value in a text and holds it to its schema."""
+
+    def __init__(self, schema: dict[str, Any] | None) -> None:
+        self._validator: Any = None
+        if schema is not None:
+            from jsonschema import Draft202012Validator
+            from jsonschema.validators import validator_for
+            from referencing import Registry
+
+            kind = validator_for(schema, default=Draft202012Validator)
+            # An empty registry: a `$ref` to the web is an error, not a download.
+            self._validator = kind(schema, registry=Registry())
+
+    def read(self, text: str) -> Any:
+        """The value. Raises ReadError."""
+        return find_json(text, check=self.check)
+
+    def check(self, value: Any) -> Any:
+        """The same value. Raises ReadError where it does not satisfy the schema; the text names the path in it."""
+        if self._validator is None:
+            return value
+        from jsonschema.exceptions import best_match
+        from referencing.exceptions import Unresolvable
+
+        try:
+            problem = best_match(self._validator.iter_errors(value))
+        except Unresolvable as error:
+            raise ReadError(f"the schema refers to {error.ref}, which cannot be found") from None
+        except RecursionError:
+            raise ReadError("the JSON value is nested too deeply for its schema") from None
+        if problem is not None:
+            raise ReadError(f"{problem.json_path}: {problem.message[:200]}")
+        return value

@@ -1,0 +1,245 @@
+"""Scores of answers against the truth, by the type of the output.
+
+Every row counts: an answer that could not be read (`invalid`) and a row without an answer (`errors`) are wrong, and
+their shares are reported; `n` is the number of rows. Scores are summed up row by row; no texts are kept.
+
+| output | metrics |
+|---|---|
+| category | accuracy, macro_f1, weighted_f1 |
+| number | exact_match; mae and rmse over the answers that are numbers, infinite where none is |
+| json | exact_match, valid; for objects field_accuracy over all fields, and field.NAME for each |
+| text | exact_match; rouge_l (F-measure, 0 to 1) and bleu (corpus, 0 to 100) |
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from partita.inference.predictions import Answer
+from partita_schema.config import Config
+from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, OutputFeature
+
+MAX_FIELDS = 64
+"""Fields of JSON objects that are reported by name."""
+
+WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics by output; empty where no row was scored."""
+
+    outputs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of each output, by name."""
+    overall: Mapping[str, float] = field(default_factory=dict)
+    """exact_match: the share of rows in which every output is right; n: the number of rows."""
+
+    @property
+    def flat(self) -> dict[str, float]:
+        """All metrics by one name: `output.metric`, and those of `overall` by their own."""
+        named = {f"{name}.{metric}": value for name, scores in self.outputs.items() for metric, value in scores.items()}
+        return named | dict(self.overall)
+
+
+class Scorer:
+    """Sums up scores row by row."""
+
+    def __init__(self, config: Config) -> None:
+        self._sums = {feature.name: _sums(feature) for feature in config.output_features}
+        self._counts = {feature.name: _Counts() for feature in config.output_features}
+        self._rows = self._all_right = 0
+
+    def add(self, truth: Mapping[str, Any], answer: Answer) -> None:
+        """Score one row; `truth` holds the right value of each output, by name."""
+        answered = answer.record.status == "ok"
+        right = [self._add_output(name, truth[name], answer, answered=answered) for name in self._sums]
+        self._rows += 1
+        self._all_right += all(right)
+
+    def scores(self) -> Scores:
+        """The scores of all rows so far."""
+        if not self._rows:
+            return Scores()
+        outputs = {name: sums.metrics(self._rows) | self._counts[name].metrics() for name, sums in self._sums.items()}
+        return Scores(outputs, {"exact_match": self._all_right / self._rows, "n": float(self._rows)})
+
+    def _add_output(self, name: str, truth: Any, answer: Answer, *, answered: bool) -> bool:
+        decoded = answer.decoded
+        valid = name not in decoded.errors
+        self._counts[name].add(answered=answered, valid=valid)
+        return self._sums[name].add(truth, decoded.values[name], valid=valid)
+
+
+class _Counts:
+    """Rows, unreadable answers, and rows without an answer."""
+
+    def __init__(self) -> None:
+        self.rows = self.invalid = self.errors = 0
+
+    def add(self, *, answered: bool, valid: bool) -> None:
+        self.rows += 1
+        self.errors += not answered
+        self.invalid += answered and not valid
+
+    def metrics(self) -> dict[str, float]:
+        return {"invalid": self.invalid / self.rows, "errors": self.errors / self.rows, "n": float(self.rows)}
+
+
+class _Sums(Protocol):
+    """What is summed up for one output."""
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        """Count one row; `value` means nothing unless `valid`. Returns whether it is right."""
+
+    def metrics(self, rows: int) -> dict[str, float]:
+        """The metrics of all rows so far, of which there is at least one."""
+
+
+class _CategorySums:
+    """How often each label was answered for each."""
+
+    def __init__(self) -> None:
+        self.pairs: Counter[tuple[str, str | None]] = Counter()
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        self.pairs[str(truth), str(value) if valid else None] += 1
+        return valid and str(value) == str(truth)
+
+    def metrics(self, rows: int) -> dict[str, float]:
+        from sklearn.metrics import accuracy_score, f1_score
+
+        labels = sorted({label for pair in self.pairs for label in pair if label is not None})
+        places = {label: place for place, label in enumerate(labels)} | {None: -1}
+        truths, values = ([places[pair[side]] for pair in self.pairs] for side in (0, 1))
+        counts = list(self.pairs.values())
+
+        def f1(average: str) -> float:
+            known = list(range(len(labels)))
+            return float(
+                f1_score(truths, values, labels=known, average=average, sample_weight=counts, zero_division=0.0)
+            )
+
+        accuracy = float(accuracy_score(truths, values, sample_weight=counts))
+        return {"accuracy": accuracy, "macro_f1": f1("macro"), "weighted_f1": f1("weighted")}
+
+
+class _NumberSums:
+    """Sums of errors and of their squares."""
+
+    def __init__(self) -> None:
+        self.right = self.valid = 0
+        self.absolute = self.squared = 0.0
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        if not valid:
+            return False
+        error = float(value) - float(truth)
+        self.valid += 1
+        self.absolute += abs(error)
+        self.squared += error * error
+        right = math.isclose(value, truth, rel_tol=1e-9, abs_tol=1e-12)
+        self.right += right
+        return right
+
+    def metrics(self, rows: int) -> dict[str, float]:
+        mae = self.absolute / self.valid if self.valid else math.inf
+        rmse = math.sqrt(self.squared / self.valid) if self.valid else math.inf
+        return {"exact_match": self.right / rows, "mae": mae, "rmse": rmse}
+
+
+class _JsonSums:
+    """Right values, and right fields of objects."""
+
+    def __init__(self) -> None:
+        self.right = self.valid = 0
+        self.fields: Counter[str] = Counter()
+        self.right_fields: Counter[str] = Counter()
+        self.all_fields = self.all_right_fields = 0
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        right = valid and canonical(value) == canonical(truth)
+        self.right += right
+        self.valid += valid
+        for name, wanted in truth.items() if isinstance(truth, dict) else ():
+            holds = valid and isinstance(value, dict) and name in value and canonical(value[name]) == canonical(wanted)
+            self.all_fields += 1
+            self.all_right_fields += holds
+            if name in self.fields or len(self.fields) < MAX_FIELDS:
+                self.fields[name] += 1
+                self.right_fields[name] += holds
+        return right
+
+    def metrics(self, rows: int) -> dict[str, float]:
+        metrics = {"exact_match": self.right / rows, "valid": self.valid / rows}
+        if self.all_fields:
+            metrics["field_accuracy"] = self.all_right_fields / self.all_fields
+        by_name = {f"field.{name}": self.right_fields[name] / count for name, count in self.fields.items()}
+        return metrics | by_name
+
+
+class _TextSums:
+    """Right texts, ROUGE-L (Lin 2004) by row, and the n-gram counts of BLEU (Papineni et al. 2002)."""
+
+    def __init__(self) -> None:
+        from rouge_score.rouge_scorer import RougeScorer
+        from sacrebleu.metrics import BLEU
+
+        self.right = 0
+        self.rouge = 0.0
+        # As the library's own tokenizer on English, and letters of other scripts are letters too.
+        self.rouge_scorer = RougeScorer(["rougeL"], tokenizer=_Words())
+        # effective_order only silences a warning: what is used of a sentence are its counts.
+        self.bleu = BLEU(effective_order=True)
+        self.matches, self.totals = [0] * 4, [0] * 4
+        self.answer_length = self.truth_length = 0
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        text, truth = str(value) if valid else "", str(truth).strip()
+        self.rouge += self.rouge_scorer.score(truth, text)["rougeL"].fmeasure
+        counts = self.bleu.sentence_score(text, [truth])
+        self.matches = [a + b for a, b in zip(self.matches, counts.counts, strict=True)]
+        self.totals = [a + b for a, b in zip(self.totals, counts.totals, strict=True)]
+        self.answer_length += counts.sys_len
+        self.truth_length += counts.ref_len
+        right = valid and text.strip() == truth
+        self.right += right
+        return right
+
+    def metrics(self, rows: int) -> dict[str, float]:
+        bleu = self.bleu.compute_bleu(
+            self.matches, self.totals, self.answer_length, self.truth_length, smooth_method="exp"
+        )
+        return {"exact_match": self.right / rows, "rouge_l": self.rouge / rows, "bleu": float(bleu.score)}
+
+
+class _Words:
+    def tokenize(self, text: str) -> list[str]:
+        """Runs of letters and digits, in lower case."""
+        return WORD.findall(text.lower())
+
+
+def _sums(feature: OutputFeature) -> _Sums:
+    if isinstance(feature, CategoryOutput):
+        return _CategorySums()
+    if isinstance(feature, NumberOutput):
+        return _NumberSums()
+    return _JsonSums() if isinstance(feature, JsonOutput) else _TextSums()
+
+
+def canonical(value: Any) -> str:
+    """One text for equal JSON values: keys sorted, 1.0 as 1; true stays apart from 1."""
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _whole(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value

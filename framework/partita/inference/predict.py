@@ -1,0 +1,196 @@
+"""Prediction put together: prompts, engine, journal, decoder, table.
+
+`predict_rows` keeps every answer in a journal and can be killed and started again at any time. `answer_rows` is the
+same without a journal, for evaluation.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from partita.inference.decode import Decoder
+from partita.inference.job import Job, Tally
+from partita.inference.journal import Journal
+from partita.inference.predictions import Answer, Predictions, PredictionStats
+from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows
+from partita.inference.record import fingerprint_of
+from partita.inference.tables import check_ending
+from partita.lm.base import GenerationOptions
+from partita_schema.config import Config
+from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
+
+if TYPE_CHECKING:
+    from marshmallow import Schema
+
+    from partita.lm.base import GenerativeModel
+    from partita_trainers.base import Progress
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NEW_TOKENS = 256
+SPARE_LABEL_TOKENS = 8
+"""Room around a label, for an answer such as "The label is positive."."""
+
+
+class ShowProgress(Protocol):
+    """Makes a progress display; a run's `progress` is one."""
+
+    def __call__(self, total: int, description: str, *, completed: int = 0) -> "AbstractContextManager[Progress]":
+        """The display, in a context."""
+
+
+def predict_rows(
+    *,
+    lm: "GenerativeModel",
+    rows: PromptRows,
+    encoder: PromptEncoder,
+    schema: "Schema",
+    decoder: Decoder,
+    config: Config,
+    generation: GenerationOptions,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    journal_path: Path,
+    output: Path | None,
+    fingerprint: Mapping[str, str],
+    retry_errors: bool = False,
+    fresh: bool = False,
+    progress: ShowProgress | None = None,
+) -> Predictions:
+    """Predictions of all rows, in input order; written to `output` where one is given.
+
+    `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
+    with another one is refused. Rows that the journal holds are not generated again. Raises DataError for an ending
+    that cannot be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far
+    are on the disk.
+    """
+    if output is not None:
+        check_ending(output)
+    parts = {**fingerprint, "answers": _answers_part(generation, max_new_tokens, batch_size=batch_size, seed=seed)}
+    prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts))
+    job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
+    with (
+        terminate_as_interrupt(),
+        Journal.open(journal_path, fingerprint=parts, keys=prompts.keys, fresh=fresh) as journal,
+    ):
+        stats = _fill(journal, job, retry_errors=retry_errors, progress=progress)
+    if stats.errors or stats.skipped:
+        logger.warning(
+            "%s of %s rows have no answer (%s errors, %s skipped); their reasons stand in the column error",
+            *(f"{count:,}" for count in (stats.errors + stats.skipped, stats.rows, stats.errors, stats.skipped)),
+        )
+    predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
+    if output is not None:
+        predictions.write(output)
+    return predictions
+
+
+def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, batch_size: int, seed: int) -> str:
+    """How long answers are, and where they are sampled what else decides them: sampling sees its whole batch."""
+    sampled = bool(generation.arguments.get("do_sample"))
+    return f"max_new_tokens {max_new_tokens}" + (f", batch_size {batch_size}, seed {seed}" if sampled else "")
+
+
+def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgress | None) -> PredictionStats:
+    """Append the answers that the journal lacks."""
+    done = journal.done(retry_errors=retry_errors)
+    resumed, tally = int(done.sum()), Tally()
+    if resumed:
+        logger.info("resumed %s of %s", f"{resumed:,}", f"{len(journal):,}")
+    with _display(progress, total=len(journal), completed=resumed) as display:
+        for answers in job.answers(done=done, attempts=journal.attempts, tally=tally):
+            journal.append([answer.record for answer in answers])
+            display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
+    return tally.stats(journal, resumed=resumed)
+
+
+def answer_rows(
+    *,
+    lm: "GenerativeModel",
+    rows: PromptRows,
+    encoder: PromptEncoder,
+    schema: "Schema",
+    decoder: Decoder,
+    generation: GenerationOptions,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    progress: ShowProgress | None = None,
+) -> Iterator[Answer]:
+    """Each row's answer once, in the order they are made; nothing is written.
+
+    Rows that could not be answered are among them, with an error and without values.
+    """
+    prompts = EncodedPrompts(rows, encoder, schema)
+    job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
+    tally = Tally()
+    with _display(progress, total=len(rows), completed=0) as display:
+        for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
+            yield from answers
+            display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
+
+
+class _NoProgress:
+    def advance(self, amount: int = 1, **shown: Any) -> None:
+        """Shows nothing."""
+
+
+def _display(progress: ShowProgress | None, *, total: int, completed: int) -> "AbstractContextManager[Progress]":
+    return nullcontext(_NoProgress()) if progress is None else progress(total, "predicting", completed=completed)
+
+
+def default_new_tokens(config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]]) -> int:
+    """Tokens that an answer may have.
+
+    generation.max_new_tokens where the file has it. Else what the outputs need together: decoder.max_new_tokens, else
+    preprocessing.max_sequence_length, else for a category its longest label and a little, else 256; and with several
+    outputs the tokens of the JSON object around them.
+    """
+    if config.generation.max_new_tokens is not None:
+        return config.generation.max_new_tokens
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    features = config.output_features
+    needed = sum(_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features)
+    around = sum(count(f'"{feature.name}": "", ') for feature in features) + count("{}") if len(features) > 1 else 0
+    return needed + around
+
+
+def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Callable[[str], int]) -> int:
+    if isinstance(feature, TextOutput | JsonOutput) and feature.decoder.max_new_tokens is not None:
+        return feature.decoder.max_new_tokens
+    if feature.preprocessing.max_sequence_length is not None:
+        return feature.preprocessing.max_sequence_length
+    if isinstance(feature, CategoryOutput):
+        rules = (feature.decoder.match or {}).values()
+        sought = [*(feature.labels or labels), *(rule.value for rule in rules if rule.type != "regex")]
+        if sought:
+            return max(map(count, sought)) + SPARE_LABEL_TOKENS
+    return DEFAULT_NEW_TOKENS
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """In this context SIGTERM raises KeyboardInterrupt, as Ctrl-C does; only the main thread can have that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,79 @@
+"""One line of the journal: what became of a row, and the identity that ties it to its prompt."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+Status = Literal["ok", "error", "skipped"]
+STATUSES: tuple[Status, ...] = ("ok", "error", "skipped")
+
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of one row."""
+
+    key: str
+    """row_key of the row, in hexadecimal."""
+    row: int
+    """Place of the row in the data, from 0."""
+    status: Status
+    """ok: answered; error: the model could not answer it; skipped: the row itself is unusable and was not asked."""
+    text: str | None = None
+    """The answer."""
+    values: dict[str, Any] | None = None
+    """Value of each output as it was read when the row was answered."""
+    tokens: int = 0
+    """Tokens generated."""
+    finish_reason: Literal["stop", "length"] | None = None
+    """stop: the model ended the answer; length: the limit did."""
+    error: str | None = None
+    """Why there is no answer."""
+    attempt: int = 1
+    """How often the row was tried, this time included."""
+    milliseconds: float = 0.0
+    """Time for the row: its batch's, divided by the rows of the batch."""
+
+
+RECORD_FIELDS = tuple(field.name for field in fields(Record))
+
+
+def row_key(text: str, *, row: str, fingerprint: str) -> bytes:
+    """Identity of an answer: 16 bytes over the rendered prompt, the row's own key, and all that decides an answer."""
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    for part in (text, row, fingerprint):
+        encoded = part.encode("utf-8", errors="surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.digest()
+
+
+def fingerprint_of(parts: Mapping[str, str]) -> str:
+    """One hash over all parts of a fingerprint."""
+    return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """One line of JSON; escaped where the text holds lone surrogates, which UTF-8 cannot."""
+    try:
+        return (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(value, allow_nan=False) + "\n").encode()
+
+
+def read_record(line: bytes, *, rows: int) -> Record | None:
+    """The record in a line, None where the line is damaged."""
+    try:
+        record = parse_record(json.loads(line))
+        whole = len(bytes.fromhex(record.key)) == KEY_BYTES and record.status in STATUSES and 0 <= record.row < rows
+    except (ValueError, TypeError):
+        return None
+    return record if whole else None
+
+
+def parse_record(raw: dict[str, Any]) -> Record:
+    """The record in a JSON object; keys that a newer version adds are left aside."""
+    return Record(**{name: raw[name] for name in RECORD_FIELDS if name in raw})

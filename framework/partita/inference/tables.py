@@ -1,0 +1,195 @@
+"""Files of predictions: JSON lines, CSV or Parquet by ending, written row by row and complete or absent."""
+
+import csv
+import datetime
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from partita.inference.record import json_line
+from partita_schema.errors import DataError, WriteError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ColumnType = Literal["boolean", "integer", "number", "text", "json"]
+"""json: anything that fits none of the others, written as JSON text where a file knows no such values."""
+
+Row = Mapping[str, Any]
+CHUNK_ROWS = 1000
+
+
+def check_ending(path: Path) -> None:
+    """Raises DataError where no table can be written under this name."""
+    if path.suffix.lower() not in WRITERS:
+        ending = f"the ending {path.suffix!r}" if path.suffix else "no ending"
+        raise DataError(f"{path} has {ending}; predictions are written as .jsonl, .csv or .parquet")
+
+
+def write_table(path: Path, rows: Iterable[Row], *, columns: Mapping[str, ColumnType]) -> None:
+    """Write rows under `path`, in the format of its ending, one at a time; the file is complete or as it was before.
+
+    Raises DataError for another ending, and WriteError where it cannot be written.
+    """
+    check_ending(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _complete_or_absent(path) as file:
+            WRITERS[path.suffix.lower()](file, rows, columns)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(
+            f"{path} cannot be written: {reason}. The answers are kept; make room and start again"
+        ) from error
+
+
+@contextmanager
+def _complete_or_absent(path: Path) -> Iterator[IO[bytes]]:
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_jsonl(file: IO[bytes], rows: Iterable[Row], columns: Mapping[str, ColumnType]) -> None:
+    for row in rows:
+        file.write(json_line({name: plain(row[name]) for name in columns}))
+
+
+def _write_csv(file: IO[bytes], rows: Iterable[Row], columns: Mapping[str, ColumnType]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row[name]) for name in columns])
+    text.flush()
+    text.detach()
+
+
+def _write_parquet(file: IO[bytes], rows: Iterable[Row], columns: Mapping[str, ColumnType]) -> None:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetWriter(file, arrow_schema(columns)) as writer:
+        for table in arrow_tables(rows, columns=columns):
+            writer.write_table(table)
+
+
+Writer = Callable[[IO[bytes], Iterable[Row], Mapping[str, ColumnType]], None]
+WRITERS: dict[str, Writer] = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}
+
+
+def arrow_schema(columns: Mapping[str, ColumnType]) -> "pa.Schema":
+    """The Arrow schema of a table."""
+    import pyarrow as pa
+
+    types = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
+    return pa.schema([(name, types.get(kind, pa.string())) for name, kind in columns.items()])
+
+
+def arrow_tables(rows: Iterable[Row], *, columns: Mapping[str, ColumnType]) -> Iterator["pa.Table"]:
+    """The rows as Arrow tables of a thousand rows; at least one, so that a schema is there."""
+    import pyarrow as pa
+
+    schema = arrow_schema(columns)
+    empty = True
+    for chunk in chunks(rows):
+        empty = False
+        cells = {name: [_typed(row[name], kind) for row in chunk] for name, kind in columns.items()}
+        yield pa.table(cells, schema=schema)
+    if empty:
+        yield schema.empty_table()
+
+
+def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows in lists of a thousand."""
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == CHUNK_ROWS:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def column_types(rows: Iterable[Row], *, columns: Sequence[str]) -> dict[str, ColumnType]:
+    """The narrowest type of each column that holds all its values; text where there are none."""
+    kinds: dict[str, set[ColumnType]] = {name: set() for name in columns}
+    for row in rows:
+        for name in columns:
+            value = plain(row.get(name))
+            if value is not None:
+                kinds[name].add(_kind(value))
+    return {name: _widest(found) for name, found in kinds.items()}
+
+
+def _kind(value: Any) -> ColumnType:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer" if -(2**63) <= value < 2**63 else "json"
+    if isinstance(value, float):
+        return "number"
+    return "text" if isinstance(value, str) else "json"
+
+
+def _widest(kinds: set[ColumnType]) -> ColumnType:
+    if not kinds:
+        return "text"
+    if kinds == {"integer", "number"}:
+        return "number"
+    return next(iter(kinds)) if len(kinds) == 1 else "json"
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: what is not finite is None, dates are ISO text, other objects are their text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime.date | datetime.time):
+        # pandas' missing date is a date as well, and equals nothing, itself included.
+        return value.isoformat() if value == value else None
+    # numpy scalars and arrays
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def _cell(value: Any) -> Any:
+    value = plain(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
+
+
+def _typed(value: Any, kind: ColumnType) -> Any:
+    value = plain(value)
+    if value is None:
+        return None
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", errors="replace").decode()
+    if kind == "text":
+        return str(value).encode("utf-8", errors="replace").decode()
+    return float(value) if kind == "number" else value

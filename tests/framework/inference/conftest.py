@@ -1,0 +1,71 @@
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.data.encoder import Encoder
+from partita.data.prompt import Shaper
+from partita.data.rows import ListStore, RowKeys, Rows
+from partita.inference.decode import Decoder
+from partita.inference.predict import predict_rows
+from partita.inference.predictions import Predictions
+from partita.inference.prompts import PromptRows
+from partita.lm.base import GenerationOptions
+from partita_schema.config import Config
+from partita_schema.rows import row_schema
+
+MakeConfig = Callable[..., Config]
+
+
+def _config(*outputs: Mapping[str, Any], **sections: Any) -> Config:
+    inputs = [{"name": "question", "type": "text"}]
+    outputs = outputs or ({"name": "answer", "type": "text"},)
+    return Config.model_validate(
+        {"base_model": "scripted", "input_features": inputs, "output_features": list(outputs), **sections}
+    )
+
+
+@pytest.fixture(scope="session")
+def make_config() -> MakeConfig:
+    """A configuration with one input, `question`, and these outputs; else one text output, `answer`."""
+    return _config
+
+
+@pytest.fixture(scope="session")
+def make_rows() -> Callable[[Sequence[Mapping[str, Any]]], Rows]:
+    """Rows of a list, with keys `data:1`, `data:2`, ..."""
+
+    def make(rows: Sequence[Mapping[str, Any]]) -> Rows:
+        columns = tuple(rows[0]) if rows else ("question",)
+        return Rows(ListStore(rows), columns=columns, keys=RowKeys.counted("data", len(rows)), fingerprint="f")
+
+    return make
+
+
+@pytest.fixture
+def predict(tmp_path: Path) -> Callable[..., Predictions]:
+    """predict_rows with a journal in the test's folder; only what a test is about has to be given."""
+
+    def call(lm: Any, rows: PromptRows, *, config: Config | None = None, **options: Any) -> Predictions:
+        config = config or _config()
+        defaults: dict[str, Any] = {
+            "generation": GenerationOptions({}),
+            "max_new_tokens": 64,
+            "batch_size": 4,
+            "seed": 1,
+            "journal_path": tmp_path / "journal.jsonl",
+            "output": None,
+            "fingerprint": {"model": "scripted", "data": "rows"},
+        }
+        return predict_rows(
+            lm=lm,
+            rows=rows,
+            encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+            schema=row_schema(config, supervised=False),
+            decoder=Decoder(config, labels={}),
+            config=config,
+            **(defaults | options),
+        )
+
+    return call

@@ -1,0 +1,99 @@
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.inference.numerals import NumberReader
+from partita.inference.reading import ReadError
+from partita_schema.features import NumberDecoder
+
+
+def read(text: str, **options: Any) -> float:
+    return NumberReader(NumberDecoder.model_validate(options)).read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42", 42),
+        ("The answer is 72.", 72),
+        ("$1,234,567.50", 1234567.5),
+        ("-3.5 degrees", -3.5),
+        ("\u22127", -7),
+        ("1.5e-3 m", 0.0015),
+        ("about .25", 0.25),
+        ("12\u202f500 km", 12500),
+        ("5-3", 5),
+        ("1,2,3", 1),
+        ("1,2345", 1),
+        ("#### 72", 72),
+    ],
+)
+def test_the_first_number_is_read(text: str, number: float) -> None:
+    assert read(text) == number
+
+
+def test_a_whole_number_is_an_int_and_another_is_not() -> None:
+    assert isinstance(read("42"), int)
+    assert isinstance(read("42.0"), float)
+    assert isinstance(read("1e2"), float)
+
+
+def test_the_last_number_is_read_when_asked_for() -> None:
+    assert read("3 + 4 = 7", pick="last") == 7
+
+
+def test_a_minus_behind_a_digit_is_no_sign() -> None:
+    assert read("10-4", pick="last") == 4
+
+
+def test_a_regex_says_where_the_number_stands() -> None:
+    assert read("1 then #### 1,234", regex=r"####\s*(\S+)") == 1234
+    assert read("a=1 a=2 b=3", regex=r"a=\d", pick="last") == 2
+
+
+def test_a_regex_that_finds_words_is_told() -> None:
+    with pytest.raises(ReadError, match="the regex found 'many', which is no number"):
+        read("answer: many", regex=r"answer: (\w+)")
+
+
+def test_a_text_without_numbers_is_told() -> None:
+    with pytest.raises(ReadError, match="no number stands in 'none at all'"):
+        read("none at all")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("7", "7 is above the maximum 5"), ("-2", "-2 is below the minimum 0"), ("1e999", "the number is too large")],
+)
+def test_a_number_out_of_range_is_told(text: str, reason: str) -> None:
+    with pytest.raises(ReadError, match=reason):
+        read(text, minimum=0, maximum=5)
+
+
+def test_an_integer_beyond_all_floats_is_too_large() -> None:
+    with pytest.raises(ReadError, match="too large"):
+        NumberReader(NumberDecoder()).check(10**400)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_is_read_back(number: float) -> None:
+    assert read(f"it is {number!r} in all") == number
+
+
+@given(st.integers(min_value=-(2**53) + 1, max_value=2**53 - 1))
+def test_every_whole_number_is_read_back_with_separators(number: int) -> None:
+    assert read(f"it is {number:,} in all") == number
+
+
+@given(st.text(alphabet=st.characters() | st.sampled_from("0123456789.,-+eE ")))
+def test_any_text_gives_a_finite_number_or_a_reason(text: str) -> None:
+    try:
+        number = read(text)
+    except ReadError:
+        with pytest.raises(ReadError, match="number"):
+            read(text)
+        number = read(f"{text} 0", pick="last")
+    assert math.isfinite(number)

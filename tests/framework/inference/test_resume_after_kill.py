@@ -1,0 +1,106 @@
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One process imports once; each attempt is a fork of it, killed when its journal has grown to a random size.
+SCRIPT = """
+import hashlib, os, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+from partita.data.encoder import Encoder
+from partita.data.prompt import Shaper
+from partita.data.rows import ListStore, RowKeys, Rows
+from partita.inference.decode import Decoder
+from partita.inference.predict import predict_rows
+from partita.lm.base import GenerationOptions
+from partita.lm.scripted import ScriptedModel
+from partita_schema.config import Config
+from partita_schema.rows import row_schema
+
+ROWS = 600
+
+class Sampled(ScriptedModel):
+    '''Its answers depend on the seed and on the whole batch, as sampled ones do.'''
+    def generate(self, requests, options, *, seed):
+        time.sleep(0.002)
+        batch = repr((seed, [request.input_ids for request in requests]))
+        drawn = hashlib.sha256(batch.encode()).hexdigest()
+        return [replace(one, text=f"{drawn}-{place}")
+                for place, one in enumerate(super().generate(requests, options, seed=seed))]
+
+def answer(prompt):
+    if prompt.startswith("bad"):
+        raise ValueError(prompt)
+    return prompt
+
+config = Config.model_validate({
+    "base_model": "scripted",
+    "input_features": [{"name": "question", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+})
+def question(n):
+    if n % 97 == 5:
+        return ""
+    return ("bad " if n % 50 == 7 else "") + "x" * (n * 7 % 40 + 1)
+
+questions = [{"question": question(n)} for n in range(ROWS)]
+rows = Rows(ListStore(questions), columns=("question",), keys=RowKeys.counted("data", ROWS), fingerprint="f")
+lm = Sampled(answer)
+
+def predict(folder):
+    return predict_rows(
+        lm=lm, rows=rows, config=config, schema=row_schema(config, supervised=False),
+        encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": True}), max_new_tokens=40,
+        batch_size=4, seed=3, journal_path=folder / "journal.jsonl", output=folder / "out.jsonl",
+        fingerprint={"model": "1"},
+    )
+
+folder = Path(sys.argv[1])
+journal = folder / "killed" / "journal.jsonl"
+for size in map(int, sys.argv[2:]):
+    pid = os.fork()
+    if not pid:
+        predict(folder / "killed")
+        os._exit(3)
+    while not journal.exists() or journal.stat().st_size < size:
+        time.sleep(0.0005)
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    print(journal.stat().st_size)
+    if size % 2:
+        with journal.open("ab") as file:
+            file.write(b'{"key": "torn')
+print(predict(folder / "killed").stats.resumed)
+predict(folder / "straight")
+"""
+
+
+@pytest.mark.faults
+def test_a_job_killed_three_times_ends_as_the_straight_one(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    whole = 600 * 250
+    sizes = sorted(random.Random(seed).sample(range(2000, whole * 2 // 3), 3))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), *map(str, sizes)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+    *reached, resumed = map(int, done.stdout.split())
+    killed, straight = ((tmp_path / name / "out.jsonl").read_bytes() for name in ("killed", "straight"))
+    assert killed == straight, f"seed {seed}"
+    statuses = [json.loads(line)["status"] for line in killed.splitlines()]
+    assert (statuses.count("error"), statuses.count("skipped"), len(statuses)) == (12, 7, 600)
+    assert all(size <= at for size, at in zip(sizes, reached, strict=True))
+    assert 0 < resumed < 600
+    journal = [json.loads(line) for line in (tmp_path / "killed" / "journal.jsonl").read_bytes().splitlines()[1:]]
+    assert sorted(record["row"] for record in journal) == list(range(600)), "each row was written once"

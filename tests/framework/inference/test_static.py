@@ -1,0 +1,185 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.inference.static import generate_rows, plan_batches, unanswerable
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.scripted import ScriptedModel
+from partita_schema.errors import ModelError
+
+GREEDY = GenerationOptions({})
+
+
+class Prompts:
+    """Prompts that are given as they are."""
+
+    def __init__(self, ids: Sequence[list[int]]) -> None:
+        self.ids = ids
+        self.lengths = np.array([len(tokens) for tokens in ids], dtype=np.int32)
+        self.keys = np.zeros((len(ids), 16), dtype=np.uint8)
+        self.errors: dict[int, str] = {}
+        self.skipped: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def prompts(self, indices: Sequence[int]) -> list[list[int]]:
+        return [self.ids[index] for index in indices]
+
+
+def texts(lm: ScriptedModel, *prompts: str) -> Prompts:
+    return Prompts([lm.tokenizer.encode(text, add_special_tokens=False) for text in prompts])
+
+
+def run(lm: Any, prompts: Prompts, *, done: Sequence[int] = (), **options: Any) -> list[Any]:
+    mask = np.zeros(len(prompts), dtype=np.bool_)
+    mask[list(done)] = True
+    defaults: dict[str, Any] = {"options": GREEDY, "max_new_tokens": 8, "batch_size": 3, "seed": 1}
+    return list(generate_rows(lm, prompts, done=mask, **(defaults | options)))
+
+
+def answers(batches: list[Any]) -> dict[int, Any]:
+    return {
+        result.row: result.generated.text if result.generated else result.error
+        for batch in batches
+        for result in batch.results
+    }
+
+
+@given(st.lists(st.integers(min_value=0, max_value=50)), st.integers(min_value=1, max_value=9))
+def test_every_row_with_a_prompt_is_planned_once_the_longest_first(lengths: list[int], batch_size: int) -> None:
+    batches = plan_batches(np.array(lengths, dtype=np.int32), batch_size=batch_size)
+    order = [int(row) for batch in batches for row in batch]
+    assert order == sorted((row for row, length in enumerate(lengths) if length), key=lambda row: (-lengths[row], row))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+def test_every_row_is_answered() -> None:
+    lm = ScriptedModel(str.upper)
+    batches = run(lm, texts(lm, "a", "bbb", "cc", "dddd"))
+    assert answers(batches) == {0: "A", 1: "BBB", 2: "CC", 3: "DDDD"}
+    assert [(batch.prompt_tokens, batch.padded_tokens) for batch in batches] == [(9, 12), (1, 1)]
+
+
+def test_batches_that_are_done_are_not_generated_again() -> None:
+    lm = ScriptedModel(str.upper)
+    batches = run(lm, texts(lm, "aaaa", "bbb", "cc", "d"), done=[0, 1, 2])
+    assert (answers(batches), lm.rows) == ({3: "D"}, 1)
+
+
+def test_a_batch_of_which_a_part_is_done_is_generated_whole_and_told_in_part() -> None:
+    lm = ScriptedModel(str.upper)
+    batches = run(lm, texts(lm, "aaaa", "bbb", "cc", "d"), done=[0, 3])
+    assert (answers(batches), lm.rows, lm.calls) == ({1: "BBB", 2: "CC"}, 3, 1)
+
+
+def test_a_row_that_raises_harms_no_other() -> None:
+    def answer(prompt: str) -> str:
+        if prompt == "bad":
+            raise ValueError("no such luck")
+        return prompt.upper()
+
+    lm = ScriptedModel(answer)
+    found = answers(run(lm, texts(lm, "good", "bad", "fine", "x", "y")))
+    assert found == {0: "GOOD", 1: "ValueError: no such luck", 2: "FINE", 3: "X", 4: "Y"}
+
+
+def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:
+    def answer(prompt: str) -> str:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    lm = ScriptedModel(answer)
+    with pytest.raises(ModelError) as caught:
+        run(lm, texts(lm, "aa", "b"))
+    assert str(caught.value) == (
+        "the device failed and cannot go on: CUDA error: device-side assert triggered. Answers up to here are kept; "
+        "start again, with CUDA_LAUNCH_BLOCKING=1 to see where it fails"
+    )
+    assert lm.calls == 1
+
+
+def test_an_interrupt_passes_at_once_and_what_was_told_before_is_whole() -> None:
+    def answer(prompt: str) -> str:
+        if prompt == "d":
+            raise KeyboardInterrupt
+        return prompt
+
+    lm = ScriptedModel(answer)
+    prompts = texts(lm, "aaaa", "bbb", "cc", "d")
+    batches = generate_rows(
+        lm, prompts, options=GREEDY, max_new_tokens=8, batch_size=3, seed=1, done=np.zeros(4, dtype=np.bool_)
+    )
+    assert answers([next(batches)]) == {0: "aaaa", 1: "bbb", 2: "cc"}
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert lm.calls == 2
+
+
+def test_an_answer_gets_the_room_that_the_context_leaves() -> None:
+    lm = ScriptedModel(lambda prompt: "0123456789", context_length=10)
+    batches = run(lm, texts(lm, "a" * 9, "b" * 4, "c"), batch_size=1)
+    assert answers(batches) == {0: "0", 1: "012345", 2: "01234567"}
+    reasons = {result.generated.finish_reason for batch in batches for result in batch.results}
+    assert reasons == {"length"}
+
+
+def test_prompts_that_fill_the_context_are_known_before_any_forward_pass() -> None:
+    lm = ScriptedModel(str.upper, context_length=4)
+    prompts = texts(lm, "aaaaa", "bbbb", "ccc")
+    assert unanswerable(prompts, context_length=4) == {
+        0: "the prompt has 5 tokens and the context holds 4; nothing can be answered",
+        1: "the prompt has 4 tokens and the context holds 4; nothing can be answered",
+    }
+    assert (set(answers(run(lm, prompts))), lm.rows) == ({2}, 1)
+
+
+def test_a_model_that_loses_rows_is_noticed() -> None:
+    class Forgetful(ScriptedModel):
+        def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
+            return super().generate(requests, options, seed=seed)[: 1 if len(requests) == 1 else -1]
+
+    lm = Forgetful(str.upper)
+    assert answers(run(lm, texts(lm, "aa", "b"))) == {0: "AA", 1: "B"}
+
+    class Silent(ScriptedModel):
+        def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
+            return []
+
+    silent = Silent(str.upper)
+    assert answers(run(silent, texts(silent, "a"))) == {0: "RuntimeError: the model gave 0 answers to 1 prompts"}
+
+
+def test_the_seed_of_a_batch_depends_on_its_place_and_not_on_what_is_done() -> None:
+    class Noting(ScriptedModel):
+        def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
+            seeds.append(seed)
+            return super().generate(requests, options, seed=seed)
+
+    seeds: list[int] = []
+    lm = Noting(str.upper)
+    prompts = texts(lm, "aaaa", "bbb", "cc", "d")
+    run(lm, prompts)
+    straight, seeds = seeds, []
+    run(lm, prompts, done=[0, 1, 2])
+    assert len(set(straight)) == 2
+    assert seeds == straight[1:]
+    seeds = []
+    run(lm, prompts, seed=2)
+    assert not set(seeds) & set(straight)
+
+
+def test_rows_that_are_tried_alone_have_seeds_of_their_own() -> None:
+    class Noting(ScriptedModel):
+        def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
+            seeds.append(seed)
+            raise ValueError("never")
+
+    seeds: list[int] = []
+    lm = Noting(str.upper)
+    run(lm, texts(lm, "a", "a", "a"))
+    assert len(set(seeds)) == 4

@@ -1,0 +1,125 @@
+import csv
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from partita.inference.tables import column_types, plain, write_table
+from partita_schema.errors import DataError
+
+ROWS: list[dict[str, Any]] = [
+    {"a": 1, "b": 'x, "y"\nz', "c": {"k": [1, None]}, "d": None, "e": True, "f": 1},
+    {"a": 2.5, "b": "\u00e4\ud800", "c": "text", "d": None, "e": False, "f": 2},
+]
+
+
+def test_jsonl_holds_the_values(tmp_path: Path) -> None:
+    write_table(tmp_path / "new" / "t.jsonl", ROWS, columns=dict.fromkeys(ROWS[0], "json"))
+    lines = (tmp_path / "new" / "t.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == ROWS
+
+
+def test_csv_holds_text_and_json(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv", ROWS, columns=dict.fromkeys(ROWS[0], "json"))
+    with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"a": "1", "b": 'x, "y"\nz', "c": '{"k": [1, null]}', "d": "", "e": "true", "f": "1"},
+        {"a": "2.5", "b": "\u00e4?", "c": "text", "d": "", "e": "false", "f": "2"},
+    ]
+
+
+def test_parquet_holds_columns_of_the_narrowest_type(tmp_path: Path) -> None:
+    types = column_types(ROWS, columns=list(ROWS[0]))
+    assert types == {"a": "number", "b": "text", "c": "json", "d": "text", "e": "boolean", "f": "integer"}
+    write_table(tmp_path / "t.parquet", ROWS, columns=types)
+    frame = pd.read_parquet(tmp_path / "t.parquet")
+    assert frame["a"].tolist() == [1.0, 2.5]
+    assert frame["c"].tolist() == ['{"k": [1, null]}', '"text"']
+    assert (frame["e"].tolist(), frame["f"].tolist()) == ([True, False], [1, 2])
+    assert frame["b"].tolist()[1] == "\u00e4?"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_a_table_without_rows_is_a_file(tmp_path: Path, ending: str) -> None:
+    write_table(tmp_path / f"t.{ending}", [], columns={"a": "text"})
+    content = (tmp_path / f"t.{ending}").read_bytes()
+    assert content == {"jsonl": b"", "csv": b"a\r\n"}.get(ending, content)
+    if ending == "parquet":
+        assert list(pd.read_parquet(tmp_path / "t.parquet").columns) == ["a"]
+
+
+@pytest.mark.parametrize(("name", "found"), [("t.xlsx", "the ending '.xlsx'"), ("t", "no ending")])
+def test_another_ending_is_refused(tmp_path: Path, name: str, found: str) -> None:
+    with pytest.raises(DataError) as caught:
+        write_table(tmp_path / name, [], columns={})
+    assert str(caught.value) == f"{tmp_path / name} has {found}; predictions are written as .jsonl, .csv or .parquet"
+
+
+def test_a_table_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_table(path, [{"a": 1}], columns={"a": "json"})
+
+    def failing() -> Any:
+        yield {"a": 2}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_table(path, failing(), columns={"a": "json"})
+    assert path.read_text(encoding="utf-8") == '{"a": 1}\n'
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from partita.inference.tables import write_table
+from partita_schema.errors import WriteError
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    write_table(Path(sys.argv[1]), ({"a": "x" * 50} for _ in range(2000)), columns={"a": "text"})
+except WriteError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"t.{ending}"
+    script = FULL_DISK.replace('"x" * 50', "__import__('random').randbytes(40).hex()")
+    told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout
+    assert told.startswith(f"{path} cannot be written: ")
+    assert "File too large" in told
+    assert told.endswith("The answers are kept; make room and start again\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_json_does_not_know_are_made_plain() -> None:
+    value = {
+        "when": datetime.date(2026, 11, 1),
+        "never": pd.NaT,
+        "number": np.int32(3),
+        "share": np.float64("nan"),
+        "list": np.array([1.5, 2.0]),
+        "other": 1 + 2j,
+        "pair": (1, float("inf")),
+    }
+    assert plain(value) == {
+        "when": "2026-11-01",
+        "never": None,
+        "number": 3,
+        "share": None,
+        "list": [1.5, 2.0],
+        "other": "(1+2j)",
+        "pair": [1, None],
+    }
+
+
+def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
+    assert column_types([{"a": 2**63}], columns=["a"]) == {"a": "json"}
