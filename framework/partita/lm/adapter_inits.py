@@ -1,0 +1,263 @@
+"""How LoRA starts: the inits that look at training batches, and LoftQ.
+
+PiSSA, OLoRA and CorDA take something out of the base weights and put it into the adapter; LoftQ rounds the base
+weights. `initial_adapter` remembers where such an adapter started, so that it can be written as a plain LoRA on the
+base model as it was.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partita.lm.loss import padding_mask
+from partita.lm.quantization import is_quantized, plain_weight
+from partita_schema import adapter as schema
+from partita_schema.errors import ModelError
+from partita_trainers.base import Batch
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+MOVES_WEIGHTS = ("pissa", "pissa_niter_4", "pissa_niter_16", "olora", "corda")
+"""Inits after which base and adapter together are the old weights."""
+CORDA_ROWS = 256
+"""Rows whose activations CorDA looks at; the paper's section 4 uses as many."""
+EVA_PASSES = 50
+"""Passes over EVA's batches until it counts as not converging."""
+BLOCK = 64
+"""Weights that share a scale in LoftQ's rounding."""
+
+Batches = Callable[[], Iterable[Batch]]
+
+
+def prepare_init(model: "PreTrainedModel", settings: Any, adapter: schema.Adapter, *, batches: Batches | None) -> None:
+    """What an init needs of the base model before the adapter is on it."""
+    if not isinstance(adapter, schema.LoraAdapter):
+        return
+    eight_bits = any(type(layer).__name__ == "Linear8bitLt" for layer in model.modules())
+    if adapter.use_dora and eight_bits and model.device.type == "cpu":
+        raise ModelError("adapter.use_dora: it does not work on an 8-bit base on a CPU; write quantization.bits: 4")
+    quantized = any(is_quantized(layer) for layer in model.modules())
+    if adapter.init == "orthogonal" and quantized:
+        raise ModelError("adapter.init: orthogonal does not work on a quantized base; write init: default or loftq")
+    if adapter.init in MOVES_WEIGHTS and quantized:
+        raise ModelError(
+            f"adapter.init: {adapter.init} changes the base weights, and quantized ones cannot be changed; "
+            "write init: loftq or default, or remove quantization"
+        )
+    if adapter.init == "olora" and any(type(layer).__name__ == "Conv1D" for layer in model.modules()):
+        raise ModelError(f"adapter.init: olora does not work on layers of {model.config.model_type}; write init: pissa")
+    if adapter.init == "corda":
+        measure_covariance(model, settings, batches=needed(batches, init="corda"))
+
+
+def initialize(
+    adapted: "PeftModel",
+    adapter: schema.Adapter,
+    *,
+    batches: Batches | None,
+    original_weights: Callable[[], dict[str, torch.Tensor]],
+    tokenizer: Any,
+) -> None:
+    """What an init does once the adapter is on the model."""
+    if isinstance(adapter, schema.PromptTuningAdapter):
+        start_from_words(adapted, adapter, tokenizer=tokenizer)
+    if not isinstance(adapter, schema.LoraAdapter):
+        return
+    if adapter.init == "eva":
+        fit_to_activations(adapted, adapter, batches=needed(batches, init="eva"))
+    elif adapter.init == "loftq":
+        make_up_for_rounding(adapted, adapter, original_weights=original_weights)
+
+
+@torch.no_grad()
+def start_from_words(adapted: "PeftModel", adapter: schema.PromptTuningAdapter, *, tokenizer: Any) -> None:
+    """Prompt tuning starts from the embeddings of a text, or of random tokens (Lester et al. 2021, section 3.2)."""
+    embedding = adapted.get_base_model().get_input_embeddings()
+    count = adapter.num_virtual_tokens
+    if adapter.init_text is None:
+        ids = torch.randint(len(tokenizer), (count,))
+    else:
+        words = tokenizer.encode(adapter.init_text, add_special_tokens=False)
+        ids = torch.tensor((words * count)[:count])
+    learned = adapted.prompt_encoder["default"].embedding.weight
+    learned.copy_(embedding(ids.to(learned.device)))
+
+
+def needed(batches: Batches | None, *, init: str) -> Batches:
+    if batches is None:
+        raise ModelError(f"adapter.init: {init} looks at training batches, and there are none here; write another init")
+    return batches
+
+
+def initial_adapter(adapted: "PeftModel", adapter: schema.Adapter) -> dict[str, torch.Tensor]:
+    """Copies of the low-rank matrices as they start, by parameter name, where the init moved base weights into them."""
+    if not isinstance(adapter, schema.LoraAdapter) or adapter.init not in MOVES_WEIGHTS:
+        return {}
+    return {
+        name: parameter.detach().cpu().clone()
+        for name, parameter in adapted.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+
+
+@torch.no_grad()
+def measure_covariance(model: "PreTrainedModel", settings: Any, *, batches: Batches) -> None:
+    """Run CorDA's analysis of the activations of single rows (Yang et al. 2024, section 3.2)."""
+    from peft.tuners.lora.corda import preprocess_corda
+
+    if settings.target_modules == "all-linear":
+        settings.target_modules = linear_targets(model)
+
+    def run() -> None:
+        device = next(model.parameters()).device
+        rows = (row for batch in batches() for row in real_rows(batch))
+        for ids_T in islice(rows, CORDA_ROWS):
+            model(input_ids=ids_T.unsqueeze(0).to(device), use_cache=False)
+
+    training = model.training
+    preprocess_corda(model, settings, run_model=run)
+    model.train(training)
+
+
+def real_rows(batch: Batch) -> Iterable[torch.Tensor]:
+    """The token ids of each row without padding."""
+    return (ids_T[:length] for ids_T, length in zip(batch.input_ids_BT, batch.lengths_B.tolist(), strict=True))
+
+
+def linear_targets(model: "PreTrainedModel") -> set[str]:
+    """Full names of the linear layers inside the model, the output layer left out."""
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    return {
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not output
+    }
+
+
+def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, batches: Batches) -> None:
+    """EVA: the right singular vectors of the activations become lora_A (Paischer et al. 2024, section 3).
+
+    All real tokens count, not only answers: answers of a few tokens never give peft enough to begin with.
+    """
+    from peft import initialize_lora_eva_weights
+
+    options = adapter.eva or schema.EvaOptions()
+    ranks = [adapter.r, *adapter.rank_pattern.values()]
+    components = round(max(ranks) * options.rho)
+    taken = [
+        {"input_ids": batch.input_ids_BT, "attention_mask": padding_mask(batch)}
+        for batch in islice(batches(), options.batches)
+        if batch.tokens >= components
+    ]
+    if not taken:
+        raise ModelError(
+            f"adapter.init: eva with r {max(ranks)} and rho {options.rho} needs batches of at least {components} "
+            "tokens, and the training batches are smaller; write a larger trainer.batch_size, or a smaller r"
+        )
+    forwards = 0
+
+    def forward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Any:
+        nonlocal forwards
+        forwards += 1
+        if forwards > EVA_PASSES * len(taken):
+            raise ModelError(
+                f"adapter.init: eva did not converge in {EVA_PASSES} passes over {len(taken)} batches; "
+                "write a smaller adapter.eva.tau, or another init"
+            )
+        return model(**inputs, use_cache=False)
+
+    with torch.no_grad():
+        initialize_lora_eva_weights(
+            adapted, dataloader=taken, forward_fn=forward, prepare_layer_inputs_fn=real_inputs, show_progress_bar=False
+        )
+
+
+def real_inputs(layer_input: Any, places_K2: torch.Tensor, layer_name: str) -> torch.Tensor:
+    """Inputs of a layer at real tokens, also where an architecture has flattened rows and columns."""
+    hidden: torch.Tensor = layer_input if isinstance(layer_input, torch.Tensor) else layer_input[0]
+    if hidden.ndim == 3:
+        return hidden[places_K2[:, 0], places_K2[:, 1]]
+    rows, columns = (int(size) + 1 for size in places_K2.max(dim=0).values)
+    if len(hidden) != rows * columns:
+        raise ModelError(
+            f"adapter.init: eva cannot tell rows apart in {layer_name}; name other target_modules, or another init"
+        )
+    return hidden[places_K2[:, 0] * columns + places_K2[:, 1]]
+
+
+@torch.no_grad()
+def make_up_for_rounding(
+    adapted: "PeftModel", adapter: schema.LoraAdapter, *, original_weights: Callable[[], dict[str, torch.Tensor]]
+) -> None:
+    """LoftQ (Li et al. 2023, algorithm 1): rounded weights plus adapter come as near to the old weights as they can.
+
+    On a quantised base the weights stay as they are, and one step of the algorithm fits the adapter to them.
+    """
+    layers = [(name, layer) for name, layer in adapted.named_modules() if getattr(layer, "lora_A", None)]
+    quantized = [name for name, layer in layers if is_quantized(layer.get_base_layer())]
+    if quantized and adapter.loftq_iterations > 1:
+        raise ModelError("adapter.loftq_iterations: a quantized base allows 1, its weights stay as they are; write 1")
+    original = original_weights() if quantized else {}
+    for name, layer in layers:
+        if "default" not in layer.lora_A:
+            continue
+        base, rank, scale = layer.get_base_layer(), layer.r["default"], layer.scaling["default"]
+        if name in quantized:
+            rounded = plain_weight(base)
+            weight = original[name.removeprefix("base_model.model.") + ".weight"].to(rounded)
+            a, b = best_low_rank(weight - rounded, rank=rank)
+        else:
+            weight = base.weight.T if layer.fan_in_fan_out else base.weight
+            rounded, a, b = loftq(
+                weight.float(), bits=adapter.loftq_bits, rank=rank, iterations=adapter.loftq_iterations
+            )
+            base.weight.copy_(rounded.T if layer.fan_in_fan_out else rounded)
+        layer.lora_A["default"].weight.copy_(a)
+        layer.lora_B["default"].weight.copy_(b / scale)
+
+
+def loftq(
+    weight: torch.Tensor, *, bits: int, rank: int, iterations: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rounded weight Q and factors A [r, in], B [out, r] so that Q + B A is near the weight."""
+    low_rank = torch.zeros_like(weight)
+    for _ in range(iterations):
+        rounded = normal_float(weight - low_rank, bits=bits)
+        a, b = best_low_rank(weight - rounded, rank=rank)
+        low_rank = b @ a
+    return rounded, a, b
+
+
+def best_low_rank(weight: torch.Tensor, *, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors A [r, in] and B [out, r] of the nearest matrix of that rank, the singular values shared evenly."""
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    roots = values[:rank].sqrt()
+    return roots[:, None] * right[:rank], left[:, :rank] * roots
+
+
+def normal_float(weight: torch.Tensor, *, bits: int) -> torch.Tensor:
+    """The weight rounded to the NormalFloat levels of so many bits, in blocks with one scale (QLoRA, section 3)."""
+    levels = normal_float_levels(bits).to(weight)
+    flat = weight.flatten()
+    padded = torch.cat([flat, flat.new_zeros(-len(flat) % BLOCK)]).view(-1, BLOCK)
+    scale = padded.abs().amax(dim=1, keepdim=True).clamp_min(1e-12)
+    edges = (levels[1:] + levels[:-1]) / 2
+    rounded = levels[torch.bucketize(padded / scale, edges)] * scale
+    return rounded.flatten()[: len(flat)].view_as(weight)
+
+
+def normal_float_levels(bits: int) -> torch.Tensor:
+    """2^bits levels in [-1, 1], 0 among them, equally likely under a normal distribution (QLoRA, section 3)."""
+    edge = 0.9677083
+    half = 2 ** (bits - 1)
+    quantile: Callable[[torch.Tensor], torch.Tensor] = torch.distributions.Normal(0.0, 1.0).icdf
+    positive = quantile(torch.linspace(edge, 0.5, half + 1, dtype=torch.float64)[:-1])
+    negative = -quantile(torch.linspace(edge, 0.5, half, dtype=torch.float64)[:-1])
+    levels = torch.cat([positive, torch.zeros(1, dtype=torch.float64), negative]).sort().values
+    return (levels / levels.max()).float()

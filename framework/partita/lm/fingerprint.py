@@ -1,0 +1,50 @@
+"""What a model is, as a short text that changes with anything that changes its outputs."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+FULL_HASH_BYTES = 2 * 2**30
+"""Weight files of more than this in total count by size and time of change, not by content."""
+WEIGHTS = (".safetensors", ".bin")
+DESCRIPTIONS = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def digest(*parts: Any) -> str:
+    """16 hexadecimal digits of anything that JSON can write."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def folder_digest(folder: Path) -> str:
+    """Changes with the weights and descriptions of a model's folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    weights = [path for path in files if path.suffix in WEIGHTS]
+    total = sum(path.stat().st_size for path in weights)
+    read = [path for path in files if path.name in DESCRIPTIONS] + (weights if total <= FULL_HASH_BYTES else [])
+    parts: list[Any] = [(str(path.relative_to(folder)), file_digest(path)) for path in read]
+    for path in weights if total > FULL_HASH_BYTES else []:
+        status = path.stat()
+        parts.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+    return digest(parts)
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_digest(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str:
+    """Changes with any bit of the named tensors."""
+    import torch
+
+    found = hashlib.sha256()
+    for name, tensor in tensors:
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]

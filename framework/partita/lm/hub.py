@@ -1,0 +1,162 @@
+"""Where a base model comes from, a folder or the Hub, and what went wrong there in words."""
+
+import difflib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_schema.model import ScratchModel
+
+BASE = "base"
+"""Folder inside a saved result that holds a new model under an adapter: it exists nowhere else."""
+
+
+def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[str | None, str | None, bool]:
+    """Where base weights and adapter come from, and whether the weights were saved by a run and are taken as they are.
+
+    No source of base weights means random ones.
+    """
+    if saved is not None:
+        if (saved / "adapter_config.json").exists():
+            return base_under(saved, config, folder=folder), str(saved), (saved / BASE).is_dir()
+        if (saved / "config.json").exists():
+            return str(saved), None, True
+        raise ModelError(f"{saved} holds no model; name a folder that `save` wrote")
+    base = config.base_model
+    source = None if isinstance(base, ScratchModel) else find_base(base, folder=folder)
+    adapter = config.adapter
+    if adapter is None or adapter.pretrained_adapter_weights is None:
+        return source, None, False
+    return source, find_adapter(adapter.pretrained_adapter_weights, folder=folder), False
+
+
+def base_under(saved: Path, config: Config, *, folder: Path) -> str:
+    """The base model that a saved adapter belongs on: beside it, or where it was when the run was made."""
+    if (saved / BASE).is_dir():
+        return str(saved / BASE)
+    written = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    if Path(written).is_dir() or isinstance(config.base_model, ScratchModel):
+        return str(written)
+    return find_base(config.base_model, folder=folder)
+
+
+def find_base(base_model: str, *, folder: Path) -> str:
+    """The absolute folder that `base_model` names, seen from `folder`, or the Hub id as it stands.
+
+    A name that can only be a path and is none raises ModelError with the nearest names beside it.
+    """
+    path = folder / Path(base_model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelError(f"base_model: {path} holds no config.json; write the folder that holds the model's files")
+        return str(path.resolve())
+    if path.exists():
+        raise ModelError(f"base_model: {path} is a file; write the folder that holds the model's files")
+    if can_only_be_a_path(base_model):
+        raise ModelError(f"base_model: there is no folder {path}{near(path)}")
+    return base_model
+
+
+def find_adapter(source: str, *, folder: Path) -> str:
+    """The absolute folder that `pretrained_adapter_weights` names, or the Hub id as it stands. Raises ModelError."""
+    path = folder / Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "adapter_config.json").exists():
+            raise ModelError(f"adapter.pretrained_adapter_weights: {path} holds no adapter_config.json")
+        return str(path.resolve())
+    if can_only_be_a_path(source):
+        raise ModelError(f"adapter.pretrained_adapter_weights: there is no folder {path}{near(path)}")
+    return source
+
+
+def can_only_be_a_path(name: str) -> bool:
+    """No Hub id looks like this: `owner/name` has one slash, and no dot or tilde before it."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
+
+
+def near(path: Path) -> str:
+    """`; did you mean NAME?` for the nearest folder beside `path`, or what stands there instead."""
+    parent = path.parent
+    if not parent.is_dir():
+        return f"; {parent} does not exist either"
+    names = sorted(child.name for child in parent.iterdir() if child.is_dir())
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; {parent} holds {', '.join(names[:8]) or 'no folders'}"
+
+
+@contextmanager
+def loading(source: str, *, part: str, key: str = "base_model") -> Iterator[None]:
+    """Turns what transformers, peft and the Hub client raise while `part` is loaded into a ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
+        raise ModelError(explain(error, source=source, part=part, key=key)) from error
+
+
+def explain(error: Exception, *, source: str, part: str, key: str) -> str:
+    """One line: what failed, on which source, and what to do about it."""
+    text = " ".join(str(error).split())
+    for marks, remedy in REMEDIES:
+        if any(mark in text for mark in marks):
+            return f"{key}: {source}: cannot load its {part}: {remedy}"
+    return f"{key}: {source}: cannot load its {part}: {type(error).__name__}: {text[:300]}"
+
+
+REMEDIES = (
+    (
+        ("gated repo", "restricted", "awaiting a review"),
+        "access to it is granted on the Hub's page; ask for it there, then log in with `hf auth login`",
+    ),
+    (
+        ("is not a valid git identifier", "RevisionNotFound", "Revision Not Found"),
+        "the Hub has no such revision; check model_parameters.revision",
+    ),
+    (
+        (
+            "not a local folder and is not a valid model identifier",
+            "Repository Not Found",
+            "Incorrect path_or_model_id",
+        ),
+        "there is no folder of that name and no such model on the Hub; check the spelling, or log in if it is private",
+    ),
+    (
+        ("couldn't connect", "offline mode", "Cannot find an appropriate cached", "Can't load the", "cached files"),
+        "it is no folder, is not cached, and the Hub cannot be reached; write a folder, or go online once",
+    ),
+    (
+        ("trust_remote_code", "custom code"),
+        "it brings its own code; read that code, then write trust_remote_code: true",
+    ),
+    (
+        ("does not recognize this architecture", "Unrecognized model", "model type"),
+        "its config.json names no model type that transformers knows; update transformers, or check the file",
+    ),
+    (
+        ("Unrecognized configuration class",),
+        "it is no causal language model (an encoder, or an encoder-decoder); choose a decoder-only model",
+    ),
+)
+
+
+def quiet_libraries() -> None:
+    """Silence what the libraries log without need.
+
+    bitsandbytes logs at every 8-bit forward pass, and about kernels that it could download; transformers advises a
+    mask wherever padding is seen, also right of the text, where no token looks.
+    """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    models = logging.getLogger("transformers.modeling_utils")
+    if drop_mask_advice not in models.filters:
+        models.addFilter(drop_mask_advice)
+
+
+def drop_mask_advice(record: logging.LogRecord) -> bool:
+    return "passing in an `attention_mask` since your input_ids may be padded" not in record.getMessage()

@@ -1,0 +1,379 @@
+"""A language model held through transformers, peft and bitsandbytes."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from partita.lm.adapter_inits import initial_adapter
+from partita.lm.adapters import add_adapter, check_type, read_adapter
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.fingerprint import digest, folder_digest, tensors_digest
+from partita.lm.generation import end_token_ids, generate_batch, left_padded, may_run_past_context, quiet_settings
+from partita.lm.hub import BASE, find_sources, quiet_libraries
+from partita.lm.loading import context_length, find_device, load_base, local_folder, quiet_progress
+from partita.lm.loss import AnswerPositions, answer_loss
+from partita.lm.merging import merged_model
+from partita.lm.noise import EmbeddingNoise
+from partita.lm.quantization import choose_kernels, quantized_layers
+from partita.lm.randomness import seeded
+from partita.lm.rank_budget import RankBudget
+from partita.lm.saving import (
+    INITIAL,
+    adapter_tensors,
+    check_initial,
+    read_checkpoint,
+    restore_parameters,
+    save_adapter,
+    write_checkpoint,
+)
+from partita.lm.tokenizers import tokenizer_digest
+from partita.lm.trained import freeze, recompute_activations, trained_parameters
+from partita_schema.adapter import AdaloraAdapter, LoraAdapter
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_schema.model import ScratchModel
+from partita_trainers.base import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED = ("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
+"""Adapters whose virtual tokens are embeddings before the prompt; other prompt learning fills the cache."""
+
+
+def load_model(
+    config: Config,
+    *,
+    folder: Path,
+    tokenizer: "PreTrainedTokenizerFast",
+    saved: Path | None = None,
+    batches: Callable[[], Iterable[Batch]] | None = None,
+    trainable: bool,
+) -> "HuggingFaceModel":
+    """The model of the file, or the one that `save` wrote into the folder `saved`.
+
+    Relative names start in `folder`. `batches` gives training batches to adapter inits that look at data. Unless
+    `trainable`, nothing requires gradients, and an adapter that is neither in `saved` nor in
+    `pretrained_adapter_weights` is left out: untrained, it would change nothing. Raises ModelError.
+    """
+    quiet_libraries()
+    device = find_device(config.model_parameters)
+    source, adapter_source, plain = find_sources(config, folder=folder, saved=saved)
+    base = load_base(config, source=source, tokenizer=tokenizer, device=device, plain=plain)
+    own_settings = quiet_settings(base)
+    # Before any forward pass: one would repack. A trained model answers with the kernels it was evaluated with.
+    choose_kernels(base, may_pack=not trainable and config.trainer.type == "none")
+    base.requires_grad_(config.adapter is None and trainable)
+    module: Any = base
+    initial: dict[str, torch.Tensor] = {}
+    if adapter_source is not None:
+        module = read_adapter(base, adapter_source, trainable=trainable)
+        if config.adapter is not None:
+            check_type(module, config.adapter, source=adapter_source)
+    elif config.adapter is not None and trainable:
+
+        def original_weights() -> dict[str, torch.Tensor]:
+            cpu = torch.device("cpu")
+            return dict(load_base(config, source=source, tokenizer=tokenizer, device=cpu, plain=True).state_dict())
+
+        with seeded(config.seed, device=device):
+            module = add_adapter(
+                base,
+                config.adapter,
+                batches=batches,
+                original_weights=original_weights,
+                tokenizer=tokenizer,
+            )
+        initial = initial_adapter(module, config.adapter)
+    if trainable:
+        freeze(module, config)
+        if config.trainer.type == "finetune" and config.trainer.gradient_checkpointing:
+            recompute_activations(base, config)
+    else:
+        module.requires_grad_(False)
+    module.eval()
+    return HuggingFaceModel(
+        module,
+        config=config,
+        tokenizer=tokenizer,
+        device=device,
+        source=source,
+        adapter_source=adapter_source,
+        initial=initial,
+        own_settings=own_settings,
+        plain=plain,
+        trainable=trainable,
+    )
+
+
+class HuggingFaceModel:
+    """Keeps the contract of `partita.lm.base.GenerativeModel`; made by `load_model`."""
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        config: Config,
+        tokenizer: "PreTrainedTokenizerFast",
+        device: torch.device,
+        source: str | None,
+        adapter_source: str | None,
+        initial: dict[str, torch.Tensor],
+        own_settings: Any,
+        plain: bool,
+        trainable: bool,
+    ) -> None:
+        self.module: nn.Module = module
+        self.tokenizer = tokenizer
+        self.device = device
+        self.config = config
+        self.source = source
+        self.adapter_source = adapter_source
+        self.initial = initial
+        self.own_settings = own_settings
+        self.plain = plain
+        self.trainable = trainable
+        self.adapted: Any = module if hasattr(module, "peft_config") else None
+        self.base: PreTrainedModel = module.get_base_model() if self.adapted is not None else module
+        settings = self.adapted.active_peft_config if self.adapted is not None else None
+        self.virtual_tokens, self.embedded = 0, False
+        if settings is not None and settings.is_prompt_learning:
+            self.virtual_tokens = int(settings.num_virtual_tokens)
+            self.embedded = settings.peft_type.value in EMBEDDED
+        self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
+        self.positions = AnswerPositions(self.base.get_output_embeddings())
+        noise_alpha = config.model_parameters.neftune_noise_alpha
+        self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None
+        trains_ranks = isinstance(config.adapter, AdaloraAdapter) and bool(trained_parameters(module))
+        self.budget = RankBudget(self.adapted, config.adapter) if trains_ranks else None  # type: ignore[arg-type]
+        self._identity: str | None = None
+        self._fingerprint: str | None = None
+
+    # What a trainer does
+
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Sum of the cross-entropy over the batch's loss tokens, in float32."""
+        noise = self.noise.for_lengths(batch.lengths_B) if self.noise is not None else nullcontext()
+        with noise:
+            return answer_loss(
+                module,
+                batch,
+                positions=self.positions,
+                device=self.device,
+                virtual_tokens=self.virtual_tokens if self.embedded else 0,
+                with_mask=self.config.trust_remote_code,
+            )
+
+    def prepare_training(self, total_steps: int) -> None:
+        """Plan what depends on the number of optimizer steps."""
+        if self.budget is not None:
+            self.budget.plan(total_steps)
+
+    def auxiliary_loss(self) -> torch.Tensor | None:
+        """AdaLoRA's penalty, already weighted; None for anything else."""
+        return self.budget.penalty() if self.budget is not None else None
+
+    def after_step(self, step: int) -> None:
+        """Move AdaLoRA's budget; gradients of the step must still stand."""
+        if self.budget is not None:
+            self.budget.after_step(step)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Training mode inside, with NEFTune noise where the file asks for it; the mode before it afterwards."""
+        before = self.module.training
+        self.module.train()
+        try:
+            with self.noise.switched_on() if self.noise is not None else nullcontext():
+                yield
+        finally:
+            self.module.train(before)
+
+    # Files
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write what training changes, exactly."""
+        extra = self.budget.tensors() if self.budget is not None else {}
+        ranks = self.budget.ranks() if self.budget is not None else None
+        write_checkpoint(folder, module=self.module, initial=self.initial, extra=extra, ranks=ranks)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read it back in place, bit for bit. Raises ResumeError where it does not fit."""
+        tensors, notes = read_checkpoint(folder)
+        first = {name.removeprefix(INITIAL): value for name, value in tensors.items() if name.startswith(INITIAL)}
+        check_initial(first, self.initial, folder=folder)
+        budget = {name: value for name, value in tensors.items() if name.startswith("rank_budget.")}
+        trained = {name: value for name, value in tensors.items() if not name.startswith((INITIAL, "rank_budget."))}
+        restore_parameters(self.module, trained, folder=folder)
+        self.initial = first
+        if self.budget is not None:
+            self.budget.restore(budget, ranks=notes["ranks"])
+
+    def save(self, folder: Path) -> None:
+        """Write the result in the layout of transformers or peft, with the tokenizer.
+
+        A plain model where there is no adapter, where it is to be merged, or where its init rounded the base weights;
+        else the adapter, and under `base/` the base model where that is new.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        adapter = self.config.adapter
+        with quiet_progress():
+            if self.adapted is None:
+                self.save_plain(self.base, folder)
+            elif adapter is not None and self.must_merge():
+                self.save_plain(merged_model(self.adapted), folder)
+            else:
+                base = BASE if self.source is None else self.source
+                save_adapter(self.adapted, folder, base=base, initial=self.initial)
+                if self.source is None or self.plain:
+                    self.save_base(folder / BASE)
+        self.tokenizer.save_pretrained(folder)
+
+    def must_merge(self) -> bool:
+        """Whether the result is a plain model although there is an adapter."""
+        adapter = self.config.adapter
+        if adapter is None:
+            return False
+        rounded = isinstance(adapter, LoraAdapter) and adapter.init == "loftq" and not quantized_layers(self.module)
+        if rounded and self.adapter_source is None:
+            logger.info("init loftq changed the base weights: the result is saved as a plain, merged model")
+            return True
+        if adapter.postprocessor.merge_adapter_into_base_model and quantized_layers(self.module):
+            logger.info("the quantized base is saved in float32, with the adapter merged into it")
+        return adapter.postprocessor.merge_adapter_into_base_model
+
+    def save_plain(self, model: "PreTrainedModel", folder: Path) -> None:
+        """Write a model with the generation settings that its checkpoint came with."""
+        quiet, model.generation_config = model.generation_config, self.own_settings
+        try:
+            model.save_pretrained(str(folder))
+        finally:
+            model.generation_config = quiet
+
+    def save_base(self, folder: Path) -> None:
+        """Write the base model as it was before the adapter came onto it."""
+        source = self.source
+        if source is not None:
+            import shutil
+
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+            return
+        fresh = load_base(self.config, source=None, tokenizer=self.tokenizer, device=torch.device("cpu"))
+        fresh.save_pretrained(str(folder))
+
+    # What inference does
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for a trained model in memory and for the files that `save` made of it, unless it was merged.
+
+        Trained weights count by their content, a base model that is used as it is by its files or its Hub commit.
+        """
+        if self._fingerprint is not None and not self.trainable:
+            return self._fingerprint
+        if self._identity is None:
+            self._identity = self.identity()
+        self._fingerprint = digest(self._identity, tensors_digest(sorted(self.changed_tensors().items())))
+        return self._fingerprint
+
+    def changed_tensors(self) -> dict[str, torch.Tensor]:
+        """What distinguishes the weights from those of the base model, by name."""
+        if self.adapted is not None:
+            return adapter_tensors(self.adapted, initial=self.initial)
+        if self.trainable or self.plain:
+            return dict(self.module.named_parameters())
+        return {}
+
+    def identity(self) -> str:
+        """What the model is, apart from what training changes."""
+        config = self.config
+        base: list[Any] = []
+        if self.adapted is not None or not (self.trainable or self.plain):
+            place = local_folder(self.source)
+            if isinstance(config.base_model, ScratchModel):
+                base = [config.base_model.model_dump(mode="json"), config.seed]
+            elif place is not None:
+                base = [folder_digest(place)]
+            else:
+                base = [self.source, getattr(self.base.config, "_commit_hash", None)]
+        sections = [config.model_parameters, config.quantization, config.adapter if self.adapted is not None else None]
+        dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
+        kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(self.module)]
+        # In 16 bits the rest of the base weights was rounded when an init moved a part of them; files do not round it.
+        moved = bool(self.initial) and self.base.dtype != torch.float32
+        dtypes = sorted({str(parameter.dtype) for parameter in self.module.parameters()})
+        return digest(base, dumped, kernels, moved, dtypes, self.device.type, tokenizer_digest(self.tokenizer))
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
+    ) -> list[Generated]:
+        """Answers in order, each as if it had been generated alone."""
+        if not requests:
+            return []
+        groups = [list(range(len(requests)))]
+        longest = max(len(request.input_ids) for request in requests)
+        end = longest + max(request.max_new_tokens for request in requests)
+        past = self.context_length is not None and end > self.context_length and not may_run_past_context(self.base)
+        if past or options.arguments.get("num_beams", 1) > 1:
+            # Rows at their limit run on while others are at work: beams would go on growing, learned positions end.
+            limits = sorted({request.max_new_tokens for request in requests})
+            groups = [[i for i, r in enumerate(requests) if r.max_new_tokens == limit] for limit in limits]
+        answers: dict[int, Generated] = {}
+        with ExitStack() as stack:
+            stack.enter_context(seeded(seed, device=self.device))
+            stack.enter_context(self.evaluating())
+            for group in groups:
+                chosen = [requests[index] for index in group]
+                beams = int(options.arguments.get("num_beams", 1))
+                found = generate_batch(
+                    self.base,
+                    chosen,
+                    options,
+                    inputs=self.prompt_inputs(chosen, beams=beams),
+                    end_ids=end_token_ids(self.base, tokenizer=self.tokenizer),
+                    tokenizer=self.tokenizer,
+                )
+                answers.update(zip(group, found, strict=True))
+        return [answers[index] for index in range(len(requests))]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        before = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(before)
+
+    @torch.no_grad()
+    def prompt_inputs(self, requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
+        """What `generate` of the base model is given: learned tokens stand right before each prompt, after padding."""
+        pad = self.tokenizer.pad_token_id
+        ids_BT, mask_BT = left_padded(
+            requests, pad_token_id=pad, device=self.device, gap=self.virtual_tokens if self.embedded else 0
+        )
+        if not self.virtual_tokens:
+            return {"input_ids": ids_BT, "attention_mask": mask_BT}
+        count = self.virtual_tokens
+        if self.embedded:
+            learned = self.adapted.get_prompt(batch_size=len(requests))
+            embedded = self.base.get_input_embeddings()(ids_BT).clone()
+            for row, request in enumerate(requests):
+                start = ids_BT.shape[1] - len(request.input_ids) - count
+                embedded[row, start : start + count] = learned[row].to(embedded.dtype)
+            return {"input_ids": ids_BT, "inputs_embeds": embedded, "attention_mask": mask_BT}
+        if beams > 1:
+            raise ModelError("generation.num_beams: beam search does not work with prefix_tuning; write num_beams: 1")
+        front = ids_BT.new_full((len(requests), count), pad)
+        return {
+            "input_ids": torch.cat([front, ids_BT], dim=1),
+            "attention_mask": torch.cat([torch.ones_like(front), mask_BT], dim=1),
+            "past_key_values": self.adapted.get_prompt(batch_size=len(requests)),
+        }

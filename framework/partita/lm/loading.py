@@ -1,0 +1,193 @@
+"""Base models: from a folder, the Hub or random weights, in the type and place that the file asks for."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partita.lm.hub import loading
+from partita.lm.quantization import bitsandbytes_config
+from partita.lm.randomness import seeded
+from partita.lm.scratch import scratch_config
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_schema.model import ModelParameters, RopeScaling, ScratchModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+
+def find_device(parameters: ModelParameters) -> torch.device:
+    """The device that the file asks for; auto is the first accelerator that torch sees. Raises ModelError."""
+    wanted = parameters.device
+    if wanted == "auto":
+        for kind in ("cuda", "xpu", "mps"):
+            if is_there(kind):
+                return torch.device(kind, 0) if kind != "mps" else torch.device(kind)
+        return torch.device("cpu")
+    device = torch.device(wanted)
+    if device.type != "cpu" and not is_there(device.type):
+        raise ModelError(f"model_parameters.device: torch sees no {device.type} device here; write auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(
+            f"model_parameters.device: there is no {wanted}; torch sees {torch.cuda.device_count()} cuda devices"
+        )
+    return device
+
+
+def is_there(kind: str) -> bool:
+    backend = torch.backends.mps if kind == "mps" else getattr(torch, kind)
+    return bool(backend.is_available())
+
+
+def load_base(
+    config: Config,
+    *,
+    source: str | None,
+    tokenizer: "PreTrainedTokenizerFast",
+    device: torch.device,
+    plain: bool = False,
+) -> "PreTrainedModel":
+    """The base model on its device, in evaluation mode; random weights where `source` is None.
+
+    `plain` leaves out the file's quantisation and rope scaling: weights that were saved have them behind them.
+    """
+    parameters = config.model_parameters
+    scaling = None if plain else parameters.rope_scaling
+    if source is None:
+        if not isinstance(config.base_model, ScratchModel):
+            raise AssertionError("a model without a source is made from scratch")
+        return new_model(config, config.base_model, tokenizer=tokenizer, device=device)
+    with loading(source, part="weights"), quiet_progress():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        origin: dict[str, Any] = {"revision": parameters.revision, "trust_remote_code": config.trust_remote_code}
+        described = AutoConfig.from_pretrained(source, **origin)
+        check_decoder(described, source=source)
+        if scaling is not None:
+            scale_positions(described, scaling)
+        quantization: dict[str, Any] = {}
+        if config.quantization is not None and not plain:
+            quantization = {
+                "quantization_config": bitsandbytes_config(config.quantization, device=device),
+                "device_map": {"": device},
+            }
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=described,
+            dtype=weights_dtype(config, device=device),
+            attn_implementation=attention(parameters),
+            **origin,
+            **quantization,
+        )
+        check_vocabulary(model, tokenizer, source=source)
+    return model if quantization else model.to(device)
+
+
+def new_model(
+    config: Config, base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast", device: torch.device
+) -> "PreTrainedModel":
+    """Random weights from the file's seed, drawn on the CPU so that every device starts from the same."""
+    from transformers import AutoModelForCausalLM
+
+    described = scratch_config(base, tokenizer=tokenizer)
+    parameters = config.model_parameters
+    if parameters.rope_scaling is not None:
+        scale_positions(described, parameters.rope_scaling)
+    dtype = weights_dtype(config, device=device)
+    with loading("scratch", part="weights"), seeded(config.seed, device=torch.device("cpu")):
+        model = AutoModelForCausalLM.from_config(
+            described, dtype=torch.float32, attn_implementation=attention(parameters)
+        )
+    model.eval()
+    return model.to(device, torch.float32 if dtype == "auto" else dtype)
+
+
+def attention(parameters: ModelParameters) -> str | None:
+    return None if parameters.attention == "auto" else parameters.attention
+
+
+def weights_dtype(config: Config, *, device: torch.device) -> Any:
+    """The type of the base weights. Weights that are trained themselves are held in float32."""
+    wanted = config.model_parameters.dtype
+    if config.trainer.type == "finetune" and config.adapter is None:
+        if wanted in ("bfloat16", "float16"):
+            logger.info("dtype: trained weights are held in float32; write mixed_precision to compute in %s", wanted)
+        return torch.float32
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    return torch.float32 if device.type == "cpu" else "auto"
+
+
+def check_decoder(described: "PretrainedConfig", *, source: str) -> None:
+    """Raises ModelError on encoders, which transformers would load as a decoder with a warning."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    encoder = described.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(described, "is_decoder", False)
+    if encoder or getattr(described, "is_encoder_decoder", False):
+        raise ModelError(
+            f"base_model: {source} is a {described.model_type} model, an encoder that writes no text; "
+            "choose a decoder-only (causal) language model"
+        )
+
+
+def check_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", *, source: str) -> None:
+    """Raises ModelError where the tokenizer has tokens without an embedding."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"base_model: {source}: its tokenizer has {len(tokenizer)} tokens and its embedding {rows}; "
+            "the files do not belong together"
+        )
+
+
+def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None:
+    """Write the file's rope scaling into a model's config, and make room for the longer context."""
+    own = getattr(described, "rope_parameters", None)
+    if not own:
+        raise ModelError(
+            f"model_parameters.rope_scaling: a {described.model_type} model has no rotary positions; remove it"
+        )
+    given = scaling.model_dump(exclude_none=True, exclude={"type"})
+    given |= {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
+    described.rope_parameters = {**own, **given, "rope_type": scaling.type}
+    trained = scaling.original_max_position_embeddings or described.max_position_embeddings
+    if scaling.factor is not None and scaling.type != "dynamic":
+        described.rope_parameters.setdefault("original_max_position_embeddings", trained)
+        described.max_position_embeddings = round(trained * scaling.factor)
+
+
+def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | None:
+    """Longest sequence in tokens, those of an adapter taken off; None where the model has no limit."""
+    described = model.config.get_text_config()
+    limit = getattr(described, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    scaling = getattr(described, "rope_parameters", None) or {}
+    if scaling.get("rope_type") == "dynamic":
+        limit = round(limit * scaling.get("factor", 1))
+    return int(limit) - virtual_tokens
+
+
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """No bars while weights are read; the setting is as before afterwards."""
+    from transformers.utils import logging as library
+
+    before = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            library.enable_progress_bar()
+
+
+def local_folder(source: str | None) -> Path | None:
+    """The folder that a source is, where it is one."""
+    return Path(source) if source is not None and Path(source).is_dir() else None

@@ -1,0 +1,100 @@
+"""The weights of base model and adapter together, as a plain model; the model in memory stays as it is.
+
+A quantised base comes out in float32. What an adapted quantised layer is, is read off it: it is applied to unit
+vectors, which is exact for every adapter that is linear in its input.
+"""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from partita.lm.quantization import is_quantized, plain_weight
+from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
+    """A new model on the CPU with the adapter added to its weights. Raises ModelError where it cannot be added."""
+    from transformers import AutoModelForCausalLM
+
+    base = adapted.get_base_model()
+    if adapted.active_peft_config.is_prompt_learning:
+        raise ModelError(
+            "adapter.postprocessor.merge_adapter_into_base_model: "
+            "learned tokens are no weights and cannot be merged; remove it"
+        )
+    weights = merged_weights(base)
+    config = copy.deepcopy(base.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    embedding, output = base.get_input_embeddings(), base.get_output_embeddings()
+    names = {layer: name for name, layer in base.named_modules()}
+    first, last = (weights.get(plain_name(names.get(layer, "") + ".weight")) for layer in (embedding, output))
+    if first is not None and last is not None and not torch.equal(first, last):
+        config.tie_word_embeddings = False
+    with torch.device("meta"):
+        merged = AutoModelForCausalLM.from_config(config)
+    own = merged.state_dict()
+    merged.load_state_dict({name: weights[name] for name in own}, assign=True)
+    merged.tie_weights()
+    return merged
+
+
+def merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
+    """Every weight of the model by its name without the adapter, on the CPU."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    weights: dict[str, torch.Tensor] = {}
+    covered: list[str] = []
+    for name, layer in base.named_modules():
+        if any(name.startswith(f"{outer}.") for outer in covered):
+            continue
+        if isinstance(layer, BaseTunerLayer):
+            covered.append(name)
+            state = {f"{name}.{key}": tensor for key, tensor in merged_layer(layer).items()}
+        elif is_quantized(layer):
+            covered.append(name)
+            state = {f"{name}.weight": plain_weight(layer)}
+            if getattr(layer, "bias", None) is not None:
+                state[f"{name}.bias"] = layer.bias.float()
+        else:
+            own = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
+            state = {f"{name}.{key}" if name else key: tensor for key, tensor in own.items()}
+        for key, tensor in state.items():
+            if ".original_module." not in key:
+                weights[plain_name(key)] = tensor.detach().cpu().contiguous()
+    return weights
+
+
+def plain_name(name: str) -> str:
+    """The name that a weight has without peft."""
+    return name.replace(".modules_to_save.default", "").replace(".base_layer", "")
+
+
+def merged_layer(layer: Any) -> dict[str, torch.Tensor]:
+    """Weight and bias of a layer with its adapter, by name."""
+    base = layer.get_base_layer()
+    if is_quantized(base):
+        return probed_layer(layer)
+    single = copy.deepcopy(layer)
+    single.merge(safe_merge=False)
+    return dict(single.get_base_layer().named_parameters())
+
+
+def probed_layer(layer: Any) -> dict[str, torch.Tensor]:
+    """Weight and bias of a linear layer, from what it makes of zero and of the unit vectors."""
+    mode = layer.training
+    layer.eval()
+    base = layer.get_base_layer()
+    device = base.weight.device
+    rows = torch.eye(base.in_features, device=device)
+    bias = layer(rows.new_zeros(1, base.in_features)).float()[0]
+    weight = torch.cat([(layer(part).float() - bias).T for part in torch.split(rows, 512)], dim=1)
+    layer.train(mode)
+    return {"weight": weight} | ({"bias": bias} if base.bias is not None else {})

@@ -1,0 +1,93 @@
+"""Base weights in 4 or 8 bits by bitsandbytes, and why training on them stays right.
+
+On CPUs with AVX512-BF16 bitsandbytes repacks a 4-bit weight at the first forward pass in evaluation mode. The packed
+kernel is fast and has no backward pass: gradients are silently wrong from then on. Weights of a model that trains are
+therefore never repacked; see docs/decisions/0004-qlora-on-cpu.md.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from partita_schema.model import Quantization
+
+if TYPE_CHECKING:
+    from transformers import BitsAndBytesConfig
+
+PACKED_ROWS = 32
+"""The packed CPU kernel works on this many outputs at a time, and asserts on what is left over."""
+
+
+def bitsandbytes_config(quantization: Quantization, *, device: torch.device) -> "BitsAndBytesConfig":
+    """The transformers form of the section."""
+    from transformers import BitsAndBytesConfig
+
+    skip = list(quantization.skip_modules) if quantization.skip_modules is not None else None
+    if quantization.bits == 8:
+        return BitsAndBytesConfig(
+            load_in_8bit=True,
+            llm_int8_threshold=quantization.llm_int8_threshold,
+            llm_int8_has_fp16_weight=quantization.llm_int8_has_fp16_weight,
+            llm_int8_skip_modules=skip,
+        )
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=quantization.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=compute_dtype(quantization, device=device),
+        llm_int8_skip_modules=skip,
+    )
+
+
+def compute_dtype(quantization: Quantization, *, device: torch.device) -> torch.dtype:
+    """The type that 4-bit layers compute in."""
+    if quantization.bnb_4bit_compute_dtype != "auto":
+        dtype: torch.dtype = getattr(torch, quantization.bnb_4bit_compute_dtype)
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
+
+
+def choose_kernels(module: nn.Module, *, may_pack: bool) -> None:
+    """Forbid the repacking of 4-bit weights unless it may be done, and where the packed kernel would assert."""
+    layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
+    for layer in layers:
+        packs = may_pack and layer.out_features % PACKED_ROWS == 0
+        layer.support_avx512bf16_for_cpu = layer.support_avx512bf16_for_cpu and packs
+
+
+def is_quantized(layer: nn.Module) -> bool:
+    """Whether bitsandbytes holds the weight of this layer in 4 or 8 bits."""
+    weight = layer._parameters.get("weight")  # wrappers show the weight of the layer inside as an attribute
+    return type(weight).__name__ in ("Params4bit", "Int8Params")
+
+
+def quantized_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Layers whose weights are held in 4 or 8 bits, by name."""
+    return [(name, layer) for name, layer in module.named_modules() if is_quantized(layer)]
+
+
+def plain_weight(layer: Any) -> torch.Tensor:
+    """The weight [out, in] of a quantised layer in float32; the layer stays as it is.
+
+    peft's own function moves 8-bit weights to and fro, and on a CPU they lose their scales on the way.
+    """
+    weight: Any = layer.weight
+    if type(weight).__name__ == "Int8Params":
+        scale = weight.SCB if layer.state.SCB is None else layer.state.SCB
+        scaled: torch.Tensor = weight.data.float() * (scale.float() / 127)[:, None]
+        return scaled
+    from bitsandbytes.functional import dequantize_4bit
+
+    unpack(layer)
+    plain: torch.Tensor = dequantize_4bit(weight.data, weight.quant_state)
+    return plain.detach().float()
+
+
+def unpack(layer: Any) -> None:
+    """Undo the repacking of a 4-bit weight, where there was one."""
+    state = getattr(layer.weight, "quant_state", None)
+    if getattr(state, "packing_format_for_cpu", False):
+        layer.state_dict()  # bitsandbytes unpacks in place when a state dict is asked for

@@ -1,0 +1,25 @@
+"""Random numbers that leave the global state as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def seeded(seed: int, *, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws from `seed` on the CPU and on `device`; afterwards both go on as if nothing had happened."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    elif device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

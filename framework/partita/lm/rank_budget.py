@@ -1,0 +1,77 @@
+"""AdaLoRA's moving rank budget: its schedule, its penalty, and its state in a checkpoint (Zhang et al. 2023)."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partita_schema.adapter import AdaloraAdapter
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+MEANS = ("ipt", "exp_avg_ipt", "exp_avg_unc")
+"""The allocator's running means, each a table from parameter name to tensor."""
+
+
+class RankBudget:
+    """Moves the budget of a model with an AdaLoRA adapter after each step."""
+
+    def __init__(self, adapted: "PeftModel", adapter: AdaloraAdapter) -> None:
+        self.adapted = adapted
+        self.adapter = adapter
+        self.settings: Any = adapted.active_peft_config
+        self.planned = False
+
+    def plan(self, total_steps: int) -> None:
+        """Lay the three phases over the steps. Where they leave no step for pruning, the last phase gives way."""
+        first = as_steps(self.adapter.tinit, total_steps=total_steps)
+        last = as_steps(self.adapter.tfinal, total_steps=total_steps)
+        self.settings.total_step = total_steps
+        self.settings.tinit = min(first, max(total_steps - 1, 0))
+        self.settings.tfinal = min(last, max(total_steps - self.settings.tinit - 1, 0))
+        self.planned = True
+
+    def after_step(self, step: int) -> None:
+        """Take rank from matrices that matter little. Gradients of the step must still stand."""
+        if not self.planned:
+            raise AssertionError("prepare_training(total_steps) comes before the first step")
+        self.adapted.base_model.update_and_allocate(step)
+
+    def penalty(self) -> torch.Tensor:
+        """How far the factors are from orthogonal: mean Frobenius norm of P P' - I (equation 4), weighted."""
+        terms = []
+        for name, factor in self.adapted.named_parameters():
+            if "lora_A" in name or "lora_B" in name:
+                gram = factor @ factor.T if "lora_A" in name else factor.T @ factor
+                terms.append(torch.linalg.norm(gram - torch.eye(len(gram), device=gram.device)))
+        return float(self.adapter.orth_reg_weight) * torch.stack(terms).mean()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The running means, by `rank_budget.<mean>.<parameter>`."""
+        allocator = self.adapted.base_model.rankallocator
+        return {
+            f"rank_budget.{mean}.{name}": tensor.detach().clone()
+            for mean in MEANS
+            for name, tensor in getattr(allocator, mean).items()
+        }
+
+    def ranks(self) -> dict[str, list[bool]] | None:
+        """Which ranks are kept, by parameter; None before the first allocation."""
+        pattern: dict[str, list[bool]] | None = self.settings.rank_pattern
+        return pattern or None
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], *, ranks: dict[str, list[bool]] | None) -> None:
+        """Take up running means and kept ranks from a checkpoint."""
+        allocator = self.adapted.base_model.rankallocator
+        device = next(self.adapted.parameters()).device
+        for mean in MEANS:
+            start = f"rank_budget.{mean}."
+            found = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+            setattr(allocator, mean, {name: tensor.to(device) for name, tensor in found.items()})
+        self.settings.rank_pattern = ranks
+
+
+def as_steps(value: float, *, total_steps: int) -> int:
+    """A share of the steps when below 1, else a number of them."""
+    return round(value * total_steps) if value < 1 else int(value)

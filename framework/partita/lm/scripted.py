@@ -1,0 +1,139 @@
+"""A language model that answers what it is told: for tests, without files, network or waiting.
+
+It keeps the whole contract of `GenerativeModel`. What it learns is the frequency of tokens: one bias per token.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.tokenizers import byte_tokenizer
+from partita_schema.errors import ResumeError
+from partita_trainers.base import Batch
+
+Answer = str | Exception
+"""What stands for a prompt: its answer, or an error to raise."""
+
+
+class TokenFrequencies(nn.Module):
+    """Logits that are the same after every prefix: [B, T] ids to [B, T, V]."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.bias_V = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
+        return self.bias_V.expand(*input_ids_BT.shape, -1)
+
+
+class ScriptedModel:
+    """Answers prompts by a function or a table from prompt text to answer.
+
+    A table's value may be an exception, and a function may raise: the whole batch fails with it. A prompt that is not
+    in the table raises LookupError. `calls` and `rows` count generate calls and the rows in them.
+    """
+
+    def __init__(
+        self, answer: Callable[[str], str] | Mapping[str, Answer], *, context_length: int | None = None
+    ) -> None:
+        self.answer = answer
+        self.context_length = context_length
+        self.tokenizer = byte_tokenizer(max_length=context_length)
+        self.module: nn.Module = TokenFrequencies(len(self.tokenizer))
+        self.device = torch.device("cpu")
+        self.calls = 0
+        self.rows = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with what was learned."""
+        weights = b"".join(parameter.detach().numpy().tobytes() for parameter in self.module.parameters())
+        return f"scripted-{hashlib.sha256(weights).hexdigest()[:16]}"
+
+    def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Sum of the cross-entropy over the batch's loss tokens."""
+        logits = module(batch.input_ids_BT)[:, :-1].reshape(-1, len(self.tokenizer))
+        labels = batch.labels_BT[:, 1:].reshape(-1)
+        return nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+
+    def auxiliary_loss(self) -> torch.Tensor | None:
+        """None."""
+        return None
+
+    def prepare_training(self, total_steps: int) -> None:
+        """Nothing depends on the number of steps."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing happens between steps."""
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Training mode inside, the mode before it afterwards."""
+        before = self.module.training
+        self.module.train()
+        try:
+            yield
+        finally:
+            self.module.train(before)
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write the biases."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: value.detach() for name, value in self.module.named_parameters()}, folder / "model.safetensors"
+        )
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read the biases. Raises ResumeError where they are absent."""
+        from safetensors.torch import load_file
+
+        file = folder / "model.safetensors"
+        if not file.exists():
+            raise ResumeError(f"{file} is missing; the checkpoint is not complete")
+        self.module.load_state_dict(load_file(file))
+
+    def save(self, folder: Path) -> None:
+        """Write the biases, a small config and the tokenizer."""
+        self.save_checkpoint(folder)
+        (folder / "config.json").write_text(json.dumps({"model_type": "scripted"}), encoding="utf-8")
+        self.tokenizer.save_pretrained(folder)
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
+    ) -> list[Generated]:
+        """The told answers, cut as a real model would cut them."""
+        self.calls += 1
+        self.rows += len(requests)
+        return [self.generated(request, options) for request in requests]
+
+    def generated(self, request: GenerationRequest, options: GenerationOptions) -> Generated:
+        needed = len(request.input_ids) + request.max_new_tokens
+        if self.context_length is not None and needed > self.context_length:
+            raise ValueError(f"{needed} tokens do not fit the context of {self.context_length}")
+        answer = self.answer_to(self.tokenizer.decode(list(request.input_ids), skip_special_tokens=True))
+        ids: list[int] = self.tokenizer.encode(answer, add_special_tokens=False)
+        finished = len(ids) < request.max_new_tokens
+        ids = ids[: request.max_new_tokens]
+        text = self.tokenizer.decode(ids)
+        cut = min((place for stop in options.stop if (place := text.find(stop)) >= 0), default=None)
+        reason: Any = "stop" if finished or cut is not None else "length"
+        return Generated(ids=tuple(ids), text=text if cut is None else text[:cut], finish_reason=reason)
+
+    def answer_to(self, prompt: str) -> str:
+        if not isinstance(self.answer, Mapping):
+            return self.answer(prompt)
+        if prompt not in self.answer:
+            raise LookupError(f"no answer is scripted for the prompt {prompt!r}")
+        answer = self.answer[prompt]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -1,0 +1,164 @@
+"""Tokenizers: read from a model's folder, or made for a new model.
+
+A new model's tokenizer depends on the texts and the settings alone, so that the same file and data give the same ids.
+Every tokenizer that leaves this module is fast, has an end token where the model has one, and a pad token that needs no
+new embedding.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.lm.fingerprint import digest
+from partita.lm.hub import find_base, loading
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_schema.model import ScratchModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+CHARACTER = r"[\s\S]"
+WORD = r" ?\w+| ?[^\w\s]|\s"
+"""A word or a mark with the space before it, so that decoding gives the text back."""
+
+
+def load_tokenizer(
+    config: Config, *, folder: Path, texts: Callable[[], Iterable[str]], saved: Path | None = None
+) -> "PreTrainedTokenizerFast":
+    """The tokenizer in the folder `saved`, else the base model's, else one trained on `texts()` (scratch models).
+
+    `folder` is where a relative `base_model` starts. Raises ModelError.
+    """
+    if saved is not None:
+        return read_tokenizer(str(saved))
+    base = config.base_model
+    if isinstance(base, ScratchModel):
+        return train_tokenizer(base, texts())
+    revision = config.model_parameters.revision
+    return read_tokenizer(find_base(base, folder=folder), revision=revision, trust_remote_code=config.trust_remote_code)
+
+
+def read_tokenizer(
+    source: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> "PreTrainedTokenizerFast":
+    """The fast tokenizer of a folder or Hub id, with a pad token."""
+    from transformers import AutoTokenizer
+
+    with loading(source, part="tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"{source}: its tokenizer has no fast form; save one with tokenizer.json beside the model")
+    return with_pad_token(tokenizer, source=source)
+
+
+def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer, padding with its end or unknown token where it has no pad token; its size stays as it is."""
+    if tokenizer.pad_token_id is None:
+        pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+        if pad_token is None:
+            raise ModelError(f"{source}: its tokenizer has no pad, end or unknown token; set pad_token in its files")
+        tokenizer.pad_token = pad_token
+    return tokenizer
+
+
+def train_tokenizer(base: ScratchModel, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+    """A new tokenizer of the kind that `base` names, with at most `vocab_size` tokens."""
+    if base.tokenizer == "byte":
+        return byte_tokenizer(max_length=base.context_length)
+    if base.tokenizer == "bpe":
+        return wrap(byte_pair_backend(texts, vocab_size=base.vocab_size), max_length=base.context_length)
+    pattern = CHARACTER if base.tokenizer == "char" else WORD
+    backend = piece_backend(texts, pattern=pattern, vocab_size=base.vocab_size)
+    return wrap(backend, max_length=base.context_length, unknown=UNKNOWN)
+
+
+def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast":
+    """One token a byte of UTF-8: 256 of them, `<pad>` and `</s>`."""
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    pieces = [PAD, END, *sorted(ByteLevel.alphabet())]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    return wrap(byte_level(BPE(vocab=vocabulary, merges=[])), max_length=max_length)
+
+
+def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
+    """Byte-level byte-pair encoding (Radford et al. 2019, section 2.2) trained on the texts."""
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+
+    alphabet = sorted(ByteLevel.alphabet())
+    least = len(alphabet) + 2
+    if vocab_size < least:
+        raise ModelError(
+            f"base_model.vocab_size: {vocab_size} holds no byte-level vocabulary; "
+            f"write at least {least}, or tokenizer: char"
+        )
+    backend = byte_level(BPE())
+    trainer = BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def byte_level(model: Any) -> "Backend":
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, pre_tokenizers
+
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Backend":
+    """One token for each of the most frequent pieces that `pattern` cuts; ties in the order of the alphabet."""
+    from tokenizers import Regex, decoders
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+
+    splitter = Split(Regex(pattern), behavior="isolated")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+    special = [PAD, END, UNKNOWN]
+    room = vocab_size - len(special)
+    if not counts or room < 1:
+        raise ModelError(
+            f"base_model.tokenizer: {len(counts)} different pieces in the training texts and a vocab_size of "
+            f"{vocab_size}; a tokenizer needs texts, and a vocab_size of at least {len(special) + 1}"
+        )
+    kept = sorted(counts, key=lambda piece: (-counts[piece], piece))[:room]
+    vocabulary = {piece: number for number, piece in enumerate([*special, *kept])}
+    backend = Backend(WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def wrap(backend: "Backend", *, max_length: int | None, unknown: str | None = None) -> "PreTrainedTokenizerFast":
+    """A transformers tokenizer around a backend whose vocabulary holds the special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = {"pad_token": PAD, "eos_token": END} | ({"unk_token": unknown} if unknown else {})
+    backend.add_special_tokens(list(names.values()))
+    limit = {"model_max_length": max_length} if max_length else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, padding_side="right", **names, **limit
+    )
+
+
+def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """A hash of everything by which the tokenizer turns text into ids: vocabulary, rules, special tokens, template."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # These two are settings of the last call, not of the tokenizer.
+    rules = {key: value for key, value in backend.items() if key not in ("padding", "truncation")}
+    return digest(rules, tokenizer.special_tokens_map, str(tokenizer.chat_template or ""))

@@ -1,0 +1,266 @@
+import json
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita.lm.base import GenerationOptions
+from partita.lm.hub import explain
+from partita.lm.loading import find_device
+from partita_schema.errors import ModelError
+from partita_schema.model import Architecture, ModelParameters
+
+GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
+
+
+def scratch(**keys) -> dict:
+    return {"type": "scratch", "tokenizer": "byte", "context_length": 64} | keys
+
+
+@pytest.mark.parametrize("architecture", typing.get_args(Architecture))
+def test_every_architecture_is_built_in_the_shape_that_is_asked_for(small, architecture: str) -> None:
+    shape = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 160}
+    lm = small.load(small.config(base_model=scratch(architecture=architecture, **shape)))
+    described = lm.base.config
+    assert described.model_type == architecture
+    assert (described.hidden_size, described.num_hidden_layers, described.num_attention_heads) == (96, 3, 4)
+    assert (lm.context_length, described.vocab_size, len(lm.tokenizer)) == (64, 258, 258)
+    weights = {tuple(parameter.shape[-2:]) for parameter in lm.module.parameters()}
+    assert weights & {(160, 96), (96, 160)}
+    tied = lm.base.get_output_embeddings().weight is lm.base.get_input_embeddings().weight
+    assert tied
+    small.take_steps(lm, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"), [("nano", 0.123), ("tiny", 0.837), ("mini", 4.886), ("small", 25.4), ("medium", 85.2)]
+)
+def test_sizes_have_the_parameters_that_their_names_promise(small, size: str, millions: float) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from partita.lm.scratch import scratch_config
+    from partita.lm.tokenizers import byte_tokenizer
+
+    config = small.config(base_model=scratch(size=size))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(scratch_config(config.base_model, tokenizer=byte_tokenizer()))
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_embeddings_can_be_untied_and_heads_grouped(small) -> None:
+    lm = small.load(small.config(base_model=scratch(size="tiny", tie_word_embeddings=False, num_key_value_heads=2)))
+    assert lm.base.get_output_embeddings().weight is not lm.base.get_input_embeddings().weight
+    assert lm.base.config.num_key_value_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"hidden_size": 50}, "hidden_size 50 and num_attention_heads 4 give no even head width; .* multiple of 8"),
+        (
+            {"hidden_size": 48, "architecture": "stablelm"},
+            r"stablelm rotates 25% of each head, and 12 .* multiple of 32",
+        ),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads 4"),
+        ({"num_key_value_heads": 2, "architecture": "gpt2"}, "gpt2 has no grouped-query attention; remove it"),
+    ],
+)
+def test_shapes_that_no_model_can_have_are_refused(small, keys: dict, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        small.load(small.config(base_model=scratch(**keys)))
+
+
+def test_a_new_model_depends_on_the_seed_alone_and_leaves_the_global_state(small) -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    config = small.config(adapter={"type": "lora", "init": "gaussian"})
+    first = small.load(config)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    second, other = small.load(config), small.load(config.model_copy(update={"seed": 5}))
+    pairs = list(zip(first.module.parameters(), second.module.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(next(first.module.parameters()), next(other.module.parameters()))
+
+
+def test_a_relative_folder_starts_where_the_file_lies(small, base_folder: Path) -> None:
+    lm = small.load(small.config(base_model=f"./{base_folder.name}"), folder=base_folder.parent)
+    assert lm.source == str(base_folder.resolve())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("./smal", r"base_model: there is no folder .*smal; did you mean small\?"),
+        ("./zzz", r"there is no folder .*zzz; .* holds small"),
+        ("./no/where", r"there is no folder .*where; .*no does not exist either"),
+        ("./small/config.json", r"config\.json is a file; write the folder that holds the model's files"),
+        (".", r"holds no config\.json; write the folder that holds the model's files"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_told_with_its_neighbours(small, base_folder: Path, name: str, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        small.load(small.config(base_model=name), folder=base_folder.parent)
+
+
+def test_a_hub_model_that_cannot_be_reached_is_told_in_words(small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"base_model: nobody/nothing-here: cannot load its tokenizer: "):
+        small.load(small.config(base_model="nobody/nothing-here"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        ("We couldn't connect to 'https://huggingface.co' to load the files", "write a folder, or go online once"),
+        ("x is not a local folder and is not a valid model identifier listed on", "check the spelling, or log in"),
+        ("You are trying to access a gated repo.", "log in with `hf auth login`"),
+        ("main2 is not a valid git identifier (branch name, tag name", "check model_parameters.revision"),
+        ("Please pass the argument `trust_remote_code=True` to allow custom code", "write trust_remote_code: true"),
+        ("but Transformers does not recognize this architecture", "update transformers, or check the file"),
+        ("something else", "cannot load its weights: OSError: something else"),
+    ],
+)
+def test_what_the_hub_says_becomes_advice(raised: str, text: str) -> None:
+    told = explain(OSError(raised), source="a/b", part="weights", key="base_model")
+    assert told.startswith("base_model: a/b: cannot load its weights: ")
+    assert text in told
+
+
+@pytest.mark.parametrize(
+    ("described", "text"),
+    [
+        ({"model_type": "bert"}, "is a bert model, an encoder that writes no text; choose a decoder-only"),
+        ({"model_type": "t5"}, "is a t5 model, an encoder that writes no text; choose a decoder-only"),
+        ({"model_type": "from_the_future"}, "names no model type that transformers knows"),
+        ({}, "names no model type that transformers knows"),
+    ],
+)
+def test_a_folder_with_another_kind_of_model_is_refused(
+    small, base_folder: Path, described: dict, text: str, tmp_path: Path
+) -> None:
+    small.load(small.config(base_model=str(base_folder))).tokenizer.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ModelError, match=text):
+        small.load(small.config(base_model=str(tmp_path)))
+
+
+def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path: Path) -> None:
+    lm = small.load(small.config())
+    lm.tokenizer.add_tokens(["<one>", "<two>"])
+    lm.save(tmp_path)
+    with pytest.raises(ModelError, match="its tokenizer has 260 tokens and its embedding 258"):
+        small.load(small.config(base_model=str(tmp_path)))
+
+
+def test_devices_are_found_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert find_device(ModelParameters()) == torch.device("cpu")
+    with pytest.raises(ModelError, match=r"device: torch sees no cuda device here; write auto or cpu"):
+        find_device(ModelParameters(device="cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert find_device(ModelParameters()) == torch.device("cuda", 0)
+    with pytest.raises(ModelError, match=r"there is no cuda:3; torch sees 1 cuda devices"):
+        find_device(ModelParameters(device="cuda:3"))
+
+
+def test_weights_are_in_the_type_that_is_asked_for_and_in_float32_where_they_are_trained(
+    small, base_folder: Path
+) -> None:
+    half = {"base_model": str(base_folder), "model_parameters": {"dtype": "bfloat16"}}
+    assert {p.dtype for p in small.load(small.config(**half)).module.parameters()} == {torch.float32}
+    adapted = small.load(small.config(**half, adapter={"type": "lora"}))
+    assert {p.dtype for p in adapted.module.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in adapted.module.parameters() if not p.requires_grad} == {torch.bfloat16}
+    none = small.config(**half, trainer={"type": "none"})
+    assert {p.dtype for p in small.load(none, trainable=False).module.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [{"type": "ln_tuning"}, {"type": "lora", "modules_to_save": ["lm_head", "embed_tokens"]}, {"type": "ia3"}],
+    ids=lambda adapter: adapter["type"],
+)
+def test_parts_trained_in_float32_fit_into_a_bfloat16_model(
+    small, base_folder: Path, adapter: dict, tmp_path: Path
+) -> None:
+    config = small.config(base_model=str(base_folder), model_parameters={"dtype": "bfloat16"}, adapter=adapter)
+    lm = small.load(config)
+    small.take_steps(lm, steps=2)
+    lm.save(tmp_path)
+    read = small.load(config, saved=tmp_path, trainable=False)
+    assert small.held_out_loss(read) == small.held_out_loss(lm)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"type": "linear", "factor": 2.0}, 128),
+        ({"type": "dynamic", "factor": 4.0}, 256),
+        ({"type": "yarn", "factor": 2.0}, 128),
+        (
+            {
+                "type": "llama3",
+                "factor": 2.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            128,
+        ),
+        ({"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "factor": 2.0}, 128),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_rope_scaling_lengthens_the_context_and_stays_with_the_saved_model(
+    small, base_folder: Path, scaling: dict, length: int, tmp_path: Path
+) -> None:
+    config = small.config(base_model=str(base_folder), model_parameters={"rope_scaling": scaling})
+    lm, plain = small.load(config), small.load(small.config(base_model=str(base_folder)))
+    assert (lm.context_length, plain.context_length) == (length, 64)
+    (answer,) = lm.generate(small.requests((60, 30)), GREEDY, seed=0)
+    assert len(answer.ids) == 30 or answer.finish_reason == "stop"
+    lm.save(tmp_path)
+    read = small.load(config, saved=tmp_path, trainable=False)
+    assert read.context_length == length
+    long = small.batch(lengths=(100, 90))
+    with torch.no_grad():
+        assert read.loss(read.module, long).item() == lm.loss(lm.module, long).item()
+        assert lm.loss(lm.module, long).item() != plain.loss(plain.module, long).item()
+
+
+def test_rope_scaling_without_rotary_positions_is_refused(small) -> None:
+    scaling = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    with pytest.raises(ModelError, match="a gpt2 model has no rotary positions; remove it"):
+        small.load(small.config(architecture="gpt2", model_parameters=scaling))
+
+
+def test_frozen_layers_are_not_trained(small) -> None:
+    config = small.config(trainer={"type": "finetune", "layers_to_freeze_regex": r"layers\.0\.|embed"})
+    lm = small.load(config)
+    trained = {name for name, parameter in lm.module.named_parameters() if parameter.requires_grad}
+    assert not any("layers.0." in name or "embed" in name for name in trained)
+    before = {name: parameter.clone() for name, parameter in lm.module.named_parameters()}
+    small.take_steps(lm, steps=1)
+    changed = {name for name, parameter in lm.module.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == trained
+
+
+@pytest.mark.parametrize(("pattern", "count"), [("nothing_like_it", "no"), (".", "every")])
+def test_freezing_nothing_or_everything_is_refused(small, pattern: str, count: str) -> None:
+    config = small.config(trainer={"type": "finetune", "layers_to_freeze_regex": pattern})
+    with pytest.raises(
+        ModelError, match=rf"layers_to_freeze_regex: .* matches {count} trained parameter; .*embed_tokens"
+    ):
+        small.load(config)
+
+
+def test_nothing_requires_gradients_where_nothing_is_trained(small) -> None:
+    lm = small.load(small.config(trainer={"type": "none"}), trainable=False)
+    assert not any(parameter.requires_grad for parameter in lm.module.parameters())
+    assert lm.loss(lm.module, small.batch(lengths=(1,))).item() == 0
