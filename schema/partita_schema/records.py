@@ -1,4 +1,4 @@
-"""Records that the program writes and reads back: the manifest of a run, and a predicted row.
+"""Records that the program writes and reads back: the manifest of a run.
 
 Plain dictionaries pass through marshmallow schemas on their way out and in. Keys that a newer version has added are
 kept: what is loaded and dumped again loses nothing. Loading raises marshmallow's ValidationError with reasons by key.
@@ -57,18 +57,3 @@ class ManifestRecord(Record):
     model = fields.String(allow_none=True)
     error = fields.String(allow_none=True)
     created = fields.String()
-
-
-class PredictionRecord(Record):
-    """One row of a prediction journal."""
-
-    key = fields.String(required=True)
-    row = fields.Integer(required=True, strict=True, validate=validate.Range(min=0))
-    status = fields.String(required=True, validate=validate.OneOf(("ok", "error", "skipped")))
-    text = fields.String(allow_none=True)
-    values = fields.Dict(keys=fields.String(), values=fields.Raw(allow_none=True))
-    tokens = fields.Integer(validate=validate.Range(min=0))
-    finish_reason = fields.String(allow_none=True, validate=validate.OneOf(("stop", "length")))
-    error = fields.String(allow_none=True)
-    attempt = fields.Integer(validate=validate.Range(min=1))
-    milliseconds = fields.Float(validate=validate.Range(min=0))

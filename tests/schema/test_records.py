@@ -3,7 +3,7 @@
 import pytest
 from marshmallow import ValidationError
 
-from partita_schema.records import ManifestRecord, PredictionRecord
+from partita_schema.records import ManifestRecord
 
 MANIFEST = {
     "format_version": 1,
@@ -33,21 +33,3 @@ def test_a_wrong_manifest_is_refused_by_key(change: dict[str, object], key: str)
     with pytest.raises(ValidationError) as caught:
         ManifestRecord().load({**MANIFEST, **change})
     assert list(caught.value.messages_dict) == [key]
-
-
-def test_a_prediction_survives_a_round_trip() -> None:
-    record = {
-        "key": "a1",
-        "row": 3,
-        "status": "ok",
-        "text": "4",
-        "values": {"answer": 4},
-        "tokens": 2,
-        "finish_reason": "stop",
-        "error": None,
-        "attempt": 1,
-        "milliseconds": 12.5,
-        "of_a_newer_version": True,
-    }
-    schema = PredictionRecord()
-    assert schema.dump(schema.load(record)) == record

@@ -172,6 +172,11 @@ def test_a_metric_that_nobody_measures_is_told_with_those_that_there_are(make_wo
         run(work)
 
 
+def test_half_precision_on_a_cpu_is_refused_with_what_works(make_work: Any) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.mixed_precision: fp16 needs a GPU; on a CPU write bf16 or no"):
+        run(make_work(mixed_precision="fp16"))
+
+
 def test_no_training_rows_is_an_error(make_work: Any) -> None:
     work = make_work()
     object.__setattr__(work, "batches", None)

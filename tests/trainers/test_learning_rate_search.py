@@ -3,7 +3,7 @@
 import pytest
 
 from partita_schema.errors import TrainingError
-from partita_trainers.range_test import suggest
+from partita_trainers.learning_rate_search import suggest
 
 
 def test_a_tenth_of_the_rate_with_the_lowest_loss_is_taken() -> None:

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from partita_schema.errors import DataError, ResumeError
+from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.model import ScratchModel
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batches, Metrics, Step, TrainResult, Work
@@ -27,8 +27,8 @@ from partita_trainers.checkpoint import (
     write_checkpoint,
 )
 from partita_trainers.interrupt import interruption
+from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.optimizers import build_optimizers, evaluation_weights, set_learning_rate
-from partita_trainers.range_test import find_learning_rate
 from partita_trainers.schedule import learning_rate_share
 from partita_trainers.step import Outcome, step_record, take_step
 from partita_trainers.validation import Validation
@@ -274,12 +274,14 @@ def validation_metric(work: Work) -> str:
 
 
 def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelerator:
-    """accelerate for this run's device and precision."""
+    """accelerate for this run's device and precision. Raises ConfigError where the device lacks the precision."""
     from accelerate.state import AcceleratorState
 
     precision = config.mixed_precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError([Problem("trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no")])
     # One process may train several models in turn; accelerate keeps the first one's precision otherwise.
     AcceleratorState._reset_state(reset_partial_state=False)
     return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

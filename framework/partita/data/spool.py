@@ -10,9 +10,12 @@ import mmap
 import tempfile
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
+
+from partita_schema.errors import WriteError
 
 
 class SpoolWriter:
@@ -27,8 +30,11 @@ class SpoolWriter:
         """Place of each row's file in the list of files."""
 
     def add(self, row: bytes, *, file: int, number: int) -> None:
-        """Keep a row, a JSON object in UTF-8."""
-        self._file.write(row)
+        """Keep a row, a JSON object in UTF-8. Raises WriteError."""
+        try:
+            self._file.write(row)
+        except OSError as error:
+            raise full(error) from error
         self._ends.append(self._ends[-1] + len(row))
         self.numbers.append(number)
         self.files.append(file)
@@ -37,8 +43,11 @@ class SpoolWriter:
         return len(self.numbers)
 
     def finish(self) -> "Spool":
-        """The rows, for reading; they stay when the writer is closed."""
-        self._file.flush()
+        """The rows, for reading; they stay when the writer is closed. Raises WriteError."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise full(error) from error
         empty = self._ends[-1] == 0
         data = b"" if empty else mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         return Spool(data, np.frombuffer(self._ends, dtype=np.int64))
@@ -47,7 +56,17 @@ class SpoolWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        # Closing writes what is buffered, which fails again where writing failed before.
+        with suppress(OSError):
+            self._file.close()
+
+
+def full(error: OSError) -> WriteError:
+    """The error of a disk that takes no more rows."""
+    folder = tempfile.gettempdir()
+    return WriteError(
+        f"the rows cannot be kept in {folder}: {error.strerror}; make room, or set TMPDIR to another folder"
+    )
 
 
 class Spool:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_NEW_TOKENS = 256
+READING_IS_SHOWN = 10_000
+"""Rows from which on reading them takes long enough to be shown."""
 SPARE_LABEL_TOKENS = 8
 """Room around a label, for an answer such as "The label is positive."."""
 
@@ -75,7 +77,9 @@ def predict_rows(
     if output is not None:
         check_ending(output)
     parts = {**fingerprint, "answers": _answers_part(generation, max_new_tokens, batch_size=batch_size, seed=seed)}
-    prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts))
+    shown = progress if len(rows) >= READING_IS_SHOWN else None
+    with _display(shown, "reading", total=len(rows)) as display:
+        prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance)
     job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
     with (
         terminate_as_interrupt(),
@@ -105,7 +109,7 @@ def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgr
     resumed, tally = int(done.sum()), Tally()
     if resumed:
         logger.info("resumed %s of %s", f"{resumed:,}", f"{len(journal):,}")
-    with _display(progress, total=len(journal), completed=resumed) as display:
+    with _display(progress, "predicting", total=len(journal), completed=resumed) as display:
         for answers in job.answers(done=done, attempts=journal.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
             display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
@@ -132,7 +136,7 @@ def answer_rows(
     prompts = EncodedPrompts(rows, encoder, schema)
     job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
     tally = Tally()
-    with _display(progress, total=len(rows), completed=0) as display:
+    with _display(progress, "predicting", total=len(rows)) as display:
         for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
             display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
@@ -143,8 +147,10 @@ class _NoProgress:
         """Shows nothing."""
 
 
-def _display(progress: ShowProgress | None, *, total: int, completed: int) -> "AbstractContextManager[Progress]":
-    return nullcontext(_NoProgress()) if progress is None else progress(total, "predicting", completed=completed)
+def _display(
+    progress: ShowProgress | None, description: str, *, total: int, completed: int = 0
+) -> "AbstractContextManager[Progress]":
+    return nullcontext(_NoProgress()) if progress is None else progress(total, description, completed=completed)
 
 
 def default_new_tokens(config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]]) -> int:

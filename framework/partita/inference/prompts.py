@@ -1,7 +1,7 @@
 """Prompts of a data set by index, in flat memory: lengths are learned in one pass, tokens are made when needed."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -89,16 +89,29 @@ class EncodedPrompts:
     """The prompts of `rows`: 20 bytes a row, and the reasons of rows that cannot be asked."""
 
     def __init__(
-        self, rows: PromptRows, encoder: PromptEncoder, schema: "Schema", *, fingerprint: str = "", chunk: int = 1000
+        self,
+        rows: PromptRows,
+        encoder: PromptEncoder,
+        schema: "Schema",
+        *,
+        fingerprint: str = "",
+        chunk: int = 1000,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Renders and encodes every row once, `chunk` rows at a time. `fingerprint` becomes part of each row's key."""
+        """Renders and encodes every row once, `chunk` rows at a time; `progress` is told their number.
+
+        `fingerprint` becomes part of each row's key.
+        """
         self._rows, self._encoder, self._schema = rows, encoder, schema
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
         for start in range(0, len(rows), chunk):
-            self._learn(range(start, min(start + chunk, len(rows))), fingerprint)
+            indices = range(start, min(start + chunk, len(rows)))
+            self._learn(indices, fingerprint)
+            if progress is not None:
+                progress(len(indices))
 
     def __len__(self) -> int:
         return len(self._rows)
