@@ -1,0 +1,29 @@
+"""`partita convert`: a file of Ludwig's in this format's own keys."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita_schema.dump import native_yaml
+from partita_schema.errors import DataError
+from partita_schema.load import load_config
+
+
+def convert(
+    file: Annotated[str, typer.Argument(metavar="LUDWIG.yaml", help="A file with model_type: llm.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: print.")] = None,
+) -> None:
+    """Write a Ludwig file in partita's own form; what has no effect here is left out and told."""
+    loaded = load_config(file)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    text = native_yaml(loaded.config)
+    if output is None:
+        print(text, end="")
+        return
+    if output.exists():
+        raise DataError(f"{output} exists; remove it or write another name after --output")
+    output.write_text(text, encoding="utf-8")
+    print(f"wrote {output}")

@@ -1,0 +1,62 @@
+"""The `partita` command: its sub-commands, and how errors become exit codes.
+
+0 done, 1 the run failed, 2 the file or the data is wrong, 130 interrupted.
+"""
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from partita.cli.convert import convert
+from partita.cli.evaluate import evaluate
+from partita.cli.explain import explain
+from partita.cli.init import init
+from partita.cli.predict import predict
+from partita.cli.preview import preview
+from partita.cli.schema import schema
+from partita.cli.train import train
+from partita.cli.validate import validate
+from partita_schema.errors import ConfigError, DataError, PartitaError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="partita",
+    help="From one YAML file to a trained and predicting language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (init, validate, explain, preview, train, predict, evaluate, convert, schema):
+    app.command()(command)
+
+
+def run() -> None:
+    """Run the command line; errors of the user's are told in one line each, without a traceback."""
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        app()
+    except ConfigError as error:
+        sys.exit(fail(str(error), code=2))
+    except DataError as error:
+        sys.exit(fail(f"error: {error}", code=2))
+    except (PartitaError, OSError) as error:  # OSError: a folder without permission, a full disk
+        sys.exit(fail(f"error: {error}", code=1))
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            fail("interrupted; what was done is kept, start the same command again to go on", code=INTERRUPTED)
+        raise
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the program as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def fail(message: str, *, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code

@@ -1,0 +1,63 @@
+"""Flags that several commands share, and the model that a command works on."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from partita.model import Model
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The YAML file of the run.", show_default=False)]
+FileOrRun = Annotated[
+    Path, typer.Argument(metavar="FILE_OR_RUN", help="A YAML file, or the directory of a run.", show_default=False)
+]
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value for a key of the file, such as trainer.epochs=1."),
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows at a time, over the file's.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no log, only the result and errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
+
+
+def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
+    """The model of a YAML file, or of a run's directory."""
+    from partita.logs import show_log
+    from partita.model import Model
+
+    show_log(quiet=quiet)
+    if path.is_dir():
+        return Model.load(path, overrides=overrides, quiet=quiet)
+    return Model(path, overrides=overrides, quiet=quiet)
+
+
+def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, title: str) -> None:
+    """A table with a row a metric and a column a split or output, or JSON."""
+    if as_json:
+        from partita.runs.directory import strict_json
+
+        print(strict_json(metrics, indent=2))
+        return
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    if not names:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric")
+    for column in metrics:
+        table.add_column(column, justify="right")
+    for name in names:
+        table.add_row(name, *(shown(values.get(name)) for values in metrics.values()))
+    Console(file=sys.stdout).print(table)
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return ""
+    counted = not isinstance(value, float) or (value.is_integer() and abs(value) > 1)
+    return f"{value:,.0f}" if counted else f"{value:.4f}"

@@ -1,0 +1,38 @@
+"""`partita train`: train, or for `trainer: {type: none}` evaluate, in a run directory."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.cli.options import AsJson, File, Overrides, Quiet, open_model, print_metrics
+from partita_schema.errors import ConfigError, Problem
+
+
+def train(
+    file: File,
+    dataset: Annotated[str | None, typer.Option(help="Rows to train on, over data.source.", show_default=False)] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run's directory; one that was begun is continued. Default: runs/NAME.", show_default=False
+        ),
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train from FILE, and evaluate the result. Started again with the same --run it continues where it was."""
+    if file.is_dir():
+        message = f"is a folder; write the YAML file, and --run {file} after it to continue a run that lies there"
+        raise ConfigError([Problem("", message, file=str(file))])
+    result = open_model(file, overrides=overrides, quiet=quiet).train(dataset, run=run)
+    if as_json:
+        from partita.runs.directory import strict_json
+
+        print(strict_json(asdict(result) | {"run": str(result.run)}, indent=2))
+        return
+    print_metrics(result.metrics, as_json=False, title="metrics")
+    continued = "" if result.resumed_from is None else f", continued from step {result.resumed_from}"
+    print(f"{result.steps:,} steps{continued}; the run is in {result.run}")

@@ -1,0 +1,372 @@
+"""The facade: a file, and the verbs that work on it."""
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.assembly import Assembly, Labels, assemble
+from partita.data.labels import find_labels
+from partita.data.ledger import Ledger
+from partita.data.rows import Rows, digest
+from partita.data.sources import open_rows
+from partita.data.splits import check_columns, open_splits
+from partita.evaluation import mean_loss, prepare, score
+from partita.inference.predict import predict_rows
+from partita.lm.base import GenerationRequest
+from partita.lm.fingerprint import folder_digest
+from partita.runs.directory import (
+    MANIFESTS,
+    RunDirectory,
+    choose_folder,
+    find_finished,
+    open_run,
+    read_manifest,
+    write_atomically,
+)
+from partita.runs.progress import show_progress
+from partita.training import run_trainer
+from partita_schema.config import Config
+from partita_schema.dump import resolved_yaml
+from partita_schema.errors import DataError, PartitaError
+from partita_schema.load import Loaded, load_config
+from partita_schema.model import ScratchModel
+from partita_schema.records import FORMAT_VERSION
+from partita_schema.rows import row_schema
+from partita_trainers.base import TrainResult
+
+if TYPE_CHECKING:
+    from partita.inference.predictions import Predictions
+
+logger = logging.getLogger(__name__)
+
+RUNS = Path("runs")
+"""Where runs go that are not told where."""
+
+
+class Model:
+    """A language model as a file describes it."""
+
+    def __init__(
+        self,
+        config: "str | Path | Mapping[str, object] | Config",
+        *,
+        overrides: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
+        """`config` is a path, YAML text, a dictionary or a Config; `overrides` are texts such as trainer.epochs=1.
+
+        Raises ConfigError naming every mistake. Nothing heavy is loaded before a verb needs it.
+        """
+        self.loaded: Loaded = load_config(config, overrides=overrides)
+        for warning in self.loaded.warnings:
+            logger.warning("%s", warning)
+        self.quiet = quiet
+        self.run: Path | None = None
+        """Directory of the run that was trained or loaded."""
+        self._assembly: Assembly | None = None
+
+    @property
+    def config(self) -> Config:
+        """The checked configuration."""
+        return self.loaded.config
+
+    @property
+    def name(self) -> str:
+        """Name of the file, for the directory of its runs."""
+        return Path(self.loaded.file).stem if self.loaded.file else "run"
+
+    @classmethod
+    def load(cls, folder: str | Path, *, overrides: Sequence[str] = (), quiet: bool = False) -> "Model":
+        """The model of a finished run's directory, or of a folder that `save` wrote.
+
+        Raises PartitaError where there is no finished run. Relative paths of the file start where they did.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        if not manifest:
+            raise PartitaError(
+                f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
+            )
+        status = manifest.get("status")
+        if status != "done":
+            raise PartitaError(
+                f"the run in {folder} is not finished (status {status}); train again with --run {folder}"
+            )
+        model = cls(manifest["config"], overrides=overrides, quiet=quiet)
+        model.loaded = replace(model.loaded, folder=Path(manifest["folder"]))
+        model.run = folder
+        return model
+
+    def train(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
+        """Train as the file says, or for `trainer: {type: none}` evaluate.
+
+        `dataset` takes the place of data.source: a path or glob, a Hub name, a pandas frame, a `datasets` object, a
+        list of dicts or a dict of lists. `run` is the run's directory; one that was begun is continued, one that is
+        finished is not trained again. Default: runs/NAME, or the next free NAME-2.
+        """
+        folder = Path(run) if run is not None else choose_folder(self.name, config=self.config, base=RUNS)
+        with self.open_run(folder) as directory:
+            if directory.done:
+                logger.info("the run in %s is finished already", folder)
+                self.run, self._assembly = folder, None
+                return finished_result(folder, directory.manifest)
+            splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
+            training = splits.get("training")
+            labels = find_labels(self.config, training)
+            assembly = self.assemble(labels, training, trainable=self.config.trainer.type != "none")
+            result = run_trainer(assembly, splits, directory)
+            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early)
+        self.run, self._assembly = folder, assembly
+        return result
+
+    def predict(
+        self,
+        dataset: Any,
+        output: str | Path | None = None,
+        *,
+        batch_size: int | None = None,
+        retry_errors: bool = False,
+        fresh: bool = False,
+    ) -> "Predictions":
+        """Answers for every row, in input order, written to `output` (.jsonl, .csv or .parquet) where one is given.
+
+        Answers are kept as they are made: called again with the same arguments, only what is missing is generated.
+        `fresh` begins anew, `retry_errors` does rows again that ended in an error.
+        """
+        assembly = self.ready()
+        rows = open_rows(dataset, folder=Path.cwd())
+        check_columns(rows, self.config, supervised=False)
+        if rows.bad:
+            logger.warning(
+                "%d rows cannot be read and get no answer, such as %s: %s",
+                len(rows.bad),
+                rows.bad[0].key,
+                rows.bad[0].reason,
+            )
+        target = Path(output) if output is not None else None
+        fingerprint = self.fingerprint(assembly, rows)
+        return predict_rows(
+            lm=assembly.lm,
+            rows=rows,
+            encoder=assembly.encoder,
+            schema=row_schema(self.config, supervised=False),
+            decoder=assembly.decoder,
+            config=self.config,
+            generation=assembly.generation,
+            max_new_tokens=assembly.max_new_tokens,
+            batch_size=batch_size or self.inference_batch_size,
+            seed=self.sampling_seed,
+            journal_path=self.journal(target, fingerprint),
+            output=target,
+            fingerprint=fingerprint,
+            retry_errors=retry_errors,
+            fresh=fresh,
+            progress=self.progress,
+        )
+
+    def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
+        """Metrics by output feature on rows with known answers, and `loss` under the key `model`.
+
+        Default of `dataset`: the test rows of the file, else its validation rows. Raises DataError without either.
+        """
+        assembly = self.ready()
+        rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
+        ledger = Ledger(None, max_bad_rows=self.config.data.max_bad_rows)
+        examination = prepare(assembly, rows, split="test", ledger=ledger)
+        size = batch_size or self.inference_batch_size
+        scores = score(assembly, examination.rows, batch_size=size, progress=self.progress)
+        loss = mean_loss(assembly, examination.encoded, batch_size=size)
+        return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
+
+    def generate(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int | None = None, batch_size: int | None = None
+    ) -> list[str]:
+        """What the model writes after each prompt, as it stands: no template, no chat."""
+        assembly = self.ready()
+        tokenizer = assembly.lm.tokenizer
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        ids = [tokenizer(text)["input_ids"] for text in texts]
+        limit = max_new_tokens or assembly.max_new_tokens
+        requests = [GenerationRequest(one, self.room(assembly, one, limit)) for one in ids]
+        order = sorted(range(len(texts)), key=lambda index: -len(ids[index]))
+        size = batch_size or self.inference_batch_size
+        answers = [""] * len(texts)
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            batch = [requests[index] for index in chosen]
+            found = assembly.lm.generate(batch, assembly.generation, seed=self.sampling_seed + start)
+            for index, generated in zip(chosen, found, strict=True):
+                answers[index] = generated.text
+        return answers
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
+        assembly = self.ready()
+        folder = Path(folder)
+        assembly.lm.save(folder)
+        write_card(folder, config=self.config, labels=assembly.labels, origin=self.loaded.folder)
+        return folder
+
+    def push_to_hub(self, name: str, *, private: bool = True) -> str:
+        """Upload what `save` writes to a Hub repository, made where there is none; its address comes back."""
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
+        return str(repository)
+
+    # What the verbs share
+
+    def ready(self) -> Assembly:
+        """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
+        if self._assembly is None:
+            self.use_finished_run()
+            labels, training = self.known_labels()
+            self._assembly = self.assemble(labels, training, trainable=False)
+        return self._assembly
+
+    def use_finished_run(self) -> None:
+        """Take this file's newest finished run where the file trains. Raises PartitaError where there is none."""
+        if self.result is not None or self.config.trainer.type == "none":
+            return
+        self.run = find_finished(self.name, config=self.config, base=RUNS)
+        if self.run is None:
+            raise PartitaError(
+                "nothing has been trained yet: train first, name the directory of a finished run, "
+                "or write trainer: {type: none} for zero-shot"
+            )
+        logger.info("using the finished run in %s", self.run)
+
+    def known_labels(self) -> tuple[Labels, Rows | None]:
+        """Labels of the category outputs, and the training rows where anything needs them."""
+        saved = read_manifest(self.run).get("labels") if self.run is not None else None
+        labels = {name: tuple(values) for name, values in (saved or {}).items()}
+        open_labels = any(
+            output.type == "category" and output.labels is None and output.name not in labels
+            for output in self.config.output_features
+        )
+        new = isinstance(self.config.base_model, ScratchModel) and self.result is None
+        retrieval = self.config.prompt.retrieval
+        training = None
+        if new or (retrieval is not None and retrieval.dataset is None) or (open_labels and self.config.data.source):
+            training = open_splits(self.config, folder=self.loaded.folder).get("training")
+        return labels or find_labels(self.config, training), training
+
+    def assemble(self, labels: Labels, training: Rows | None, *, trainable: bool) -> Assembly:
+        return assemble(
+            self.config,
+            folder=self.loaded.folder,
+            labels=labels,
+            training=training,
+            saved=None if trainable else self.result,
+            trainable=trainable,
+        )
+
+    @property
+    def result(self) -> Path | None:
+        """Folder of the trained weights; None where nothing was trained."""
+        if self.run is None:
+            return None
+        found = self.run / "model" if (self.run / "model").is_dir() else self.run
+        return found if (found / "tokenizer_config.json").exists() else None
+
+    @property
+    def inference_batch_size(self) -> int:
+        """Rows at a time where nothing is learned."""
+        return self.config.trainer.eval_batch_size or self.config.trainer.batch_size
+
+    @property
+    def sampling_seed(self) -> int:
+        """Seed of sampling."""
+        return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
+
+    def evaluation_rows(self) -> Rows:
+        """The test rows of the file, else its validation rows. Raises DataError where there are none."""
+        splits = open_splits(self.config, folder=self.loaded.folder)
+        rows = splits.get("test", splits.get("validation"))
+        if rows is None:
+            raise DataError("the file has no test or validation rows; write data.test or give a dataset")
+        return rows
+
+    def room(self, assembly: Assembly, ids: Sequence[int], wanted: int) -> int:
+        """New tokens that fit the context after a prompt. Raises DataError where there is no room."""
+        context = assembly.lm.context_length
+        if not ids:
+            raise DataError("a prompt is empty; write at least a character")
+        if context is not None and len(ids) >= context:
+            raise DataError(f"a prompt has {len(ids):,} tokens and the model's context is {context:,}; shorten it")
+        return wanted if context is None else min(wanted, context - len(ids))
+
+    def fingerprint(self, assembly: Assembly, rows: Rows) -> dict[str, str]:
+        """What decides an answer, by part."""
+        settings = self.config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
+        return {
+            "model": self.model_fingerprint(assembly),
+            "dataset": rows.fingerprint,
+            **{name: digest(json.dumps(value)) for name, value in settings.items()},
+            "output_features": digest(*(f"{output.name}:{output.type}" for output in self.config.output_features)),
+        }
+
+    def model_fingerprint(self, assembly: Assembly) -> str:
+        """The same for a model that was just trained and for one that was loaded from its run."""
+        if self.result is None:
+            return assembly.lm.fingerprint
+        config = self.config
+        held = [
+            config.model_parameters.model_dump_json(),
+            config.quantization and config.quantization.model_dump_json(),
+        ]
+        return digest(folder_digest(self.result), str(held))
+
+    def journal(self, output: Path | None, fingerprint: Mapping[str, str]) -> Path:
+        """Where answers are kept: by the output file, or without one by all that decides them."""
+        folder = self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
+        place = digest(str(output.resolve()) if output is not None else json.dumps(fingerprint))[:12]
+        return folder / "journal" / f"{output.stem if output is not None else 'rows'}-{place}.jsonl"
+
+    def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
+        """A progress display."""
+        return show_progress(total, description, completed=completed, quiet=self.quiet)
+
+    def open_run(self, folder: Path) -> AbstractContextManager[RunDirectory]:
+        """The run directory `folder`, new or continued."""
+        return open_run(
+            folder,
+            config=self.config,
+            text=self.loaded.text,
+            resolved=resolved_yaml(self.loaded),
+            origin=self.loaded.folder,
+            quiet=self.quiet,
+        )
+
+
+def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path) -> None:
+    """Write down what a saved model is."""
+    card = {
+        "format_version": FORMAT_VERSION,
+        "status": "done",
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "folder": str(origin.resolve()),
+        "labels": {name: list(values) for name, values in labels.items()},
+    }
+    write_atomically(folder / MANIFESTS[1], json.dumps(card, indent=2) + "\n")
+
+
+def finished_result(folder: Path, manifest: Mapping[str, Any]) -> TrainResult:
+    """The result of a run that was finished before."""
+    return TrainResult(
+        run=folder,
+        metrics=manifest.get("metrics", {}),
+        steps=manifest.get("steps", 0),
+        stopped_early=manifest.get("stopped_early", False),
+        batch_sizes=manifest.get("batch_sizes", {}),
+    )

@@ -1,0 +1,116 @@
+"""A run from its rows to its result: what `Model.train` does inside a run directory."""
+
+import logging
+from contextlib import nullcontext
+
+from partita.assembly import Assembly
+from partita.data.encoded import EncodedRows
+from partita.data.ledger import Ledger
+from partita.data.loader import Loader
+from partita.data.rows import Rows
+from partita.evaluation import Examination, mean_loss, prepare, score
+from partita.inference.predict import READING_IS_SHOWN
+from partita.runs.directory import RunDirectory
+from partita_schema.rows import row_schema
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.base import Metrics, TrainResult, Work
+from partita_trainers.registry import build_trainer
+
+logger = logging.getLogger(__name__)
+
+
+def run_trainer(assembly: Assembly, splits: dict[str, Rows], directory: RunDirectory) -> TrainResult:
+    """Encode the rows, and let the trainer of the file work on them."""
+    config = assembly.config
+    ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows)
+    loader = training_loader(assembly, splits, ledger, directory=directory)
+    examinations = {
+        split: prepare(assembly, rows, split=split, ledger=ledger)
+        for split, rows in splits.items()
+        if split != "training" or (config.trainer.type == "none" and "training" in config.trainer.evaluate)
+    }
+    note_work(directory, assembly, splits, ledger)
+    evaluation_batch_size = config.trainer.eval_batch_size or config.trainer.batch_size
+
+    def evaluate(split: str, generated: bool, max_rows: int | None) -> Metrics:
+        examination: Examination | None = examinations.get(split)
+        if examination is None:
+            return {}
+        metrics = mean_loss(assembly, examination.encoded, batch_size=evaluation_batch_size)
+        if generated:
+            scores = score(
+                assembly,
+                examination.rows,
+                batch_size=evaluation_batch_size,
+                max_rows=max_rows,
+                progress=directory.progress,
+            )
+            metrics |= scores.flat
+        return metrics
+
+    work = Work(
+        config=config,
+        lm=assembly.lm,
+        batches=loader,
+        evaluate=evaluate,
+        splits=tuple(splits),
+        run=directory,
+        device=assembly.lm.device,
+    )
+    return build_trainer(config.trainer).train(work)
+
+
+def training_loader(
+    assembly: Assembly, splits: dict[str, Rows], ledger: Ledger, *, directory: RunDirectory
+) -> Loader | None:
+    """Batches of the training rows; None where nothing is trained or there are none."""
+    config = assembly.config
+    trainer = config.trainer
+    if trainer.type == "none" or "training" not in splits:
+        return None
+    schema = row_schema(config, supervised=True)
+    rows = splits["training"]
+    with directory.progress(len(rows), "reading") if len(rows) >= READING_IS_SHOWN else nullcontext() as display:
+        encoded = EncodedRows.build(
+            rows, assembly.encoder, schema=schema, ledger=ledger, progress=display.advance if display else None
+        )
+    loader = Loader(
+        encoded,
+        batching=config.data.batching,
+        options=config.data.loader,
+        batch_size=trainer.batch_size,
+        batches_per_step=trainer.accumulation if isinstance(trainer, FinetuneTrainer) else 1,
+        seed=config.seed,
+        pad_token_id=assembly.lm.tokenizer.pad_token_id,
+    )
+    logger.info(
+        "%s training rows, %s tokens, longest %s; %s steps an epoch",
+        *(f"{number:,}" for number in (len(encoded), int(encoded.starts_N1[-1]), int(encoded.lengths.max()))),
+        f"{loader.steps_per_epoch:,}",
+    )
+    return loader
+
+
+def note_work(directory: RunDirectory, assembly: Assembly, splits: dict[str, Rows], ledger: Ledger) -> None:
+    """Write down what the run works on, and with which sizes."""
+    trainer = assembly.config.trainer
+    said = trainer.model_fields_set
+    device = str(assembly.lm.device)
+
+    def size(rows: int, key: str) -> dict[str, object]:
+        return {"rows": rows, "origin": "file" if key in said else "default", "device": device}
+
+    evaluation = trainer.eval_batch_size or trainer.batch_size
+    key = "eval_batch_size" if trainer.eval_batch_size else "batch_size"
+    sizes = {"generation": size(evaluation, key), "evaluation": size(evaluation, key)}
+    if trainer.type != "none":
+        sizes["training"] = size(trainer.batch_size, "batch_size")
+    directory.note(
+        device=device,
+        data={split: {"rows": len(rows), "fingerprint": rows.fingerprint} for split, rows in splits.items()},
+        ledger={split: counts.left_out for split, counts in ledger.splits.items()},
+        labels={name: list(labels) for name, labels in assembly.labels.items()},
+        batch_sizes=sizes,
+        parameters=sum(parameter.numel() for parameter in assembly.lm.module.parameters()),
+        trained_parameters=sum(p.numel() for p in assembly.lm.module.parameters() if p.requires_grad),
+    )

@@ -1,0 +1,356 @@
+"""The `partita` command as a person or a script starts it: exit codes, texts, files, and which stream has what."""
+
+import json
+import os
+import pty
+import re
+import resource
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from partita.cli.main import app, run
+from partita.runs.directory import lock
+
+# One process of pytest-xdist, so that the run that most of them look at is trained once.
+pytestmark = pytest.mark.xdist_group("commands")
+
+COMMAND = str(Path(sys.executable).with_name("partita"))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "TERM": "xterm"}
+
+FLAGS = {
+    "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
+    "validate": {"--set"},
+    "explain": {"--set", "--json"},
+    "preview": {"--rows", "-n", "--dataset", "--set"},
+    "train": {"--dataset", "--run", "--set", "--quiet", "-q", "--json"},
+    "predict": {
+        "--dataset",
+        "--output",
+        "--batch-size",
+        "--retry-errors",
+        "--fresh",
+        "--set",
+        "--quiet",
+        "-q",
+        "--json",
+    },
+    "evaluate": {"--dataset", "--batch-size", "--set", "--quiet", "-q", "--json"},
+    "convert": {"--output", "-o"},
+    "schema": {"--markdown"},
+}
+
+
+def partita(*words: object, folder: Path, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, to its end, without a terminal; `before` is called in its process first."""
+    done = subprocess.run(
+        [COMMAND, *map(str, words)],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=before,
+    )
+    assert "Traceback" not in done.stderr + done.stdout, done.stderr
+    return done
+
+
+Here = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """The command in this process, which has the libraries loaded: exit code, standard output, standard error."""
+    monkeypatch.chdir(folder)
+    # The log's handlers would stay for the tests that follow.
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet: None)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["partita", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            run()
+        shown = capsys.readouterr()
+        return int(caught.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with run.yaml, zero.yaml and some rows."""
+    place = tmp_path_factory.mktemp("commands")
+    settings = colours.config(trainer={"epochs": 1, "evaluate_generated": False}, preprocessing={"sample_size": 160})
+    (place / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    zero = colours.config(trainer={"type": "none", "batch_size": 8})
+    (place / "zero.yaml").write_text(yaml.safe_dump(zero), encoding="utf8")
+    pd.DataFrame(colours.rows(12)).to_csv(place / "rows.csv", index=False)
+    return place
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What `partita train` said; the run lies in `first`."""
+    return partita("train", "run.yaml", "--run", "first", "--set", "seed=5", folder=folder)
+
+
+def test_train_logs_in_plain_lines_and_prints_a_table(trained: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert trained.returncode == 0, trained.stderr
+    lines = trained.stderr.splitlines()
+    assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch", lines[0])
+    assert re.fullmatch(r"training 8/8  loss \d+\.\d+  epoch 1  tokens/s [\d,.]+", lines[1])
+    assert "\x1b" not in trained.stderr + trained.stdout
+    assert re.search(r"metric .* validation .* test ", trained.stdout)
+    assert re.search(r"│ loss +│ +\d\.\d{4} │ \d\.\d{4} │", trained.stdout)
+    assert trained.stdout.endswith("8 steps; the run is in first\n")
+    assert json.loads((folder / "first" / "manifest.json").read_text(encoding="utf8"))["seed"] == 5
+
+
+def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
+    trained: subprocess.CompletedProcess[str], folder: Path, here: Here
+) -> None:
+    log = (folder / "first" / "log.jsonl").read_bytes()
+    again = partita("train", "run.yaml", "--run", "first", "--set", "seed=5", "--json", "--quiet", folder=folder)
+    assert (again.returncode, again.stderr) == (0, "")
+    result = json.loads(again.stdout)
+    assert (result["run"], result["steps"]) == ("first", 8)
+    assert f"{result['metrics']['test']['loss']:.4f}" in trained.stdout
+    assert (folder / "first" / "log.jsonl").read_bytes() == log
+    code, _, told = here("train", "run.yaml", "--run", "first")
+    assert code == 1
+    assert told == (
+        "error: first holds a run of another file:\n  seed: 5 -> 42\ngive this run another folder with --run\n"
+    )
+
+
+def test_a_run_predicts_and_predicts_on(trained: subprocess.CompletedProcess[str], folder: Path) -> None:
+    words = ("predict", "first", "--dataset", "rows.csv", "--output", "out.parquet")
+    first = partita(*words, folder=folder)
+    assert first.returncode == 0, first.stderr
+    assert re.fullmatch(r"predicting 12/12  tokens/s [\d,.]+\n", first.stderr)
+    assert re.fullmatch(r"12 rows, .* written to out\.parquet\n", first.stdout)
+    table = pd.read_parquet(folder / "out.parquet")
+    assert list(table["text"]) == list(pd.read_csv(folder / "rows.csv")["text"])
+    again = partita(*words, "--quiet", "--json", folder=folder)
+    assert (again.returncode, again.stderr) == (0, "")
+    told = json.loads(again.stdout)
+    assert (told["rows"], told["resumed"], told["batches"], told["path"]) == (12, 12, 0, "out.parquet")
+
+
+def test_evaluate_prints_a_table_or_json(trained: subprocess.CompletedProcess[str], folder: Path, here: Here) -> None:
+    shown = partita("evaluate", "first", "--dataset", "rows.csv", "--quiet", folder=folder)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert re.search(r"metric .* colour .* number .* model ", shown.stdout)
+    assert re.search(r"│ n +│ +12 │ +12 │ +│", shown.stdout)
+    code, told, _ = here("evaluate", "first", "--dataset", "rows.csv", "--json", "--batch-size", "5")
+    scores = json.loads(told)
+    assert code == 0
+    assert scores["colour"]["n"] == 12
+    assert f"{scores['model']['loss']:.4f}" in shown.stdout
+
+
+def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, here: Here) -> None:
+    words = ("predict", "zero.yaml", "--dataset", "rows.csv", "--output", "zero.jsonl", "--json", "-q")
+    done = partita(*words, "--set", "generation.max_new_tokens=3", folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["generated_tokens"] <= 36
+    found = [json.loads(line) for line in (folder / "zero.jsonl").read_text(encoding="utf8").splitlines()]
+    assert max(row["tokens"] for row in found) <= 3
+    code, _, told = here(*words)
+    assert code == 1
+    assert "holds answers of another job: generation changed" in told
+    assert "or start afresh with --fresh" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (
+            "train begun",
+            2,
+            "begun: is a folder; write the YAML file, and --run begun after it to continue a run that lies there",
+        ),
+        ("train none.yaml", 2, "none.yaml: there is no such file; YAML files there: run.yaml, zero.yaml"),
+        (
+            "train run.yaml --set trainer.epochs=0 --set sead=1",
+            2,
+            (
+                "--set trainer.epochs=0: trainer.epochs: write a number above 0; got 0\n"
+                "--set sead=1: sead: unknown key; did you mean seed?"
+            ),
+        ),
+        (
+            "train run.yaml --set seed",
+            2,
+            "--set seed: is no override; write key.path=value, such as trainer.epochs=1",
+        ),
+        (
+            "train run.yaml --dataset row.csv",
+            2,
+            "error: row.csv does not exist in {folder}; did you mean rows.csv?",
+        ),
+        (
+            "train run.yaml --run rows.csv",
+            1,
+            "error: the run in rows.csv cannot be written: File exists; mend that and start the same command again",
+        ),
+        (
+            "predict begun --dataset rows.csv --output o.csv",
+            1,
+            "error: the run in begun is not finished (status running); train again with --run begun",
+        ),
+        (
+            "predict nothing --dataset rows.csv --output o.csv",
+            1,
+            "error: nothing is neither a run directory nor a saved model: it has no manifest.json or partita.json",
+        ),
+        (
+            "predict run.yaml --dataset rows.csv --output o.csv",
+            1,
+            (
+                "error: nothing has been trained yet: train first, name the directory of a finished run, or write "
+                "trainer: {{type: none}} for zero-shot"
+            ),
+        ),
+        ("predict zero.yaml --dataset empty.jsonl --output o.csv", 2, "error: empty.jsonl has no rows"),
+        ("predict zero.yaml --dataset header.csv --output o.csv", 2, "error: header.csv has no rows"),
+        (
+            "predict zero.yaml --dataset wrong.csv --output o.csv",
+            2,
+            (
+                "error: wrong.csv has no column 'text', which input text needs; its columns are txt, colour; "
+                "did you mean 'txt'?"
+            ),
+        ),
+        (
+            "predict zero.yaml --dataset rows.csv --output o.txt",
+            2,
+            "error: o.txt has the ending '.txt'; predictions are written as .jsonl, .csv or .parquet",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_in_words_with_its_exit_code(
+    words: str, code: int, message: str, folder: Path, here: Here
+) -> None:
+    for name in ("begun", "nothing"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "begun" / "manifest.json").write_text('{"format_version": 1, "status": "running"}', encoding="utf8")
+    (folder / "empty.jsonl").touch()
+    (folder / "header.csv").write_text("text,colour\n", encoding="utf8")
+    (folder / "wrong.csv").write_text("txt,colour\na,red\n", encoding="utf8")
+    assert here(*words.split(), "--quiet") == (code, "", message.format(folder=folder) + "\n")
+
+
+def test_a_data_set_of_the_hub_that_cannot_be_reached_is_told(folder: Path) -> None:
+    done = partita("train", "run.yaml", "--dataset", "nobody/nothing", "--run", "hub", "-q", folder=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nobody/nothing cannot be read: ConnectionError: Couldn't reach")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_must_not_be_written_is_told(folder: Path, here: Here) -> None:
+    (folder / "closed").mkdir(mode=0o555)
+    code, _, told = here("train", "run.yaml", "--run", "closed/run")
+    assert code == 1
+    assert told == (
+        "error: the run in closed/run cannot be written: Permission denied; "
+        "mend that and start the same command again\n"
+    )
+
+
+def test_what_the_system_refuses_is_told_without_a_traceback(
+    folder: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    words = ("--dataset", folder / "rows.csv", "--output", "out.csv", "--quiet")
+    code, _, told = here("predict", folder / "zero.yaml", *words)
+    assert (code, told) == (1, "error: [Errno 20] Not a directory: 'runs/zero/journal'\n")
+
+
+def limit_files() -> None:
+    """Files of at most 300 kB in this process: what a full disk does, to one process."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+
+
+def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path) -> None:
+    words = ("train", "run.yaml", "--run", "full", "--quiet")
+    done = partita(*words, folder=folder, before=limit_files)
+    message = "error: the run in full cannot be written: File too large; mend that and start the same command again\n"
+    assert (done.returncode, done.stderr) == (1, message)
+    assert json.loads((folder / "full" / "manifest.json").read_text(encoding="utf8"))["status"] == "failed"
+    assert not list((folder / "full" / "checkpoints").iterdir())
+    assert partita(*words, folder=folder).returncode == 0
+
+
+def test_a_run_in_use_is_refused(folder: Path) -> None:
+    (folder / "busy").mkdir()
+    with lock(folder / "busy"):
+        done = partita("train", "run.yaml", "--run", "busy", folder=folder)
+    message = "error: busy is in use by another process; wait for it, or give this run another folder with --run\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+def on_a_terminal(*words: object, folder: Path, answers: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit code and all that a terminal shows; each answer is typed when the one before has been asked for."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [COMMAND, *map(str, words)], cwd=folder, env=ENVIRONMENT, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    shown, left = b"", list(answers)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                piece = os.read(master, 65536)
+            except OSError:  # what Linux says when the other side is closed
+                break
+            shown += piece
+            if left and shown.endswith(b": "):
+                os.write(master, left.pop(0).encode() + b"\n")
+    os.close(master)
+    return process.wait(timeout=60), shown.decode()
+
+
+def test_a_terminal_gets_a_bar(folder: Path) -> None:
+    code, shown = on_a_terminal("train", "run.yaml", "--run", "terminal", folder=folder)
+    assert code == 0, shown
+    assert "training" in shown
+    assert "━" in shown
+    assert "8/8" in shown
+    assert re.search(r"loss \d\.\d+  epoch 1  tokens/s", shown)
+    assert "\x1b[?25l" in shown, "the bar is redrawn in its place"
+    assert "\x1b[?25h" in shown, "the cursor comes back"
+
+
+def test_init_asks_a_person_at_a_terminal(folder: Path) -> None:
+    answers = ("fly", "classify", "scratch", "rows.csv")
+    code, shown = on_a_terminal("init", "asked", folder=folder, answers=answers)
+    assert code == 0, shown
+    assert "Please select one of the available options" in shown
+    assert partita("validate", "asked/run.yaml", folder=folder).stdout.startswith(
+        "asked/run.yaml: ok (finetune of scratch"
+    )
+
+
+def test_help_of_each_command_names_every_flag() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert commands.keys() == FLAGS.keys()
+    overview = CliRunner().invoke(app, ["--help"]).stdout
+    for name, flags in FLAGS.items():
+        assert re.search(rf"│ {name} ", overview)
+        help_text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
+        found = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text.split("Options")[-1]))
+        assert found - {"--help", "-h"} == flags, name

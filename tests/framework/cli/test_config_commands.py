@@ -1,0 +1,151 @@
+"""validate, schema, explain, convert and init on the command line."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from partita.cli.main import app, run
+from partita_schema.load import load_config
+from partita_schema.reference import json_schema, markdown
+from partita_schema.templates import TASKS
+
+TEXT = "base_model: {type: scratch}\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
+LUDWIG = "model_type: llm\nbase_model: m\ninput_features: [{name: a, type: text, tied: null}]\n"
+LUDWIG += "output_features: [{name: b, type: text}]\ntrainer: {type: finetune, train_steps: 5}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def partita(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of the command line as it is installed."""
+    monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        run()
+    return int(caught.value.code or 0)
+
+
+def test_a_right_file_is_summed_up_in_one_line(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    override = ("--set", "trainer.type=finetune", "--set", "adapter={type: lora}")
+    assert partita("validate", file, *override, monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == f"{file}: ok (finetune of scratch llama with lora; 1 input, 1 output)\n"
+
+
+def test_wrong_files_exit_with_2_and_all_problems(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(TEXT + "sede: 1\nadaptor: {type: lora}\n")
+    assert partita("validate", wrong, file, tmp_path / "none.yaml", monkeypatch=monkeypatch) == 2
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == [
+        f"{wrong}:4:1: sede: unknown key; did you mean seed?",
+        f"{wrong}:5:1: adaptor: unknown key; did you mean adapter?",
+        f"{tmp_path / 'none.yaml'}: there is no such file; YAML files there: run.yaml, wrong.yaml",
+    ]
+    assert shown.out == f"{file}: ok (zero-shot of scratch llama; 1 input, 1 output)\n"
+
+
+def test_warnings_of_a_ludwig_file_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ludwig.yaml"
+    file.write_text(LUDWIG)
+    assert partita("validate", file, monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().err == (
+        f"warning: {file}:3:40: input_features[0].tied: has no effect here: it belongs to tabular models\n"
+    )
+
+
+def test_validate_takes_no_torch_and_little_time(file: Path) -> None:
+    code = (
+        "import sys, time; sys.argv = ['partita', 'validate', sys.argv[1]]; from partita.cli.main import run\n"
+        "try: run()\nexcept SystemExit: pass\n"
+        "print({'torch', 'transformers', 'pandas', 'numpy', 'marshmallow'} & set(sys.modules), time.process_time())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    line, measured = done.stdout.splitlines()
+    assert line.endswith("ok (zero-shot of scratch llama; 1 input, 1 output)")
+    assert measured.startswith("set() ")
+    assert float(measured.removeprefix("set() ")) < 0.5
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['partita', '--help']; from partita.cli.main import run\n"
+        "try: run()\nexcept SystemExit: pass\n"
+        "print({'torch', 'transformers', 'pandas', 'numpy', 'marshmallow'} & set(sys.modules))"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+    assert time.monotonic() - started < 5
+
+
+def test_schema_prints_the_json_schema_or_the_reference() -> None:
+    assert json.loads(CliRunner().invoke(app, ["schema"]).stdout) == json_schema()
+    assert CliRunner().invoke(app, ["schema", "--markdown"]).stdout == markdown()
+
+
+def test_explain_shows_every_value_with_its_origin(file: Path, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["explain", str(file), "--set", "seed=9"]).stdout
+    assert load_config(shown).config == load_config(TEXT, overrides=["seed=9"]).config
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "seed: 9 # --set" in lines
+    assert f"type: scratch # {file}:1" in lines
+
+
+def test_explain_prints_json(file: Path) -> None:
+    shown = json.loads(CliRunner().invoke(app, ["explain", str(file), "--json"]).stdout)
+    assert shown["file"] == str(file)
+    assert shown["config"]["base_model"]["size"] == "tiny"
+    assert shown["origins"]["base_model.size"] == "default"
+    assert shown["origins"]["base_model.type"] == f"{file}:1"
+    assert shown["warnings"] == []
+
+
+def test_convert_writes_the_native_form_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ludwig, native = tmp_path / "ludwig.yaml", tmp_path / "native.yaml"
+    ludwig.write_text(LUDWIG)
+    assert partita("convert", ludwig, "-o", native, monkeypatch=monkeypatch) == 0
+    assert load_config(native).config.model_dump(exclude={"model_type"})["trainer"]["max_steps"] == 5
+    assert "model_type" not in native.read_text()
+    assert partita("convert", ludwig, "-o", native, monkeypatch=monkeypatch) == 2
+    assert f"error: {native} exists; remove it or write another name after --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_init_writes_a_valid_file_for_every_task(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    assert partita("init", folder, "--task", task, "--model", "scratch", monkeypatch=monkeypatch) == 0
+    assert load_config(folder / "run.yaml").config.trainer.type == "finetune"
+    assert partita("init", folder, "--task", task, monkeypatch=monkeypatch) == 2
+    assert f"error: {folder / 'run.yaml'} exists; remove it or name another folder" in capsys.readouterr().err
+
+
+def test_init_without_a_terminal_takes_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert partita("init", tmp_path, "--zero-shot", monkeypatch=monkeypatch) == 0
+    config = load_config(tmp_path / "run.yaml").config
+    assert (config.trainer.type, config.base_model) == ("none", "meta-llama/Llama-3.2-1B-Instruct")
+
+
+def test_init_names_the_tasks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert partita("init", tmp_path, "--task", "paint", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == "--task: got paint; write one of classify, extract, answer, score, chat\n"

@@ -1,0 +1,74 @@
+"""A small task that a nano model learns in seconds: the colour and the number that a sentence names."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COLOURS = ("red", "blue", "green")
+
+
+def make_rows(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        colour, number = rng.choice(COLOURS), rng.randint(1, 4)
+        text = rng.choice(("{n} {c} balls", "balls: {c}, {n}", "I see {n} balls and they are {c}"))
+        rows.append({"text": text.format(n=number, c=colour), "colour": colour, "number": number})
+    return rows
+
+
+def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A configuration over rows.jsonl in `folder`; sections in `changes` are merged into it."""
+    config: dict[str, Any] = {
+        "base_model": {
+            "type": "scratch",
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "context_length": 96,
+            "tokenizer": "word",
+            "vocab_size": 128,
+        },
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "colour", "type": "category"}, {"name": "number", "type": "number"}],
+        "generation": {"max_new_tokens": 24},
+        "data": {"source": str(folder / "rows.jsonl"), "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]}},
+        "trainer": {
+            "type": "finetune",
+            "epochs": 2,
+            "batch_size": 16,
+            "learning_rate": 0.01,
+            "steps_per_checkpoint": 4,
+            "evaluations_per_epoch": 1,
+        },
+    }
+    for section, values in changes.items():
+        if isinstance(values, dict) and isinstance(config.get(section), dict) and "type" not in values:
+            config[section] = {**config[section], **values}
+        else:
+            config[section] = values
+    return config
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Folder with rows.jsonl, and functions to make rows and configurations."""
+    import json
+
+    folder = tmp_path_factory.mktemp("colours")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(640)), encoding="utf8")
+
+    class Colours:
+        path = folder
+
+        @staticmethod
+        def rows(count: int, seed: int = 2) -> list[dict[str, Any]]:
+            return make_rows(count, seed=seed)
+
+        @staticmethod
+        def config(**changes: Any) -> dict[str, Any]:
+            return make_config(folder, **changes)
+
+    return Colours

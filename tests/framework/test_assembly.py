@@ -1,0 +1,61 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import DataError, Model
+
+
+def zero_shot(colours: Any, **changes: Any) -> dict[str, Any]:
+    """The colours without training, their labels given."""
+    outputs = [
+        {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}},
+        {"name": "number", "type": "number"},
+    ]
+    return colours.config(trainer={"type": "none", "batch_size": 4}, output_features=outputs, **changes)  # type: ignore[no-any-return]
+
+
+def words_of(model: Model) -> set[str]:
+    """Words that the tokenizer knows, however it writes the spaces before them."""
+    tokenizer = model.ready().lm.tokenizer
+    return {tokenizer.decode([number]).strip() for number in tokenizer.get_vocab().values()}
+
+
+def test_a_new_model_needs_no_answers_to_be_asked(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    questions = [{"text": row["text"]} for row in colours.rows(30)]
+    (tmp_path / "questions.csv").write_text("text\n" + "".join(f'"{row["text"]}"\n' for row in questions))
+    model = Model(zero_shot(colours, data={"source": str(tmp_path / "questions.csv")}), quiet=True)
+    assert {row["status"] for row in model.predict(questions[:5])} == {"ok"}
+    words = words_of(model)
+    assert {"balls", "I", "green"} <= words
+    assert "colour" not in words, "no answer was seen"
+
+
+def test_a_new_model_that_sees_answers_knows_their_words(colours: Any, tmp_path: Path) -> None:
+    assert {"balls", "colour", "number"} <= words_of(Model(zero_shot(colours), quiet=True))
+
+
+def test_evaluation_of_rows_without_answers_says_which_column_is_missing(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    questions = [{"text": row["text"]} for row in colours.rows(30)]
+    model = Model(zero_shot(colours), quiet=True)
+    with pytest.raises(
+        DataError, match=r"dataset has no column 'colour', which output colour needs; its columns are text"
+    ):
+        model.evaluate(questions)
+    with pytest.raises(
+        DataError, match=r"dataset has no column 'colour', which output colour needs; its columns are text"
+    ):
+        model.train(questions, run=tmp_path / "run")
+
+
+def test_a_new_model_without_rows_says_where_they_go(colours: Any, tmp_path: Path) -> None:
+    config = zero_shot(colours)
+    config["data"] = {"test": config["data"]["source"]}
+    with pytest.raises(DataError, match=r"^a new model needs rows for its tokenizer; write data\.source in the file$"):
+        Model(config, quiet=True).predict(colours.rows(2))

@@ -1,0 +1,219 @@
+"""The facade from end to end, on a model made from scratch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from partita import ConfigError, DataError, Model, PartitaError, ResumeError
+
+LEARNS = {"epochs": 10, "learning_rate": 0.006}
+
+
+@pytest.fixture(scope="module")
+def trained(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model trained until it is right, with its run."""
+    model = Model(colours.config(trainer=LEARNS), quiet=True)
+    result = model.train(run=tmp_path_factory.mktemp("trained") / "run")
+    return model, result
+
+
+def test_training_takes_a_new_model_from_nothing_to_nearly_all_right(trained: Any, colours: Any) -> None:
+    _, result = trained
+    assert result.metrics["test"]["exact_match"] >= 0.9
+    zero_shot = Model(colours.config(trainer={"type": "none", "batch_size": 32, "evaluate": ["test"]}), quiet=True)
+    before = zero_shot.train(run=result.run.parent / "before").metrics["test"]
+    assert before["exact_match"] <= 0.05
+    assert before["loss"] > 5 * result.metrics["test"]["loss"]
+
+
+def test_predictions_come_in_input_order_with_input_columns(trained: Any, colours: Any) -> None:
+    model, _ = trained
+    rows = colours.rows(40)
+    for number, row in enumerate(rows):
+        row["id"] = number
+    found = model.predict([{"id": row["id"], "text": row["text"]} for row in rows])
+    assert [row["id"] for row in found] == list(range(40))
+    assert {row["status"] for row in found} == {"ok"}
+    right = sum(
+        row["colour"] == wanted["colour"] and row["number"] == wanted["number"]
+        for row, wanted in zip(found, rows, strict=True)
+    )
+    assert right >= 34
+    assert list(found.to_pandas()["id"]) == list(range(40))
+
+
+def test_a_loaded_run_predicts_what_the_trained_model_did(trained: Any, colours: Any, tmp_path: Path) -> None:
+    model, result = trained
+    rows = colours.rows(30, seed=5)
+    wanted = [row["colour_raw"] + str(row["number"]) for row in model.predict(rows, fresh=True)]
+    loaded = Model.load(result.run, quiet=True)
+    assert [row["colour_raw"] + str(row["number"]) for row in loaded.predict(rows, fresh=True)] == wanted
+    loaded.save(tmp_path / "saved")
+    again = Model.load(tmp_path / "saved", quiet=True)
+    assert [row["colour_raw"] + str(row["number"]) for row in again.predict(rows)] == wanted
+
+
+def test_what_was_answered_before_is_not_generated_again(trained: Any, colours: Any, tmp_path: Path) -> None:
+    model, result = trained
+    rows = colours.rows(20, seed=6)
+    first = model.predict(rows, output=tmp_path / "out.csv")
+    assert first.stats.resumed == 0
+    again = Model.load(result.run, quiet=True).predict(rows, output=tmp_path / "out.csv")
+    assert again.stats.resumed == 20
+    assert again.stats.batches == 0
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 20
+
+
+def test_a_journal_of_other_rows_is_refused(trained: Any, colours: Any, tmp_path: Path) -> None:
+    model, _ = trained
+    model.predict(colours.rows(5, seed=7), output=tmp_path / "out.jsonl")
+    with pytest.raises(ResumeError, match="dataset"):
+        model.predict(colours.rows(5, seed=8), output=tmp_path / "out.jsonl")
+    assert model.predict(colours.rows(5, seed=8), output=tmp_path / "out.jsonl", fresh=True).stats.resumed == 0
+
+
+def test_evaluation_gives_metrics_by_output(trained: Any, colours: Any) -> None:
+    model, _ = trained
+    scores = model.evaluate(colours.rows(60, seed=9))
+    assert scores["colour"]["accuracy"] >= 0.9
+    assert scores["number"]["mae"] <= 0.5
+    assert scores["model"]["loss"] < 0.5
+    assert model.evaluate()["colour"]["n"] == 64
+
+
+def test_plain_prompts_are_continued_as_they_stand(trained: Any) -> None:
+    model, _ = trained
+    one = model.generate("3 red balls")
+    several = model.generate(["3 red balls", "I see 7 balls and they are green"])
+    assert several[0] == one[0]
+    assert json.loads(one[0]) == {"colour": "red", "number": 3}
+    with pytest.raises(DataError, match="a prompt has 200 tokens and the model's context is 96; shorten it"):
+        model.generate(" red" * 200)
+    with pytest.raises(DataError, match="a prompt is empty; write at least a character"):
+        model.generate([""])
+
+
+def test_a_finished_run_is_not_trained_again(trained: Any, colours: Any) -> None:
+    _, result = trained
+    before = (result.run / "log.jsonl").read_bytes()
+    again = Model(colours.config(trainer=LEARNS), quiet=True).train(run=result.run)
+    assert again.steps == result.steps
+    assert again.metrics == result.metrics
+    assert (result.run / "log.jsonl").read_bytes() == before
+
+
+def test_another_file_in_the_same_run_is_refused_with_what_differs(trained: Any, colours: Any) -> None:
+    _, result = trained
+    with pytest.raises(ResumeError, match=r"trainer\.learning_rate: 0\.006 -> 0\.5"):
+        Model(colours.config(trainer={**LEARNS, "learning_rate": 0.5}), quiet=True).train(run=result.run)
+
+
+def test_the_run_holds_what_others_script_against(trained: Any) -> None:
+    _, result = trained
+    manifest = json.loads((result.run / "manifest.json").read_text())
+    assert manifest["status"] == "done"
+    assert manifest["batch_sizes"]["training"] == {"rows": 16, "origin": "file", "device": "cpu"}
+    assert manifest["labels"] == {"colour": ["blue", "green", "red"]}
+    assert manifest["metrics"]["test"] == result.metrics["test"]
+    assert manifest["data"]["training"]["rows"] == 512
+    assert manifest["versions"]["torch"]
+    log = [json.loads(line) for line in (result.run / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == list(range(1, result.steps + 1))
+    wanted = {
+        "step",
+        "epoch",
+        "loss",
+        "learning_rate",
+        "rows",
+        "loss_tokens",
+        "tokens",
+        "padding",
+        "seconds",
+        "batch_hash",
+    }
+    assert wanted <= log[0].keys()
+    for name in ("config.yaml", "resolved.yaml", "ledger.json", "quarantine.jsonl", "model/model.safetensors"):
+        assert (result.run / name).exists(), name
+    assert (
+        Model(result.run / "config.yaml", quiet=True).config == Model(result.run / "resolved.yaml", quiet=True).config
+    )
+
+
+def test_prediction_before_training_says_what_to_do(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        PartitaError, match=r"nothing has been trained yet: train first, .* or write trainer: \{type: none\}"
+    ):
+        Model(colours.config(), quiet=True).predict(colours.rows(2))
+
+
+def test_zero_shot_predicts_without_any_training(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Model(colours.config(trainer={"type": "none", "batch_size": 4}), quiet=True).predict(colours.rows(6))
+    assert len(found) == 6
+    assert found.stats.batches == 2
+
+
+def test_a_run_without_a_directory_takes_the_next_free_name(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import yaml
+
+    settings = colours.config(trainer={"epochs": 1, "evaluate_generated": False})
+    Path("small.yaml").write_text(yaml.safe_dump(settings))
+    first = Model("small.yaml", quiet=True).train()
+    second = Model("small.yaml", quiet=True).train()
+    assert (first.run, second.run) == (Path("runs/small"), Path("runs/small-2"))
+    assert Model("small.yaml", quiet=True).predict(colours.rows(2)).stats.rows == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("nowhere", "is neither a run directory nor a saved model"),
+        ("begun", r"is not finished \(status running\); train again"),
+    ],
+)
+def test_only_finished_runs_are_loaded(tmp_path: Path, folder: str, message: str) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "manifest.json").write_text('{"format_version": 1, "status": "running"}')
+    with pytest.raises(PartitaError, match=message):
+        Model.load(tmp_path / folder)
+
+
+def test_a_run_in_use_is_refused(colours: Any, tmp_path: Path) -> None:
+    from partita.runs.directory import lock
+
+    with lock(tmp_path), pytest.raises(ResumeError, match="is in use by another process; wait for it"):
+        Model(colours.config(), quiet=True).train(run=tmp_path)
+
+
+def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) -> None:
+    settings = colours.config(trainer={"epochs": 1, "validation_metric": "acuracy", "evaluate_generated": False})
+    with pytest.raises(ConfigError, match=r"no metric is named colour\.acuracy; did you mean colour\.accuracy"):
+        Model(settings, quiet=True).train(run=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+
+
+def test_trackers_get_the_metrics(colours: Any, tmp_path: Path) -> None:
+    settings = colours.config(trainer={"epochs": 1, "evaluate_generated": False}, tracking=["tensorboard"])
+    Model(settings, quiet=True).train(run=tmp_path / "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = next((tmp_path / "run").rglob("events.out.*"))
+    accumulator = EventAccumulator(str(events.parent))
+    accumulator.Reload()
+    assert {"train/loss", "validation/loss"} <= set(accumulator.Tags()["scalars"])
+    assert len(accumulator.Scalars("train/loss")) == 32
+
+
+def test_a_tracker_that_is_not_installed_is_told(colours: Any, tmp_path: Path) -> None:
+    settings = colours.config(trainer={"epochs": 1}, tracking=["tensorboard", "wandb"])
+    with pytest.raises(ConfigError, match=r"tracking\[1\]: wandb is not installed; pip install wandb, or remove it"):
+        Model(settings, quiet=True).train(run=tmp_path / "run")

@@ -1,0 +1,150 @@
+"""Options of training, each through the whole of a short run on a real model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita import Model
+
+
+@pytest.fixture(scope="module")
+def base(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a plain, barely trained model, for adapters and quantization."""
+    result = Model(colours.config(trainer={"epochs": 1, "evaluate_generated": False}), quiet=True).train(
+        run=tmp_path_factory.mktemp("base") / "run"
+    )
+    return str(result.run / "model")
+
+
+def train(colours: Any, run: Path, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
+    trainer = {
+        "max_steps": 12,
+        "learning_rate": 0.002,
+        "evaluate_generated": False,
+        "evaluate_test": False,
+        **changes.pop("trainer", {}),
+    }
+    model = Model(colours.config(trainer=trainer, **changes), quiet=True)
+    model.train(run=run)
+    return model, [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def losses(log: list[dict[str, Any]]) -> list[float]:
+    return [line["loss"] for line in log]
+
+
+def falls(log: list[dict[str, Any]]) -> bool:
+    found = losses(log)
+    return sum(found[-4:]) < sum(found[:4])
+
+
+def test_gradient_checkpointing_changes_no_loss(colours: Any, tmp_path: Path) -> None:
+    _, plain = train(colours, tmp_path / "plain")
+    _, saving = train(colours, tmp_path / "saving", trainer={"gradient_checkpointing": True})
+    assert losses(saving) == pytest.approx(losses(plain), abs=1e-5)
+
+
+def test_bf16_computes_nearly_the_same_and_keeps_float32_weights(colours: Any, tmp_path: Path) -> None:
+    _, plain = train(colours, tmp_path / "plain")
+    model, mixed = train(colours, tmp_path / "mixed", trainer={"mixed_precision": "bf16"})
+    assert losses(mixed) != losses(plain)
+    assert losses(mixed) == pytest.approx(losses(plain), rel=0.05)
+    assert {parameter.dtype for parameter in model.ready().lm.module.parameters()} == {torch.float32}
+
+
+def test_accumulation_through_the_whole_stack_gives_the_same_losses(colours: Any, tmp_path: Path) -> None:
+    options = {"effective_batch_size": 32}
+    _, whole = train(colours, tmp_path / "whole", trainer={**options, "batch_size": 32}, data=fixed(colours))
+    _, parts = train(colours, tmp_path / "parts", trainer={**options, "batch_size": 8}, data=fixed(colours))
+    assert [line["rows"] for line in parts] == [line["rows"] for line in whole]
+    assert losses(parts) == pytest.approx(losses(whole), abs=1e-4)
+
+
+def fixed(colours: Any) -> dict[str, Any]:
+    return {**colours.config()["data"], "batching": {"type": "fixed"}}
+
+
+def test_learning_prompts_as_well_counts_more_tokens(colours: Any, tmp_path: Path) -> None:
+    _, answers = train(colours, tmp_path / "answers", trainer={"max_steps": 2})
+    _, everything = train(colours, tmp_path / "all", trainer={"max_steps": 2, "completion_only_loss": False})
+    for one, other in zip(answers, everything, strict=True):
+        assert other["loss_tokens"] == other["tokens"] - other["rows"]
+        assert one["loss_tokens"] < other["loss_tokens"]
+
+
+def test_frozen_layers_stay_as_they_were(colours: Any, base: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    train(colours, tmp_path / "run", base_model=base, trainer={"layers_to_freeze_regex": r"layers\.0\."})
+    before, after = load_file(f"{base}/model.safetensors"), load_file(tmp_path / "run" / "model" / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any("layers.0." in name for name in changed)
+
+
+def test_a_generated_metric_can_decide(colours: Any, tmp_path: Path) -> None:
+    train(
+        colours,
+        tmp_path / "run",
+        trainer={"validation_metric": "accuracy", "steps_per_evaluation": 4, "max_generated_rows": 8},
+    )
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    during = [found for found in manifest["evaluations"] if found["split"] == "validation"]
+    assert [found["step"] for found in during] == [4, 8, 12, 12]
+    assert {found["colour.n"] for found in during[:3]} == {8}
+    assert manifest["best"] == max(found["colour.accuracy"] for found in during[:3])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantized_model_learns_through_an_adapter_and_evaluation_does_no_harm(
+    colours: Any, base: str, tmp_path: Path, bits: int
+) -> None:
+    options = {"base_model": base, "quantization": {"bits": bits}, "adapter": {"type": "lora", "r": 8}}
+    trainer = {"max_steps": 16, "learning_rate": 0.003}
+    _, often = train(colours, tmp_path / "often", trainer={**trainer, "steps_per_evaluation": 2}, **options)
+    model, never = train(colours, tmp_path / "never", trainer={**trainer, "skip_all_evaluation": True}, **options)
+    assert losses(often) == losses(never)
+    assert falls(never)
+    loaded = Model.load(tmp_path / "never", quiet=True)
+    rows = colours.rows(6)
+    assert [row["colour"] for row in loaded.predict(rows)] == [row["colour"] for row in model.predict(rows, fresh=True)]
+
+
+def test_a_merged_adapter_is_a_plain_model(colours: Any, base: str, tmp_path: Path) -> None:
+    adapter = {"type": "lora", "r": 4, "postprocessor": {"merge_adapter_into_base_model": True}}
+    model, _ = train(colours, tmp_path / "run", base_model=base, adapter=adapter, trainer={"learning_rate": 0.005})
+    files = {path.name for path in (tmp_path / "run" / "model").iterdir()}
+    assert "model.safetensors" in files
+    assert "adapter_config.json" not in files
+    rows = colours.rows(8)
+    wanted = [row["number_raw"] for row in model.predict(rows, fresh=True)]
+    assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
+
+
+def test_a_new_model_under_an_adapter_is_saved_with_it(colours: Any, tmp_path: Path) -> None:
+    model, _ = train(colours, tmp_path / "run", adapter={"type": "lora", "r": 4})
+    rows = colours.rows(8)
+    wanted = [row["number_raw"] for row in model.predict(rows, fresh=True)]
+    assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora", "eva", "corda"])
+def test_inits_that_look_at_weights_or_data_train_and_load(colours: Any, base: str, tmp_path: Path, init: str) -> None:
+    model, log = train(colours, tmp_path / "run", base_model=base, adapter={"type": "lora", "r": 4, "init": init})
+    assert falls(log)
+    rows = colours.rows(8)
+    wanted = [row["number_raw"] for row in model.predict(rows, fresh=True)]
+    assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path) -> None:
+    _, plain = train(colours, tmp_path / "plain", trainer={"max_steps": 3, "skip_all_evaluation": True})
+    _, compiled = train(
+        colours, tmp_path / "compiled", trainer={"max_steps": 3, "skip_all_evaluation": True, "compile": True}
+    )
+    assert losses(compiled) == pytest.approx(losses(plain), abs=1e-3)
