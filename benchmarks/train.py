@@ -1,0 +1,149 @@
+"""LoRA over the fixed work: real tokens a CPU second, beside the Hugging Face Trainer as a careful user sets it up.
+
+Needs the shared folder beside the checkout. Each contender runs in a process of its own with one thread, in turn, and
+the medians are compared. One epoch over 512 rows of skewed lengths, loss on the response only, at most 512 tokens,
+batch 8, r 8 on all linear layers, constant 2e-4, fp32, no evaluation, no saving in between.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import SHARED, Limit, parse_arguments, report
+
+CONTENDERS = {
+    "Trainer, random batches": ("peer", "random"),
+    "Trainer, group_by_length": ("peer", "group_by_length"),
+    "partita, fixed": ("ours", "fixed"),
+    "partita, bucket": ("ours", "bucket"),
+}
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__ or "")
+    if not SHARED.is_dir():
+        sys.exit(f"needs the shared folder at {SHARED}")
+    chosen = list(CONTENDERS)[1:] if arguments.quick else list(CONTENDERS)
+    rounds = 1 if arguments.quick else 5
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+    with tempfile.TemporaryDirectory() as folder:
+        run([SHARED / "peers" / "workload.py", folder])
+        for _ in range(rounds):
+            for name in chosen:
+                kind, mode = CONTENDERS[name]
+                script = SHARED / "peers" / "train_hf.py" if kind == "peer" else Path(__file__)
+                words = [folder, "tiny", mode] if kind == "peer" else ["--one", folder, mode]
+                found[name].append(json.loads(run([script, *words]).splitlines()[-1]))
+                print(name, found[name][-1], flush=True)
+    rows = [row(name, results) for name, results in found.items()]
+    rates = {name: [result["tokens_per_cpu_s"] for result in results] for name, results in found.items()}
+    peer, ours = "Trainer, group_by_length", "partita, bucket"
+    ratio = statistics.median(b / a for a, b in zip(rates[peer], rates[ours], strict=True))
+    loss = {name: statistics.median(result["loss"] for result in results) for name, results in found.items()}
+    limits = [
+        Limit("tokens a CPU second, bucket over group_by_length", round(ratio, 3), 1.1, "min"),
+        Limit(
+            "difference of the mean training loss to group_by_length",
+            round(abs(loss[ours] - loss[peer]), 4),
+            0.05,
+            "max",
+        ),
+    ]
+    report("train", rows, limits, arguments=arguments, about=" ".join((__doc__ or "").split("\n\n", 1)[0].split()))
+
+
+def row(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    def median(key: str) -> float:
+        return statistics.median(result[key] for result in results)
+
+    return {
+        "contender": name,
+        "tokens/CPU s": median("tokens_per_cpu_s"),
+        "CPU s": median("cpu"),
+        "padding": median("padding"),
+        "loss": median("loss"),
+        "steps": int(median("steps")),
+        "peak MB": int(median("rss_mb")),
+    }
+
+
+def run(words: list[Any]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def one(folder: str, batching: str) -> None:
+    """Our side, in its own process: prints a line of JSON as the peer does."""
+    import resource
+
+    import torch
+
+    from partita.model import Model
+    from partita_trainers.finetune import Training
+
+    torch.set_num_threads(1)
+    spent: dict[str, float] = {}
+    take_steps = Training.take_steps
+
+    def timed(training: Training) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        take_steps(training)
+        spent.update(wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
+
+    Training.take_steps = timed  # type: ignore[method-assign]
+    config = {
+        "base_model": f"{folder}/tiny",
+        "seed": 0,
+        "input_features": [{"name": "prompt", "type": "text"}],
+        "output_features": [{"name": "response", "type": "text"}],
+        "adapter": {"type": "lora", "r": 8, "alpha": 16},
+        "preprocessing": {"global_max_sequence_length": 512},
+        "data": {"split": {"type": "random", "probabilities": [1, 0, 0]}, "batching": {"type": batching}},
+        "trainer": {
+            "type": "finetune",
+            "epochs": 1,
+            "batch_size": 8,
+            "gradient_accumulation_steps": 1,
+            "learning_rate": 2e-4,
+            "learning_rate_scheduler": {"decay": "constant", "warmup_steps": 0},
+            "checkpoints_per_epoch": 0,
+            "skip_all_evaluation": True,
+        },
+    }
+    with tempfile.TemporaryDirectory() as place:
+        result = Model(config, quiet=True).train(f"{folder}/rows.jsonl", run=f"{place}/run")
+        log = [json.loads(line) for line in (result.run / "log.jsonl").read_text().splitlines()]
+    tokens = sum(line["tokens"] for line in log)
+    padded = sum(line["tokens"] / (1 - line["padding"]) for line in log)
+    print(
+        json.dumps(
+            {
+                "steps": result.steps,
+                "cpu": round(spent["cpu"], 2),
+                "wall": round(spent["wall"], 2),
+                "tokens": tokens,
+                "tokens_per_cpu_s": round(tokens / spent["cpu"], 1),
+                "padding": round(1 - tokens / padded, 3),
+                "loss": round(statistics.mean(line["loss"] for line in log), 4),
+                "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        one(sys.argv[2], sys.argv[3])
+    else:
+        main()
