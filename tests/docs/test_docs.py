@@ -1,0 +1,207 @@
+"""What the pages say is so: files load, mistakes are told as shown, commands and links exist, answers read as written.
+
+An HTML comment before a block says what the block is, where it is not a whole file:
+
+- `not a whole file`: laid over a small file, the whole must load;
+- `wrong file: NAME`: it must fail, with just the messages that the page shows for NAME;
+- `warns: NAME`: it must load, with just the warnings that the page shows for NAME;
+- `answers read by: OUTPUTS`: a table of answers, and the values that these output features read from them.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+import yaml
+
+from partita.cli.main import app
+from partita.inference.decode import Decoder
+from partita_schema.adapter import Adapter, LoraAdapter
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<comment>.*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+ANSWERS = re.compile(r"^<!-- answers read by: (?P<outputs>.*?) -->\n(?P<table>(?:^\|.*\n)+)", re.MULTILINE)
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+SMALL: dict[str, Any] = {
+    "base_model": "some/model",
+    "input_features": [{"name": "message", "type": "text"}],
+    "output_features": [{"name": "team", "type": "category"}],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    comment: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def find_blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf8")
+        for found in BLOCK.finditer(text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield Block(page, line, found["language"], found["comment"] or "", found["text"])
+
+
+BLOCKS = list(find_blocks())
+
+
+def chosen(language: str, comment: str = "") -> Any:
+    """A test for each block of a language whose comment begins so; without one, for those without a comment."""
+    told = [block for block in BLOCKS if block.language == language]
+    blocks = [block for block in told if (block.comment.startswith(comment) if comment else not block.comment)]
+    return pytest.mark.parametrize("block", blocks, ids=str)
+
+
+def shown_lines(page: Path, start: str) -> list[str]:
+    return [line for line in page.read_text(encoding="utf8").splitlines() if line.startswith(start)]
+
+
+@chosen("yaml")
+def test_every_file_in_the_pages_loads(block: Block) -> None:
+    load_config(block.text)
+
+
+@chosen("yaml", "not a whole file")
+def test_every_fragment_in_the_pages_loads_in_a_small_file(block: Block) -> None:
+    load_config(SMALL | yaml.safe_load(block.text))
+
+
+@chosen("yaml", "wrong file: ")
+def test_mistakes_in_the_pages_are_told_as_the_page_shows(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = block.comment.removeprefix("wrong file: ")
+    (tmp_path / name).write_text(block.text, encoding="utf8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_config(Path(name))
+    assert str(caught.value).splitlines() == shown_lines(block.page, f"{name}:")
+
+
+@chosen("yaml", "warns: ")
+def test_warnings_in_the_pages_are_given_as_the_page_shows(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = block.comment.removeprefix("warns: ")
+    (tmp_path / name).write_text(block.text, encoding="utf8")
+    monkeypatch.chdir(tmp_path)
+    warnings = [f"warning: {warning}" for warning in load_config(Path(name)).warnings]
+    assert warnings == shown_lines(block.page, f"warning: {name}:")
+
+
+@chosen("python")
+def test_every_python_block_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@chosen("json")
+def test_every_json_block_is_json_lines(block: Block) -> None:
+    for line in block.text.splitlines():
+        json.loads(line)
+
+
+@chosen("console")
+def test_every_command_in_the_pages_exists_with_its_flags(block: Block) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    lines = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
+    for line in lines:
+        words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z]+=\S*", word)]
+        if words[0] != "partita" or words[1:] == ["--help"]:
+            continue
+        assert words[1] in commands, f"{line}: there is no command {words[1]}"
+        # Raises for flags that the command does not have, and for arguments that it needs.
+        commands[words[1]].make_context(words[1], words[2:])
+
+
+def test_a_flag_that_does_not_exist_would_be_noticed() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match="No such option: --datasett"):
+        commands["predict"].make_context("predict", ["run.yaml", "--datasett", "x.csv", "--output", "y.csv"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_in_the_pages_leads_to_something(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf8"), flags=re.DOTALL)
+    for link in LINK.finditer(text):
+        target, _, place = link["target"].partition("#")
+        if "://" in target:
+            continue
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
+        if place:
+            assert place in headings(found), f"{page.relative_to(ROOT)} links to {link['target']}: no such heading"
+
+
+def headings(page: Path) -> list[str]:
+    """Headings as GitHub names them in links."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf8"), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines]
+
+
+def find_answers() -> Iterator[Any]:
+    for page in PAGES:
+        for found in ANSWERS.finditer(page.read_text(encoding="utf8")):
+            for row in found["table"].splitlines()[2:]:
+                answer, told = (cell.strip() for cell in row.strip("|").split("|"))
+                yield pytest.param(yaml.safe_load(found["outputs"]), answer.strip("`"), told, id=answer)
+
+
+@pytest.mark.parametrize(("outputs", "answer", "told"), list(find_answers()))
+def test_answers_in_the_pages_are_read_as_the_page_says(outputs: Any, answer: str, told: str) -> None:
+    features = outputs if isinstance(outputs, list) else [outputs]
+    config = load_config(SMALL | {"output_features": features}).config
+    decoded = Decoder(config, labels={}).decode(answer)
+    if told.startswith("none: "):
+        assert decoded.errors == {features[0]["name"]: told.removeprefix("none: ")}
+        assert decoded.values == {features[0]["name"]: None}
+    else:
+        value = json.loads(told.strip("`"))
+        assert decoded.values == (value if isinstance(outputs, list) else {features[0]["name"]: value})
+
+
+def table_names(page: Path, heading: str) -> set[str]:
+    """Names in back quotes in the first column of the table under a heading."""
+    part = page.read_text(encoding="utf8").split(f"\n{heading}\n", 1)[1].split("\n#", 1)[0]
+    first = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
+    return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_the_training_guide_names_every_adapter_and_every_start_of_lora() -> None:
+    guide = ROOT / "docs" / "guides" / "training.md"
+    union = get_args(get_args(Adapter)[0])
+    assert table_names(guide, "### Adapters") == {get_args(kind.model_fields["type"].annotation)[0] for kind in union}
+    assert table_names(guide, "### How LoRA starts") == set(get_args(LoraAdapter.model_fields["init"].annotation))
+
+
+def test_the_index_of_decisions_names_every_one() -> None:
+    folder = ROOT / "docs" / "decisions"
+    linked = {link["target"] for link in LINK.finditer((folder / "README.md").read_text(encoding="utf8"))}
+    assert linked == {page.name for page in folder.glob("0*.md")}
+
+
+def test_the_benchmark_page_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from page import page  # type: ignore[import-not-found]
+
+    wanted = page(ROOT / "benchmarks" / "results")
+    assert (ROOT / "docs" / "benchmarks.md").read_text("utf8") == wanted, "run make docs"

@@ -1,0 +1,159 @@
+"""Every example runs, made smaller where it takes long, and does what its README says."""
+
+import json
+import shutil
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from partita import Model
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load_module(path: Path) -> ModuleType:
+    spec = util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Copies an example, and makes its copy the current folder, whose modules can be imported."""
+
+    def copy(name: str) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(EXAMPLES / name, folder)
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        return folder
+
+    return copy
+
+
+def write_tickets(folder: Path) -> None:
+    load_module(EXAMPLES / "support_tickets" / "make_tickets.py").write(folder)
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_every_file_of_the_examples_loads_without_a_warning(file: Path) -> None:
+    assert not load_config(file).warnings
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path for path in EXAMPLES.iterdir() if path.is_dir()), ids=lambda path: path.name
+)
+def test_every_example_has_a_readme(folder: Path) -> None:
+    assert (folder / "README.md").exists()
+
+
+def test_support_tickets_are_learned_and_predicted(copy_of: Any) -> None:
+    folder = copy_of("support_tickets")
+    write_tickets(folder)
+    model = Model("tickets.yaml", quiet=True)
+    result = model.train()
+    assert result.steps == 240
+    assert result.metrics["test"]["team.accuracy"] > 0.9
+    predictions = model.predict("new_tickets.csv", output="answers.csv")
+    assert predictions.stats.ok == 50
+    right = sum(row["team"] == row["team_input"] for row in predictions)
+    assert right > 45
+
+
+def test_new_tickets_are_not_among_those_that_are_learned(tmp_path: Path) -> None:
+    write_tickets(tmp_path)
+    learned, new = (
+        (tmp_path / name).read_text(encoding="utf8").splitlines()[1:] for name in ("tickets.csv", "new_tickets.csv")
+    )
+    assert (len(learned), len(new)) == (400, 50)
+    assert not set(learned) & set(new)
+
+
+def test_the_custom_trainer_lowers_the_loss(copy_of: Any) -> None:
+    folder = copy_of("custom_trainer")
+    write_tickets(folder)
+    (folder / "run").mkdir()
+    (folder / "run" / "log.jsonl").write_text('{"step": 1, "loss": 9.0}\n', encoding="utf8")  # of a run that was killed
+    model = Model("config.yaml", overrides=["trainer.options.steps=60"], quiet=True)
+    result = model.train(run="run")
+    losses = [json.loads(line)["loss"] for line in (result.run / "log.jsonl").read_text(encoding="utf8").splitlines()]
+    assert len(losses) == result.steps == 60
+    assert losses[-1] < losses[0] / 4
+    assert result.metrics["test"]["loss"] == pytest.approx(losses[-1], rel=0.3)
+    assert Model.load(result.run, quiet=True).evaluate()["model"]["loss"] == pytest.approx(
+        result.metrics["test"]["loss"]
+    )
+
+
+def test_the_custom_trainer_takes_its_way_uphill_back() -> None:
+    move = load_module(EXAMPLES / "custom_trainer" / "sharpness.py").move
+    weight, way = torch.nn.Parameter(torch.tensor([1.0, 2.0])), [torch.tensor([0.5, -0.5])]
+    move([weight], way, sign=1)
+    assert weight.tolist() == [1.5, 1.5]
+    move([weight], way, sign=-1)
+    assert weight.tolist() == [1.0, 2.0]
+
+
+def test_the_custom_trainer_refuses_options_that_it_does_not_know(copy_of: Any) -> None:
+    folder = copy_of("custom_trainer")
+    write_tickets(folder)
+    with pytest.raises(ConfigError) as caught:
+        Model("config.yaml", overrides=["trainer.options.stepz=3"], quiet=True).train()
+    assert str(caught.value) == "trainer.options.stepz: unknown option; write one of steps, learning_rate, radius"
+
+
+def test_zero_shot_sentiment_answers_every_review_with_a_local_model(copy_of: Any) -> None:
+    copy_of("sentiment_zero_shot")
+    scratch = load_config(EXAMPLES / "sentiment_zero_shot" / "config.yaml").config.model_dump(exclude_unset=True)
+    scratch |= {"base_model": {"type": "scratch", "size": "nano"}, "data": {"source": "reviews.csv"}}
+    Model(scratch, quiet=True).save("local_model")
+    model = Model("config.yaml", overrides=["base_model=local_model"], quiet=True)
+    predictions = model.predict("reviews.csv", output="labels.csv")
+    assert predictions.stats.ok == 8
+    assert all(row["label"] in (None, "negative", "neutral", "positive") for row in predictions)
+    assert model.evaluate("reviews.csv")["label"]["n"] == 8
+
+
+def test_table_booking_runs_from_zero_shot_to_predictions(copy_of: Any) -> None:
+    folder = copy_of("table_booking")
+    (folder / "data").mkdir()
+    made = load_module(folder / "make_data.py").make_rows(300, seed=1, test=40)
+    for name, rows in zip(("train", "test"), made, strict=True):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "data" / f"{name}.jsonl").write_text(text, encoding="utf8")
+    before = Model("zero_shot.yaml", quiet=True).train().metrics["test"]
+    assert before["exact_match"] == 0
+    model = Model(
+        "finetune.yaml",
+        overrides=["trainer.max_steps=20", "trainer.epochs=3", "trainer.learning_rate=0.003"],
+        quiet=True,
+    )
+    after = model.train().metrics["test"]
+    assert after["loss"] < before["loss"] / 2
+    assert set(after) == set(before)
+    predictions = model.predict("data/test.jsonl", output="predictions.jsonl")
+    assert len(predictions) == 40
+    assert {"guests", "day", "time", "name"} < set(predictions.columns)
+
+
+def test_table_booking_tests_on_bookings_that_were_never_seen(tmp_path: Path) -> None:
+    load_module(EXAMPLES / "table_booking" / "make_data.py").write(tmp_path, rows=2000, seed=3)
+    train, test = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text(encoding="utf8").splitlines()]
+        for name in ("train", "test")
+    )
+
+    def meanings(rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+        return {tuple(row[key] for key in ("guests", "day", "time", "name")) for row in rows}
+
+    assert len(train) == 2000
+    assert not meanings(train) & meanings(test)
