@@ -22,7 +22,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/table_booking/demo.py
+	OMP_NUM_THREADS=1 $(BIN)/python examples/table_booking/demo.py
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup

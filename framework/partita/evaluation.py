@@ -34,12 +34,10 @@ def prepare(assembly: Assembly, rows: Rows, *, split: str, ledger: Ledger) -> Ex
     return Examination(rows=rows.select(encoded.places_N), encoded=encoded)
 
 
-def mean_loss(assembly: Assembly, encoded: EncodedRows, *, batch_size: int, max_rows: int | None = None) -> Metrics:
+def mean_loss(assembly: Assembly, encoded: EncodedRows, *, batch_size: int) -> Metrics:
     """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode."""
     lm = assembly.lm
-    batches = EvaluationBatches(
-        encoded, batch_size=batch_size, pad_token_id=lm.tokenizer.pad_token_id, max_rows=max_rows
-    )
+    batches = EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=lm.tokenizer.pad_token_id)
     total, count = 0.0, 0
     lm.module.eval()
     with torch.no_grad():
@@ -73,6 +71,7 @@ def score(
         batch_size=batch_size,
         seed=config.seed if config.generation.seed is None else config.generation.seed,
         progress=progress,
+        description="evaluating",
     )
     scorer = Scorer(config)
     for answer in answers:

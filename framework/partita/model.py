@@ -20,17 +20,12 @@ from partita.evaluation import mean_loss, prepare, score
 from partita.inference.predict import predict_rows
 from partita.lm.base import GenerationRequest
 from partita.lm.fingerprint import folder_digest
-from partita.runs.directory import (
-    MANIFESTS,
-    RunDirectory,
-    choose_folder,
-    find_finished,
-    open_run,
-    read_manifest,
-    write_atomically,
-)
+from partita.runs.directory import RunDirectory, open_run
+from partita.runs.files import write_atomically
+from partita.runs.finding import choose_folder, find_finished
+from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
-from partita.training import run_trainer
+from partita.training import check_validation_metric, run_trainer
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
 from partita_schema.errors import DataError, PartitaError
@@ -39,6 +34,7 @@ from partita_schema.model import ScratchModel
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
+from partita_trainers.registry import build_trainer
 
 if TYPE_CHECKING:
     from partita.inference.predictions import Predictions
@@ -111,8 +107,10 @@ class Model:
         finished is not trained again. Default: runs/NAME, or the next free NAME-2.
         """
         folder = Path(run) if run is not None else choose_folder(self.name, config=self.config, base=RUNS)
+        check_validation_metric(self.config)
+        trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         with self.open_run(folder) as directory:
-            if directory.done:
+            if directory.finished:
                 logger.info("the run in %s is finished already", folder)
                 self.run, self._assembly = folder, None
                 return finished_result(folder, directory.manifest)
@@ -120,7 +118,7 @@ class Model:
             training = splits.get("training")
             labels = find_labels(self.config, training)
             assembly = self.assemble(labels, training, trainable=self.config.trainer.type != "none")
-            result = run_trainer(assembly, splits, directory)
+            result = run_trainer(trainer, assembly, splits, directory)
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early)
         self.run, self._assembly = folder, assembly
         return result
@@ -221,6 +219,7 @@ class Model:
         repository = api.create_repo(name, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             self.save(folder)
+            write_card(Path(folder), config=self.config, labels=self.ready().labels, origin=None)
             api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
         return str(repository)
 
@@ -238,11 +237,12 @@ class Model:
         """Take this file's newest finished run where the file trains. Raises PartitaError where there is none."""
         if self.result is not None or self.config.trainer.type == "none":
             return
-        self.run = find_finished(self.name, config=self.config, base=RUNS)
+        self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
         if self.run is None:
+            others = f" (the run in {RUNS / self.name} is of another file: {'; '.join(apart[:5])})" if apart else ""
             raise PartitaError(
-                "nothing has been trained yet: train first, name the directory of a finished run, "
-                "or write trainer: {type: none} for zero-shot"
+                f"nothing has been trained with this file yet{others}: train first, name the directory of a finished "
+                "run, or write trainer: {type: none} for zero-shot"
             )
         logger.info("using the finished run in %s", self.run)
 
@@ -320,12 +320,8 @@ class Model:
         """The same for a model that was just trained and for one that was loaded from its run."""
         if self.result is None:
             return assembly.lm.fingerprint
-        config = self.config
-        held = [
-            config.model_parameters.model_dump_json(),
-            config.quantization and config.quantization.model_dump_json(),
-        ]
-        return digest(folder_digest(self.result), str(held))
+        held = self.config.model_dump_json(include={"model_parameters", "quantization"})
+        return digest(folder_digest(self.result), held)
 
     def journal(self, output: Path | None, fingerprint: Mapping[str, str]) -> Path:
         """Where answers are kept: by the output file, or without one by all that decides them."""
@@ -349,13 +345,13 @@ class Model:
         )
 
 
-def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path) -> None:
-    """Write down what a saved model is."""
+def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
+    """Write down what a saved model is, and the folder that relative paths of its file start from."""
     card = {
         "format_version": FORMAT_VERSION,
         "status": "done",
         "config": config.model_dump(mode="json", exclude_unset=True),
-        "folder": str(origin.resolve()),
+        "folder": str(origin.resolve()) if origin is not None else ".",
         "labels": {name: list(values) for name, values in labels.items()},
     }
     write_atomically(folder / MANIFESTS[1], json.dumps(card, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from difflib import get_close_matches
 
 from partita.assembly import Assembly
 from partita.data.encoded import EncodedRows
@@ -9,18 +10,20 @@ from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
 from partita.evaluation import Examination, mean_loss, prepare, score
+from partita.inference.metrics import metric_names
 from partita.inference.predict import READING_IS_SHOWN
 from partita.runs.directory import RunDirectory
+from partita_schema.config import Config
+from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.base import Metrics, TrainResult, Work
-from partita_trainers.registry import build_trainer
+from partita_trainers.base import Metrics, Trainer, TrainResult, Work
 
 logger = logging.getLogger(__name__)
 
 
-def run_trainer(assembly: Assembly, splits: dict[str, Rows], directory: RunDirectory) -> TrainResult:
-    """Encode the rows, and let the trainer of the file work on them."""
+def run_trainer(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], directory: RunDirectory) -> TrainResult:
+    """Encode the rows, and let the trainer work on them."""
     config = assembly.config
     ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows)
     loader = training_loader(assembly, splits, ledger, directory=directory)
@@ -29,6 +32,7 @@ def run_trainer(assembly: Assembly, splits: dict[str, Rows], directory: RunDirec
         for split, rows in splits.items()
         if split != "training" or (config.trainer.type == "none" and "training" in config.trainer.evaluate)
     }
+    tell_left_out(ledger, directory)
     note_work(directory, assembly, splits, ledger)
     evaluation_batch_size = config.trainer.eval_batch_size or config.trainer.batch_size
 
@@ -57,7 +61,7 @@ def run_trainer(assembly: Assembly, splits: dict[str, Rows], directory: RunDirec
         run=directory,
         device=assembly.lm.device,
     )
-    return build_trainer(config.trainer).train(work)
+    return trainer.train(work)
 
 
 def training_loader(
@@ -89,6 +93,33 @@ def training_loader(
         f"{loader.steps_per_epoch:,}",
     )
     return loader
+
+
+def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
+    """Say how many rows are left out and cut, and where their reasons stand."""
+    for split, counts in ledger.splits.items():
+        if counts.left_out:
+            told = (split, counts.left_out, counts.rows, counts.reasons.most_common(1)[0][0])
+            logger.warning("%s: %d of %d rows left out (%s); see %s", *told, directory.folder / "quarantine.jsonl")
+        if counts.cut:
+            logger.warning("%s: %d rows cut to the length limit, %d tokens lost", split, counts.cut, counts.cut_tokens)
+
+
+def check_validation_metric(config: Config) -> None:
+    """Raises ConfigError where no metric of the outputs has the name that the trainer asks for."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.validation_metric == "loss":
+        return
+    known = metric_names(config)
+    first = f"{config.output_features[0].name}."
+    wanted = trainer.validation_metric
+    full = wanted if "." in wanted or wanted in known else first + wanted
+    if full in known or ".field." in full:
+        return
+    short = [name.removeprefix(first) for name in known]
+    near = get_close_matches(wanted, [*short, *known], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {wanted}; {hint}")])
 
 
 def note_work(directory: RunDirectory, assembly: Assembly, splits: dict[str, Rows], ledger: Ledger) -> None:

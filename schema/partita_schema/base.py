@@ -28,8 +28,7 @@ class Base(BaseModel):
 
 
 def broken(message: str, *, at: str = "") -> PydanticCustomError:
-    """An error of a rule between keys. `at` is the key to mend, dotted and relative to the model that holds the rule.
-    An error of a rule between keys. `at` is the key to mend, dotted and relative to the model that holds the rule."""
+    """An error of a rule between keys. `at` is the key to mend, dotted, relative to the model that holds the rule."""
     return PydanticCustomError("rule", "{message}", {"message": message, "at": at})
 
 

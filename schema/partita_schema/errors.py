@@ -22,8 +22,7 @@ class Problem:
     """One mistake of a configuration file."""
 
     path: str
-    """Keys from the top, joined by dots; list places in brackets: `output_features[0].type`. Empty for the whole file.
-    Keys from the top, joined by dots; list places in brackets: `output_features[0].type`. Empty for the whole file."""
+    """Keys from the top, joined by dots; list places in brackets: `output_features[0].type`. Empty for the file."""
     message: str
     """What is wrong and what to write instead."""
     file: str | None = None

@@ -50,7 +50,9 @@ class ManifestRecord(Record):
     seed = fields.Integer(validate=validate.Range(min=0))
     data = fields.Dict(keys=fields.String())
     batch_sizes = fields.Dict(keys=fields.String(), values=fields.Nested(BatchSizeRecord))
-    metrics = fields.Dict(keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.Raw()))
+    metrics = fields.Dict(
+        keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.Raw(allow_none=True))
+    )
     steps = fields.Integer(validate=validate.Range(min=0))
     stopped_early = fields.Boolean()
     config = fields.Dict(keys=fields.String())

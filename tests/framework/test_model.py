@@ -147,7 +147,8 @@ def test_prediction_before_training_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        PartitaError, match=r"nothing has been trained yet: train first, .* or write trainer: \{type: none\}"
+        PartitaError,
+        match=r"nothing has been trained with this file yet: train first, .* or write trainer: \{type: none\}",
     ):
         Model(colours.config(), quiet=True).predict(colours.rows(2))
 
@@ -188,17 +189,76 @@ def test_only_finished_runs_are_loaded(tmp_path: Path, folder: str, message: str
 
 
 def test_a_run_in_use_is_refused(colours: Any, tmp_path: Path) -> None:
-    from partita.runs.directory import lock
+    from partita.runs.lock import lock
 
     with lock(tmp_path), pytest.raises(ResumeError, match="is in use by another process; wait for it"):
         Model(colours.config(), quiet=True).train(run=tmp_path)
 
 
 def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) -> None:
-    settings = colours.config(trainer={"epochs": 1, "validation_metric": "acuracy", "evaluate_generated": False})
-    with pytest.raises(ConfigError, match=r"no metric is named colour\.acuracy; did you mean colour\.accuracy"):
-        Model(settings, quiet=True).train(run=tmp_path / "run")
+    short = {"epochs": 1, "evaluate_generated": False}
+    with pytest.raises(DataError, match="has no column 'colour'"):
+        Model(colours.config(trainer=short), quiet=True).train([{"text": "x", "color": "red"}], run=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+    # Nothing was learned yet: the folder is free for a mended file too.
+    mended = colours.config(trainer={**short, "batch_size": 32})
+    assert Model(mended, quiet=True).train(run=tmp_path / "run").steps == 16
+
+
+@pytest.mark.parametrize(
+    ("metric", "hint"),
+    [("acuracy", "did you mean accuracy"), ("number.mea", "did you mean number.mae"), ("x", "there are loss, colour.")],
+)
+def test_a_misspelt_metric_is_told_before_anything_is_trained(
+    colours: Any, tmp_path: Path, metric: str, hint: str
+) -> None:
+    settings = colours.config(trainer={"validation_metric": metric})
+    with pytest.raises(ConfigError, match=f"trainer.validation_metric: no metric is named {metric}; {hint}"):
+        Model(settings, quiet=True).train(run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_goes_on_when_the_file_asks_for_more(colours: Any, tmp_path: Path) -> None:
+    short = {"evaluate_generated": False, "learning_rate_scheduler": {"decay": "constant"}}
+    Model(colours.config(trainer={**short, "max_steps": 8}), quiet=True).train(run=tmp_path / "run")
+    longer = Model(colours.config(trainer={**short, "max_steps": 12}), quiet=True).train(run=tmp_path / "run")
+    assert (longer.resumed_from, longer.steps) == (8, 12)
+
+
+def test_a_finished_run_is_found_by_a_file_that_generates_differently(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = {"max_steps": 4, "evaluate_generated": False}
+    Model(colours.config(trainer=short), quiet=True).train()
+    other = Model(colours.config(trainer={**short, "batch_size": 4}, generation={"max_new_tokens": 3}), quiet=True)
+    assert {row["tokens"] for row in other.predict(colours.rows(3))} == {3}
+    with pytest.raises(PartitaError, match=r"runs/run is of another file: trainer\.learning_rate: 0\.01 -> 0\.5"):
+        Model(colours.config(trainer={**short, "learning_rate": 0.5}), quiet=True).predict(colours.rows(1))
+
+
+def test_rows_that_are_left_out_are_said(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [*colours.rows(60), {"text": None, "colour": "red", "number": 1}]
+    split = {"type": "random", "probabilities": [1, 0, 0]}
+    settings = colours.config(trainer={"max_steps": 2}, data={"max_bad_rows": 3, "split": split})
+    Model(settings, quiet=True).train(rows, run=tmp_path / "run")
+    assert "training: 1 of 61 rows left out (column text is missing or empty); see" in caplog.text
+    assert "quarantine.jsonl" in caplog.text
+
+
+def test_a_trainer_beside_the_file_is_found(colours: Any, tmp_path: Path) -> None:
+    import yaml
+
+    code = (
+        "from partita_trainers.base import TrainResult\n"
+        "class Nothing:\n"
+        "    def __init__(self, section): self.options = section.options\n"
+        "    def train(self, work): return TrainResult(run=work.run.folder, metrics={}, steps=self.options['steps'])\n"
+    )
+    (tmp_path / "beside_the_file.py").write_text(code)
+    target = {"type": "custom", "target": "beside_the_file:Nothing", "options": {"steps": 3}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(colours.config(trainer=target)))
+    assert Model(tmp_path / "run.yaml", quiet=True).train(run=tmp_path / "run").steps == 3
 
 
 def test_trackers_get_the_metrics(colours: Any, tmp_path: Path) -> None:

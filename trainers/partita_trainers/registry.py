@@ -1,7 +1,11 @@
 """From the trainer section of a file to a trainer: one table, loaded on first use."""
 
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.trainer import CustomTrainer, FinetuneTrainer, NoTrainer
@@ -14,18 +18,34 @@ TRAINERS = {
 """`module:Class` by the `type` of the section. `custom` brings its own."""
 
 
-def build_trainer(section: NoTrainer | FinetuneTrainer | CustomTrainer) -> Trainer:
+def build_trainer(section: NoTrainer | FinetuneTrainer | CustomTrainer, *, folder: Path | None = None) -> Trainer:
     """The trainer that a section describes, made as `Class(section)`.
 
-    Raises ConfigError where `custom` names a module or class that is not there.
+    A module of the user's is looked for in `folder` as well, the folder of the file. Raises ConfigError where `custom`
+    names a module or class that is not there.
     """
     if isinstance(section, CustomTrainer):
-        return make(section.target, section)
+        with importable(folder):
+            return make(section.target, section)
     if section.type not in TRAINERS:
         near = get_close_matches(section.type, TRAINERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(TRAINERS)}, or custom"
         raise ConfigError([Problem("trainer.type", f"no trainer is named {section.type}; {hint}")])
     return make(TRAINERS[section.type], section)
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """In this context modules in `folder` can be imported; they come after all others."""
+    path = str(folder.resolve()) if folder is not None else None
+    if path is None or path in sys.path:
+        yield
+        return
+    sys.path.append(path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
 
 
 def make(target: str, section: object) -> Trainer:

@@ -11,7 +11,7 @@ from partita_schema.templates import TASKS, template
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of the new run.yaml.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new run.yaml.")] = Path(),
     task: Annotated[str | None, typer.Option("--task", help=f"One of {', '.join(TASKS)}.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Hub id, a folder, or scratch.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="File or glob of the rows.")] = None,

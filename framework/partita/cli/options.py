@@ -37,7 +37,7 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
 def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, title: str) -> None:
     """A table with a row a metric and a column a split or output, or JSON."""
     if as_json:
-        from partita.runs.directory import strict_json
+        from partita.runs.files import strict_json
 
         print(strict_json(metrics, indent=2))
         return

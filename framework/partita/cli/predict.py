@@ -25,7 +25,7 @@ def predict(
     found = model.predict(dataset, output=output, batch_size=batch_size, retry_errors=retry_errors, fresh=fresh)
     stats = found.stats
     if as_json:
-        from partita.runs.directory import strict_json
+        from partita.runs.files import strict_json
 
         print(strict_json(asdict(stats) | {"path": str(found.path)}, indent=2))
         return

@@ -29,10 +29,11 @@ def train(
         raise ConfigError([Problem("", message, file=str(file))])
     result = open_model(file, overrides=overrides, quiet=quiet).train(dataset, run=run)
     if as_json:
-        from partita.runs.directory import strict_json
+        from partita.runs.files import strict_json
 
         print(strict_json(asdict(result) | {"run": str(result.run)}, indent=2))
         return
     print_metrics(result.metrics, as_json=False, title="metrics")
     continued = "" if result.resumed_from is None else f", continued from step {result.resumed_from}"
-    print(f"{result.steps:,} steps{continued}; the run is in {result.run}")
+    early = ", stopped early" if result.stopped_early else ""
+    print(f"{result.steps:,} steps{early}{continued}; the run is in {result.run}")

@@ -11,7 +11,7 @@ from partita_schema.summary import summary
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Configuration files.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Configuration files.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value.")] = None,
 ) -> None:
     """Check files without loading a model or data; tell every mistake with its line."""

@@ -131,20 +131,11 @@ class Loader:
 class EvaluationBatches:
     """Every row exactly once, the longest first, so that what does not fit memory fails at once."""
 
-    def __init__(
-        self, encoded: EncodedRows, *, batch_size: int, pad_token_id: int, max_rows: int | None = None
-    ) -> None:
-        """With `max_rows`, so many rows at even distances."""
+    def __init__(self, encoded: EncodedRows, *, batch_size: int, pad_token_id: int) -> None:
         self._encoded = encoded
         self._batch_size = batch_size
         self._pad_token_id = pad_token_id
-        rows = evenly(len(encoded), max_rows)
-        self._rows = rows[np.argsort(-encoded.lengths[rows], kind="stable")]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in all batches."""
-        return len(self._rows)
+        self._rows = np.argsort(-encoded.lengths, kind="stable")
 
     def __len__(self) -> int:
         return -(-len(self._rows) // self._batch_size)

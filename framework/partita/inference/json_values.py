@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from partita.inference.reading import ReadError, clipped
+from partita_schema.json_values import json_validator, schema_mistake
 
 MAX_DEPTH = 100
 """Nesting that is read; deeper values could not be written again within Python's recursion limit."""
+
+MAX_REASON = 200
+"""Characters of a reason that are kept."""
 
 FENCE = re.compile(r"```[ \t]*[\w-]*[ \t]*\r?\n?(.*?)```", re.DOTALL)
 START = re.compile(r"[{\[]")
@@ -107,15 +111,7 @@ class JsonReader:
     """Finds a JSON value in a text and holds it to its schema."""
 
     def __init__(self, schema: dict[str, Any] | None) -> None:
-        self._validator: Any = None
-        if schema is not None:
-            from jsonschema import Draft202012Validator
-            from jsonschema.validators import validator_for
-            from referencing import Registry
-
-            kind = validator_for(schema, default=Draft202012Validator)
-            # An empty registry: a `$ref` to the web is an error, not a download.
-            self._validator = kind(schema, registry=Registry())
+        self._validator = json_validator(schema) if schema is not None else None
 
     def read(self, text: str) -> Any:
         """The value. Raises ReadError."""
@@ -125,15 +121,10 @@ class JsonReader:
         """The same value. Raises ReadError where it does not satisfy the schema; the text names the path in it."""
         if self._validator is None:
             return value
-        from jsonschema.exceptions import best_match
-        from referencing.exceptions import Unresolvable
-
         try:
-            problem = best_match(self._validator.iter_errors(value))
-        except Unresolvable as error:
-            raise ReadError(f"the schema refers to {error.ref}, which cannot be found") from None
+            mistake = schema_mistake(self._validator, value)
         except RecursionError:
             raise ReadError("the JSON value is nested too deeply for its schema") from None
-        if problem is not None:
-            raise ReadError(f"{problem.json_path}: {problem.message[:200]}")
+        if mistake is not None:
+            raise ReadError(mistake[:MAX_REASON])
         return value

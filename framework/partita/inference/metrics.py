@@ -23,6 +23,16 @@ from partita.inference.predictions import Answer
 from partita_schema.config import Config
 from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, OutputFeature
 
+METRICS = {
+    "category": ("accuracy", "macro_f1", "weighted_f1"),
+    "number": ("exact_match", "mae", "rmse"),
+    "json": ("exact_match", "valid", "field_accuracy"),
+    "text": ("exact_match", "rouge_l", "bleu"),
+}
+"""Metrics by type of output."""
+SHARED_METRICS = ("invalid", "errors", "n")
+"""Metrics of every output."""
+
 MAX_FIELDS = 64
 """Fields of JSON objects that are reported by name."""
 
@@ -220,6 +230,13 @@ class _Words:
     def tokenize(self, text: str) -> list[str]:
         """Runs of letters and digits, in lower case."""
         return WORD.findall(text.lower())
+
+
+def metric_names(config: Config) -> tuple[str, ...]:
+    """Names that `Scores.flat` may hold, those of single JSON fields aside, with `loss` before them."""
+    outputs = config.output_features
+    named = [f"{output.name}.{metric}" for output in outputs for metric in (*METRICS[output.type], *SHARED_METRICS)]
+    return ("loss", *named, "exact_match", "n")
 
 
 def _sums(feature: OutputFeature) -> _Sums:

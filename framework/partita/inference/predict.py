@@ -128,6 +128,7 @@ def answer_rows(
     batch_size: int,
     seed: int,
     progress: ShowProgress | None = None,
+    description: str = "predicting",
 ) -> Iterator[Answer]:
     """Each row's answer once, in the order they are made; nothing is written.
 
@@ -136,7 +137,7 @@ def answer_rows(
     prompts = EncodedPrompts(rows, encoder, schema)
     job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
     tally = Tally()
-    with _display(progress, "predicting", total=len(rows)) as display:
+    with _display(progress, description, total=len(rows)) as display:
         for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
             display.advance(len(answers), tokens_per_second=tally.tokens_per_second)

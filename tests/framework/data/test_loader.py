@@ -251,15 +251,6 @@ def test_evaluation_takes_every_row_once_the_longest_first() -> None:
     assert [batch.rows for batch in batches] == [8] * 6 + [5]
 
 
-def test_evaluation_of_some_rows_takes_them_from_everywhere() -> None:
-    some = EvaluationBatches(ENCODED, batch_size=4, pad_token_id=PAD, max_rows=10)
-
-    keys = {key for batch in some for key in batch.keys}
-    assert keys == {ENCODED.keys[place] for place in evenly(53, 10)}
-    assert (some.num_rows, len(some), len(keys)) == (10, 3, 10)
-    assert len(EvaluationBatches(ENCODED, batch_size=4, pad_token_id=PAD, max_rows=99)) == 14
-
-
 @given(length=st.integers(1, 200), wanted=st.integers(1, 300))
 def test_even_distances_repeat_nothing(length: int, wanted: int) -> None:
     places = evenly(length, wanted)

@@ -65,9 +65,9 @@ def test_json_without_a_schema_may_be_any_value(decoder_of: Any) -> None:
         ('{"city": "Oslo", "items": [', 'the JSON value is cut off: \'{"city": "Oslo", "items": [\''),
         ('{"a": {"city": "Oslo"}, "b": ', "the JSON value is cut off"),
         ('{"city": "Os', "the JSON value is cut off"),
-        ('{"city": 7}', "$.city: 7 is not of type 'string'"),
-        ('{"city": "Oslo", "items": [1, "x"]}', "$.items[1]: 'x' is not of type 'integer'"),
-        ("{}", "$: 'city' is a required property"),
+        ('{"city": 7}', "city: 7 is not of type 'string'"),
+        ('{"city": "Oslo", "items": [1, "x"]}', "items[1]: 'x' is not of type 'integer'"),
+        ("{}", "'city' is a required property"),
         ("[" * 5000, "nested too deeply"),
         ("[" * 200 + "]" * 200, "nested too deeply"),
         ("NaN", "no JSON value"),
@@ -86,13 +86,6 @@ def test_a_broken_object_is_not_replaced_by_a_piece_of_it(decoder_of: Any) -> No
 
 def test_lone_surrogates_are_replaced(decoder_of: Any) -> None:
     assert decoder_of(JSON).decode('{"a": "\\ud800"}').values == {"order": {"a": "?"}}
-
-
-def test_a_schema_that_refers_elsewhere_is_told_and_nothing_is_fetched(decoder_of: Any) -> None:
-    output = JSON | {"decoder": {"json_schema": {"$ref": "http://127.0.0.1:9/schema.json"}}}
-    assert decoder_of(output).decode("{}").errors == {
-        "order": "the schema refers to http://127.0.0.1:9/schema.json, which cannot be found"
-    }
 
 
 def test_several_outputs_are_parts_of_one_object(decoder_of: Any) -> None:

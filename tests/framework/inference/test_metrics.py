@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.decode import Decoder
-from partita.inference.metrics import Scorer, Scores, canonical
+from partita.inference.metrics import Scorer, Scores, canonical, metric_names
 from partita.inference.predictions import answer_of
 from partita.inference.record import Record
 
@@ -167,3 +167,18 @@ def test_equal_json_has_one_text_whatever_the_order(value: dict[str, Any]) -> No
 
 def test_json_true_is_not_one() -> None:
     assert canonical([True, 1, 1.0]) == "[true, 1, 1]"
+
+
+def test_the_table_of_names_is_what_scores_hold(make_config: Any) -> None:
+    config = make_config(
+        {"name": "c", "type": "category", "decoder": {"labels": ["a"]}},
+        {"name": "n", "type": "number"},
+        {"name": "j", "type": "json"},
+        {"name": "t", "type": "text"},
+    )
+    truth = {"c": "a", "n": 1, "j": {"x": 1}, "t": "b"}
+    record = Record(key="00", row=0, status="ok", text=json.dumps(truth))
+    scorer = Scorer(config)
+    scorer.add(truth, answer_of(record, Decoder(config, labels={})))
+    names = {name for name in scorer.scores().flat if ".field." not in name}
+    assert {"loss", *names} == set(metric_names(config))
