@@ -219,8 +219,8 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, here: Here)
             "predict run.yaml --dataset rows.csv --output o.csv",
             1,
             (
-                "error: nothing has been trained with this file yet: train first, name the directory of a finished run, "
-                "or write trainer: {{type: none}} for zero-shot"
+                "error: nothing has been trained with this file yet: train first, name the directory of a finished "
+                "run, or write trainer: {{type: none}} for zero-shot"
             ),
         ),
         ("predict zero.yaml --dataset empty.jsonl --output o.csv", 2, "error: empty.jsonl has no rows"),
