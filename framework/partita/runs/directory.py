@@ -1,0 +1,135 @@
+"""A run directory: made, locked, written atomically, and continued.
+
+config.yaml     the file as it was written       resolved.yaml   every value and its origin
+manifest.json   status, versions, sizes, metrics  log.jsonl       a line a step
+checkpoints/    model/    journal/    quarantine.jsonl    ledger.json
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from partita.runs.files import strict_json, write_atomically, writing
+from partita.runs.finding import check_same
+from partita.runs.lock import lock
+from partita.runs.manifest import now, read_manifest, versions
+from partita.runs.progress import show_progress
+from partita.runs.tracking import Trackers
+from partita_schema.config import Config
+from partita_schema.records import FORMAT_VERSION, ManifestRecord
+
+
+class RunDirectory:
+    """An open run. It is this process's alone until it is closed."""
+
+    def __init__(self, folder: Path, *, config: Config, quiet: bool = False) -> None:
+        self.folder, self.config, self.quiet = folder, config, quiet
+        self.manifest: dict[str, Any] = read_manifest(folder)
+        self.trackers = Trackers(config.tracking, folder=folder, settings=config.model_dump(mode="json"))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def finished(self) -> bool:
+        """The run came to its end, and nothing more is asked of it."""
+        return self.manifest.get("status") == "done"
+
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        """Append a line to log.jsonl, and pass it to the trackers."""
+        with (self.folder / "log.jsonl").open("a", encoding="utf8") as file:
+            file.write(strict_json(record) + "\n")
+        self.trackers.log({f"train/{key}": value for key, value in record.items()}, step=record["step"])
+
+    def truncate_log(self, step: int) -> None:
+        """Forget logged steps after `step`, and a line that a kill tore."""
+        path = self.folder / "log.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if record["step"] > step:
+                break
+            kept.append(line + "\n")
+        write_atomically(path, "".join(kept))
+        evaluations = [found for found in self.manifest.get("evaluations", []) if found["step"] <= step]
+        self.note(evaluations=evaluations)
+
+    def report(self, metrics: Mapping[str, float], *, step: int, split: str) -> None:
+        """Keep a split's metrics, and pass them to the trackers."""
+        latest = {**self.manifest.get("metrics", {}), split: dict(metrics)}
+        evaluations = [*self.manifest.get("evaluations", []), {"step": step, "split": split, **metrics}]
+        self.note(metrics=latest, evaluations=evaluations)
+        self.trackers.log({f"{split}/{key}": value for key, value in metrics.items()}, step=step)
+
+    def note(self, **values: Any) -> None:
+        """Keep values in manifest.json."""
+        self.manifest |= values
+        self.manifest["updated"] = now()
+        text = strict_json(ManifestRecord().dump(self.manifest), indent=2)
+        write_atomically(self.folder / "manifest.json", text + "\n")
+
+    def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
+        """A progress bar, or plain lines where there is no terminal."""
+        return show_progress(total, description, completed=completed, quiet=self.quiet)
+
+
+@contextmanager
+def open_run(
+    folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
+) -> Iterator[RunDirectory]:
+    """A new or continued run; its status says how it ended.
+
+    A finished run stays as it is, unless the file now asks for more steps; one that never came to a checkpoint may be
+    begun again with another file.
+
+    `origin` is the folder that relative paths of the file start from.
+
+    Raises ResumeError where the folder holds another run, or another process has it open, and WriteError where it
+    cannot be written.
+    """
+    with writing(folder), lock(folder):
+        run = RunDirectory(folder, config=config, quiet=quiet)
+        settings = config.model_dump(mode="json")
+        begun = run.manifest.get("config", {})
+        if run.finished or run.checkpoints.is_dir():
+            check_same(begun, settings, folder=folder)
+        if run.finished and begun == settings:
+            yield run
+            return
+        write_atomically(folder / "config.yaml", text or yaml.safe_dump(settings, sort_keys=False))
+        write_atomically(folder / "resolved.yaml", resolved)
+        run.note(
+            format_version=FORMAT_VERSION,
+            status="running",
+            created=run.manifest.get("created", now()),
+            starts=run.manifest.get("starts", 0) + 1,
+            versions=versions(),
+            seed=config.seed,
+            config=settings,
+            folder=str(origin.resolve()),
+            error=None,
+        )
+        try:
+            yield run
+        except KeyboardInterrupt:
+            run.note(status="interrupted")
+            raise
+        except BaseException as error:
+            with suppress(OSError):  # on a full disk there is no room for this either, and the first error says why
+                run.note(status="failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            run.trackers.finish()
+
+

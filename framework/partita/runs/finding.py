@@ -1,0 +1,92 @@
+"""Which directory a run belongs in, and whether one that is there is a run of the same file."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.runs.manifest import read_manifest
+from partita_schema.config import Config
+from partita_schema.errors import ResumeError
+
+FREE_KEYS = (
+    "trainer.epochs",
+    "trainer.max_steps",
+    "trainer.early_stop",
+    "trainer.keep_checkpoints",
+    "trainer.checkpoints_per_epoch",
+    "trainer.steps_per_checkpoint",
+    "trainer.evaluate_test",
+    "trainer.restore_best",
+    "data.loader",
+    "tracking",
+)
+"""What may change when a run is continued; anything else would make it another run."""
+
+
+USE_KEYS = ("generation", "trainer.batch_size", "trainer.eval_batch_size", "tracking", "data")
+"""What may differ when a finished run is only used: none of it changes what was learned."""
+
+
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
+    """Raises ResumeError naming each value that differs, where continuing would make another run of it."""
+    changed = differences(old, new, without=FREE_KEYS)
+    if changed:
+        listing = "\n".join(f"  {line}" for line in changed[:20])
+        raise ResumeError(f"{folder} holds a run of another file:\n{listing}\ngive this run another folder with --run")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
+    """`key: old -> new` for each value that differs, those under the keys `without` left out."""
+    before, after = leaves(old), leaves(new)
+    apart = tuple(f"{key}." for key in without)
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not f"{key}.".startswith(apart)
+    ]
+
+
+def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Every value by its path; lists by their places."""
+    items: Any = ()
+    if isinstance(settings, Mapping):
+        items = settings.items()
+    elif isinstance(settings, list):
+        items = enumerate(settings)
+    if items and settings:
+        return {key: value for name, item in items for key, value in leaves(item, f"{prefix}{name}.").items()}
+    return {prefix.removesuffix("."): settings}
+
+
+def choose_folder(name: str, *, config: Config, base: Path) -> Path:
+    """`base/name`, continued where it holds this file's unfinished run; else the next free `name-2`, `name-3` ..."""
+    settings = config.model_dump(mode="json")
+    free = base / name
+    for free, manifest in numbered(name, base=base):
+        if not manifest or (manifest.get("status") != "done" and manifest.get("config") == settings):
+            break
+    return free
+
+
+def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:
+    """The newest finished run of this file under the names that `choose_folder` gives.
+
+    Without one, how the newest finished run of another file differs: `key: there -> here`.
+    """
+    settings = config.model_dump(mode="json")
+    found, apart = None, list[str]()
+    for folder, manifest in numbered(name, base=base):
+        if manifest.get("status") == "done":
+            apart = differences(manifest.get("config", {}), settings, without=USE_KEYS)
+            found = folder if not apart else found
+    return found, apart
+
+
+def numbered(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """`name`, `name-2`, ... with their manifests, up to the first that is free."""
+    number, manifest = 1, {"status": ""}
+    while manifest:
+        folder = base / (name if number == 1 else f"{name}-{number}")
+        manifest = read_manifest(folder)
+        yield folder, manifest
+        number += 1

@@ -1,0 +1,61 @@
+"""manifest.json: what describes a run, read through one record."""
+
+import json
+import platform
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from marshmallow import ValidationError
+
+from partita_schema.errors import PartitaError
+from partita_schema.records import FORMAT_VERSION, ManifestRecord
+
+PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "datasets", "accelerate", "tokenizers", "numpy")
+
+MANIFESTS = ("manifest.json", "partita.json")
+"""What describes a run, and a model that was saved outside of one."""
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What is written of a run or a saved model; {} where nothing is. Raises PartitaError where it cannot be read."""
+    path = next((folder / name for name in MANIFESTS if (folder / name).exists()), None)
+    if path is None:
+        return {}
+    try:
+        written = json.loads(path.read_text(encoding="utf8"))
+    except ValueError as error:
+        raise PartitaError(f"{path} is not JSON ({error}); restore it or start a new run") from None
+    number = written.get("format_version") if isinstance(written, dict) else None
+    if isinstance(number, int) and number > FORMAT_VERSION:
+        raise PartitaError(f"{path} was written by a newer partita (format {number}); update partita to read it")
+    try:
+        found: dict[str, Any] = ManifestRecord().load(written)
+    except ValidationError as error:
+        raise PartitaError(
+            f"{path} is no manifest of partita's: {told(error)}; restore it or start a new run"
+        ) from None
+    return found
+
+
+def told(error: ValidationError) -> str:
+    """The reasons of marshmallow's error, by key."""
+    reasons = error.messages if isinstance(error.messages, dict) else {"": error.messages}
+    return "; ".join(f"{key}: {json.dumps(reason)}" for key, reason in reasons.items())
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that results depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def now() -> str:
+    return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")

@@ -1,0 +1,251 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from partita.runs.directory import RunDirectory, open_run
+from partita.runs.files import strict_json, write_atomically
+from partita.runs.finding import check_same, choose_folder, find_finished, leaves
+from partita.runs.lock import lock
+from partita.runs.manifest import read_manifest
+from partita_schema.config import Config
+from partita_schema.errors import PartitaError, ResumeError, WriteError
+
+
+def config_of(**changes: Any) -> Config:
+    return Config.model_validate(
+        {
+            "base_model": "m",
+            "input_features": [{"name": "a", "type": "text"}],
+            "output_features": [{"name": "b", "type": "text"}],
+            "trainer": {"type": "finetune", **changes},
+        }
+    )
+
+
+@contextmanager
+def opened(folder: Path, **changes: Any) -> Iterator[RunDirectory]:
+    """A run of a small configuration."""
+    with open_run(folder, config=config_of(**changes), text="a: 1\n", resolved="r: 1\n", origin=folder) as run:
+        yield run
+
+
+def manifest(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf8"))
+
+
+def test_a_run_says_how_it_ended_and_how_often_it_was_started(tmp_path: Path) -> None:
+    run = tmp_path / "deep" / "run"
+    with opened(run):
+        assert manifest(run)["status"] == "running"
+        assert manifest(run)["starts"] == 1
+    with pytest.raises(KeyboardInterrupt), opened(run):
+        raise KeyboardInterrupt
+    assert (manifest(run)["status"], manifest(run)["starts"]) == ("interrupted", 2)
+    with pytest.raises(ZeroDivisionError), opened(run):
+        _ = 1 / 0
+    assert (manifest(run)["status"], manifest(run)["error"]) == ("failed", "ZeroDivisionError: division by zero")
+    created = manifest(run)["created"]
+    with opened(run) as last:
+        assert manifest(run)["error"] is None
+        last.note(status="done")
+    assert (manifest(run)["status"], manifest(run)["starts"], manifest(run)["created"]) == ("done", 4, created)
+    assert (run / "config.yaml").read_text() == "a: 1\n"
+    assert (run / "resolved.yaml").read_text() == "r: 1\n"
+    assert manifest(run)["versions"]["torch"]
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        run.note(status="done")
+    before = (tmp_path / "manifest.json").read_bytes()
+    with opened(tmp_path) as again:
+        assert again.finished
+    assert (tmp_path / "manifest.json").read_bytes() == before
+
+
+def test_a_file_from_a_dictionary_is_written_as_yaml(tmp_path: Path) -> None:
+    config = config_of(epochs=2)
+    with open_run(tmp_path, config=config, text=None, resolved="", origin=tmp_path):
+        written = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf8"))
+    assert Config.model_validate(written) == config
+
+
+def test_the_lock_belongs_to_one_at_a_time_and_ends_with_its_process(tmp_path: Path) -> None:
+    message = f"{tmp_path} is in use by another process; wait for it, or give this run another folder with --run"
+    with lock(tmp_path), pytest.raises(ResumeError) as caught, lock(tmp_path):
+        pass
+    assert str(caught.value) == message
+    code = "import sys, time\nfrom pathlib import Path\nfrom partita.runs.lock import lock\n"
+    code += "with lock(Path(sys.argv[1])):\n    print('locked', flush=True)\n    time.sleep(60)\n"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "locked\n"
+    with pytest.raises(ResumeError), lock(tmp_path):
+        pass
+    holder.kill()
+    holder.communicate()
+    with lock(tmp_path):
+        pass
+
+
+def test_a_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
+    # As data workers do, the fork outlives the process that held the lock.
+    code = "import os, sys, time\nfrom pathlib import Path\nfrom partita.runs.lock import lock\n"
+    code += "with lock(Path(sys.argv[1])):\n    pid = os.fork()\n    if not pid:\n        time.sleep(30)\n"
+    code += "    else:\n        print(pid, flush=True)\n        time.sleep(60)\n"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    fork = int(holder.stdout.readline())
+    time.sleep(0.2)
+    with pytest.raises(ResumeError), lock(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    try:
+        with lock(tmp_path):
+            pass
+    finally:
+        os.kill(fork, 9)
+        holder.stdout.close()
+
+
+def log_lines(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf8").splitlines()]
+
+
+def test_the_log_forgets_what_came_after_the_checkpoint_and_a_torn_line(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        run.truncate_log(0)
+        assert not (tmp_path / "log.jsonl").exists()
+        for step in range(1, 6):
+            run.log_step({"step": step, "loss": 1 / step})
+        run.report({"loss": 3.0}, step=2, split="validation")
+        run.report({"loss": 2.0}, step=4, split="validation")
+        with (tmp_path / "log.jsonl").open("a") as file:
+            file.write('{"step": 6, "lo')
+        run.truncate_log(5)
+        assert [line["step"] for line in log_lines(tmp_path)] == [1, 2, 3, 4, 5]
+        run.truncate_log(3)
+    assert [line["step"] for line in log_lines(tmp_path)] == [1, 2, 3]
+    assert manifest(tmp_path)["evaluations"] == [{"step": 2, "split": "validation", "loss": 3.0}]
+    assert manifest(tmp_path)["metrics"] == {"validation": {"loss": 2.0}}
+
+
+def test_only_another_run_is_refused_and_every_difference_is_named(tmp_path: Path) -> None:
+    with opened(tmp_path, epochs=1):
+        (tmp_path / "checkpoints").mkdir()
+    with opened(tmp_path, epochs=5, keep_checkpoints=9, early_stop=2):
+        pass
+    with pytest.raises(ResumeError) as caught, opened(tmp_path, batch_size=4, learning_rate=0.1):
+        pass
+    assert str(caught.value) == (
+        f"{tmp_path} holds a run of another file:\n"
+        "  trainer.batch_size: 8 -> 4\n"
+        "  trainer.learning_rate: None -> 0.1\n"
+        "give this run another folder with --run"
+    )
+    assert manifest(tmp_path)["config"]["trainer"]["epochs"] == 5
+
+
+def test_values_that_came_or_went_are_differences_too(tmp_path: Path) -> None:
+    with pytest.raises(ResumeError, match=r"  a\.0: 1 -> None\n  b: None -> 2\n"):
+        check_same({"a": [1], "data": {"loader": {"workers": 1}}}, {"a": [], "b": 2}, folder=tmp_path)
+    assert leaves({"a": {"b": [1, {"c": 2}], "d": {}}}) == {"a.b.0": 1, "a.b.1.c": 2, "a.d": {}}
+
+
+def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path: Path) -> None:
+    config = config_of()
+    assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run"
+    with opened(tmp_path / "run"):
+        pass
+    assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run", "begun, not done"
+    assert choose_folder("run", config=config_of(epochs=9), base=tmp_path) == tmp_path / "run-2", "another file"
+    assert find_finished("run", config=config, base=tmp_path) == (None, [])
+    for name in ("run", "run-2", "run-3"):
+        with opened(tmp_path / name, epochs=9 if name == "run-3" else 3) as run:
+            run.note(status="done")
+    assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run-4"
+    assert find_finished("run", config=config, base=tmp_path)[0] == tmp_path / "run-2", "the newest of this file"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"format_version": 2, "status": "done"}',
+            "was written by a newer partita (format 2); update partita to read it",
+        ),
+        ("{torn", "is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)); restore"),
+        ("[]", "is no manifest of partita's: _schema: "),
+        (
+            '{"status": "finished"}',
+            'is no manifest of partita\'s: format_version: ["Missing data for required field."]; status: ["Must be one',
+        ),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_told(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text, encoding="utf8")
+    with pytest.raises(PartitaError) as caught:
+        read_manifest(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'manifest.json'} {message}")
+
+
+def test_what_a_later_version_added_stays_in_the_manifest(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(manifest(tmp_path) | {"added_later": {"x": [1]}}), encoding="utf8")
+    with opened(tmp_path):
+        pass
+    assert manifest(tmp_path)["added_later"] == {"x": [1]}
+
+
+def test_writing_leaves_the_old_text_or_the_new_one_and_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:
+    value = {"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": -float("inf")}, "d": "NaN", "e": True}
+    assert json.loads(strict_json(value)) == {"a": [None, [None, 1.5]], "b": {"c": None}, "d": "NaN", "e": True}
+    with opened(tmp_path) as run:
+        run.log_step({"step": 1, "loss": float("nan")})
+        run.report({"mae": float("inf")}, step=1, split="test")
+    assert log_lines(tmp_path) == [{"step": 1, "loss": None}]
+    assert manifest(tmp_path)["metrics"] == {"test": {"mae": None}}
+    with opened(tmp_path) as again:
+        assert again.manifest["metrics"] == {"test": {"mae": None}}, "and such a run is continued"
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = rf"the run in {tmp_path}/file cannot be written: File exists; mend that and start the same command again"
+    with pytest.raises(WriteError, match=message), opened(tmp_path / "file"):
+        pass
+    with (
+        pytest.raises(WriteError, match="cannot be written: Not a directory; mend that"),
+        opened(tmp_path / "file/run"),
+    ):
+        pass
+
+
+def test_files_elsewhere_that_cannot_be_read_are_not_blamed_on_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match=r"rows\.csv"), opened(tmp_path / "run"):
+        raise PermissionError(13, "Permission denied", "/elsewhere/rows.csv")
+    with pytest.raises(WriteError, match="No space left on device"), opened(tmp_path / "run"):
+        raise OSError(28, "No space left on device")

@@ -1,0 +1,79 @@
+import io
+import re
+from typing import Any
+
+import pytest
+
+from partita.runs import progress
+from partita.runs.progress import Lines, Quiet, clock, show_progress
+
+
+def test_without_a_terminal_the_end_is_told_in_one_plain_line() -> None:
+    stream = io.StringIO()
+    with show_progress(1200, "training", stream=stream) as shown:
+        for _ in range(1200):
+            shown.advance(1, loss=0.123456, tokens_per_second=41_496.3, epoch=1.5)
+    assert stream.getvalue() == "training 1,200/1,200  loss 0.1235  tokens/s 41,496  epoch 1.5\n"
+
+
+def test_a_line_comes_every_ten_seconds_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with show_progress(100, "predicting", completed=40, stream=stream) as shown:
+        for _ in range(25):
+            now[0] += 1
+            shown.advance(1)
+    # 10 rows in 10 seconds; 50 rows, then 40, then 35 are left. What was done before does not count as speed.
+    assert stream.getvalue().splitlines() == [
+        "predicting 50/100  0:50 left",
+        "predicting 60/100  0:40 left",
+        "predicting 65/100  0:35 left",
+    ]
+
+
+def test_what_stopped_half_way_is_told_too() -> None:
+    stream = io.StringIO()
+    display = show_progress(10, "training", stream=stream)
+    display.__enter__().advance(3)
+    assert not display.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert re.fullmatch(r"training 3/10  0:00 left\n", stream.getvalue())
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_progress(10, "training", quiet=True) as shown:
+        assert isinstance(shown, Quiet)
+        shown.advance(10, loss=1.0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_standard_error_is_the_place_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_progress(2, "training") as shown:
+        assert isinstance(shown, Lines)
+        shown.advance(2)
+    assert capsys.readouterr() == ("", "training 2/2\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream: Any = Terminal()
+    with show_progress(8, "training", completed=2, stream=stream) as shown:
+        shown.advance(3, loss=0.5, tokens_per_second=1234.5)
+    text = stream.getvalue()
+    assert "training" in text
+    assert "━" in text
+    assert "5/8" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert "loss 0.5  tokens/s 1,23" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3661, "1:01:01")]
+)
+def test_times_read_as_a_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
