@@ -131,5 +131,3 @@ def open_run(
             raise
         finally:
             run.trackers.finish()
-
-
