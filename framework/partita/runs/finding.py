@@ -61,11 +61,11 @@ def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
 def choose_folder(name: str, *, config: Config, base: Path) -> Path:
     """`base/name`, continued where it holds this file's unfinished run; else the next free `name-2`, `name-3` ..."""
     settings = config.model_dump(mode="json")
-    free = base / name
-    for free, manifest in numbered(name, base=base):
-        if not manifest or (manifest.get("status") != "done" and manifest.get("config") == settings):
-            break
-    return free
+    return next(
+        folder
+        for folder, manifest in numbered(name, base=base)
+        if not manifest or (manifest.get("status") != "done" and manifest.get("config") == settings)
+    )
 
 
 def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:
