@@ -99,7 +99,10 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-def test_a_pushed_model_is_whole_and_can_be_loaded_again(hub: Hub, colours: Any, tmp_path: Path) -> None:
+def test_a_pushed_model_is_whole_and_can_be_loaded_again(
+    hub: Hub, colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     settings = colours.config(trainer={"type": "none", "batch_size": 4})
     (tmp_path / "zero.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     environment = os.environ | {

@@ -52,12 +52,12 @@ def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, ti
     for column in metrics:
         table.add_column(column, justify="right")
     for name in names:
-        table.add_row(name, *(shown(values.get(name)) for values in metrics.values()))
+        table.add_row(name, *(shown(name, values.get(name)) for values in metrics.values()))
     Console(file=sys.stdout).print(table)
 
 
-def shown(value: Any) -> str:
+def shown(name: str, value: float | None) -> str:
+    """A cell of the table: numbers of rows are whole, everything else has four places."""
     if value is None:
         return ""
-    counted = not isinstance(value, float) or (value.is_integer() and abs(value) > 1)
-    return f"{value:,.0f}" if counted else f"{value:.4f}"
+    return f"{value:,.0f}" if name.rpartition(".")[2] == "n" else f"{value:.4f}"
