@@ -28,7 +28,7 @@ from partita.runs.progress import show_progress
 from partita.training import check_validation_metric, run_trainer
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
-from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import DataError, PartitaError, ResumeError
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
 from partita_schema.records import FORMAT_VERSION
@@ -66,6 +66,7 @@ class Model:
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""
         self._assembly: Assembly | None = None
+        self._splits: dict[str, Rows] = {}
 
     @property
     def config(self) -> Config:
@@ -112,6 +113,8 @@ class Model:
         with self.open_run(folder) as directory:
             if directory.finished:
                 logger.info("the run in %s is finished already", folder)
+                if dataset is not None:
+                    self.check_rows_of(directory, open_splits(self.config, folder=self.loaded.folder, dataset=dataset))
                 self.run, self._assembly = folder, None
                 return finished_result(folder, directory.manifest)
             splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
@@ -119,9 +122,10 @@ class Model:
             labels = find_labels(self.config, training)
             assembly = self.assemble(labels, training, trainable=self.config.trainer.type != "none")
             result = run_trainer(trainer, assembly, splits, directory)
-            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early)
-        self.run, self._assembly = folder, assembly
-        return result
+            model = "model" if (folder / "model").is_dir() else None
+            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
+        self.run, self._assembly, self._splits = folder, assembly, splits
+        return replace(result, batch_sizes=directory.manifest["batch_sizes"])
 
     def predict(
         self,
@@ -246,6 +250,15 @@ class Model:
             )
         logger.info("using the finished run in %s", self.run)
 
+    def check_rows_of(self, directory: RunDirectory, splits: Mapping[str, Rows]) -> None:
+        """Raises ResumeError where a finished run was trained on other rows than these."""
+        learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
+        if "training" in splits and learned not in (None, splits["training"].fingerprint):
+            raise ResumeError(
+                f"the run in {directory.folder} is finished, and it learned from other rows; "
+                "give this run another folder with --run"
+            )
+
     def known_labels(self) -> tuple[Labels, Rows | None]:
         """Labels of the category outputs, and the training rows where anything needs them."""
         saved = read_manifest(self.run).get("labels") if self.run is not None else None
@@ -291,7 +304,11 @@ class Model:
 
     def evaluation_rows(self) -> Rows:
         """The test rows of the file, else its validation rows. Raises DataError where there are none."""
-        splits = open_splits(self.config, folder=self.loaded.folder)
+        splits = self._splits
+        if not splits and self.config.data.test is not None:
+            splits = {"test": open_rows(self.config.data.test, folder=self.loaded.folder, name="test")}
+        if not splits:
+            splits = open_splits(self.config, folder=self.loaded.folder)
         rows = splits.get("test", splits.get("validation"))
         if rows is None:
             raise DataError("the file has no test or validation rows; write data.test or give a dataset")

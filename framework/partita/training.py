@@ -61,7 +61,10 @@ def run_trainer(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], d
         run=directory,
         device=assembly.lm.device,
     )
-    return trainer.train(work)
+    result = trainer.train(work)
+    if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
+        assembly.lm.save(directory.folder / "model")
+    return result
 
 
 def training_loader(

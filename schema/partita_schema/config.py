@@ -34,7 +34,7 @@ class Config(Base):
     model_parameters: ModelParameters = ModelParameters()
     """How the base model is loaded and run."""
     trust_remote_code: Flag = False
-    """Run code that comes with a model or data set."""
+    """Run code that comes with a model."""
     seed: NonNegativeCount = 42
     """Seed of everything random: weights, order, splits, sampling."""
     input_features: Annotated[tuple[TextInput, ...], Field(min_length=1)]
@@ -112,7 +112,7 @@ class Config(Base):
     def quantized_weights_are_not_trained(self) -> "Config":
         if self.quantization is not None and isinstance(self.base_model, ScratchModel):
             raise broken("a new model has no weights worth quantizing; remove quantization", at="quantization")
-        if self.quantization is not None and self.adapter is None and self.trainer.type == "finetune":
+        if self.quantization is not None and self.adapter is None and self.trainer.type != "none":
             raise broken(
                 "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization",
                 at="quantization",

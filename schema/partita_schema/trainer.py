@@ -61,6 +61,12 @@ class Optimizer(Base):
     """One kernel for all parameters (adamw, adam, sgd). auto: on an accelerator."""
 
     @model_validator(mode="after")
+    def nesterov_has_momentum(self) -> "Optimizer":
+        if self.type == "sgd" and self.nesterov and not self.momentum:
+            raise broken("nesterov needs momentum; write momentum: 0.9 beside it", at="nesterov")
+        return self
+
+    @model_validator(mode="after")
     def keys_fit_the_algorithm(self) -> "Optimizer":
         owners = {
             "betas": {
@@ -116,6 +122,8 @@ class LearningRateScheduler(Base):
         for key in ("decay_rate", "decay_steps"):
             if getattr(self, key) is not None and self.decay != "exponential":
                 raise broken(f"{key} has no effect without decay: exponential; remove it", at=key)
+        if self.min_ratio is not None and self.decay in ("none", "constant"):
+            raise broken(f"min_ratio has no effect with decay: {self.decay}; remove it", at="min_ratio")
         return self
 
 
@@ -138,10 +146,10 @@ class FinetuneTrainer(TrainerBase):
 
     type: Literal["finetune"]
     """Supervised fine-tuning."""
-    epochs: Positive = 3.0
-    """Passes over the training rows; 0.5 is half a pass."""
+    epochs: Positive | None = None
+    """Passes over the training rows; 0.5 is half a pass. Default: 3, or what max_steps needs."""
     max_steps: Count | None = None
-    """Optimizer steps at most. Default: what epochs gives."""
+    """Optimizer steps; with epochs as well, what comes first. Default: what epochs gives."""
     learning_rate: Positive | Literal["auto"] | None = None
     """Peak learning rate. auto: found by a range test before training. Default: 2e-4 with an adapter, 1e-3 for a new
     model, 2e-5 for a pretrained one."""

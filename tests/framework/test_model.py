@@ -231,7 +231,7 @@ def test_a_finished_run_is_found_by_a_file_that_generates_differently(
     monkeypatch.chdir(tmp_path)
     short = {"max_steps": 4, "evaluate_generated": False}
     Model(colours.config(trainer=short), quiet=True).train()
-    other = Model(colours.config(trainer={**short, "batch_size": 4}, generation={"max_new_tokens": 3}), quiet=True)
+    other = Model(colours.config(trainer={**short, "eval_batch_size": 4}, generation={"max_new_tokens": 3}), quiet=True)
     assert {row["tokens"] for row in other.predict(colours.rows(3))} == {3}
     with pytest.raises(PartitaError, match=r"runs/run is of another file: trainer\.learning_rate: 0\.01 -> 0\.5"):
         Model(colours.config(trainer={**short, "learning_rate": 0.5}), quiet=True).predict(colours.rows(1))
@@ -259,6 +259,36 @@ def test_a_trainer_beside_the_file_is_found(colours: Any, tmp_path: Path) -> Non
     target = {"type": "custom", "target": "beside_the_file:Nothing", "options": {"steps": 3}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(colours.config(trainer=target)))
     assert Model(tmp_path / "run.yaml", quiet=True).train(run=tmp_path / "run").steps == 3
+
+
+def test_evaluation_after_training_on_given_rows_uses_the_rows_held_out_then(colours: Any, tmp_path: Path) -> None:
+    model = Model(
+        colours.config(trainer={"max_steps": 2, "evaluate_generated": False}, data={"source": None}), quiet=True
+    )
+    result = model.train(colours.rows(80), run=tmp_path / "run")
+    assert model.evaluate()["colour"]["n"] == 8
+    assert result.batch_sizes["training"]["rows"] == 16
+    again = Model(
+        colours.config(trainer={"max_steps": 2, "evaluate_generated": False}, data={"source": None}), quiet=True
+    )
+    assert again.train(colours.rows(80), run=tmp_path / "run").batch_sizes == result.batch_sizes
+    with pytest.raises(ResumeError, match="is finished, and it learned from other rows; give this run another folder"):
+        again.train(colours.rows(81), run=tmp_path / "run")
+
+
+def test_a_folder_with_files_of_the_users_is_left_alone(colours: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(ResumeError, match=r"is no run and holds config\.yaml; name another folder with --run"):
+        Model(colours.config(), quiet=True).train(run=tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == "mine"
+
+
+def test_what_bf16_trained_predicts_the_same_in_memory_and_loaded(colours: Any, tmp_path: Path) -> None:
+    trainer = {"max_steps": 8, "mixed_precision": "bf16", "optimizer": {"type": "schedule_free_adamw"}}
+    model = Model(colours.config(trainer=trainer), quiet=True)
+    model.train(run=tmp_path / "run")
+    rows = colours.rows(12)
+    assert model.evaluate(rows) == Model.load(tmp_path / "run", quiet=True).evaluate(rows)
 
 
 def test_trackers_get_the_metrics(colours: Any, tmp_path: Path) -> None:

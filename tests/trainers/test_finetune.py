@@ -172,6 +172,33 @@ def test_a_metric_that_nobody_measures_is_told_with_those_that_there_are(make_wo
         run(work)
 
 
+def test_raised_patience_lets_a_run_that_stopped_early_go_on(make_work: Any) -> None:
+    worse = iter(range(100))
+
+    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+        return {"loss": float(next(worse))}
+
+    stopped = run(make_work(evaluate=evaluate, epochs=8, early_stop=2))
+    assert (stopped.stopped_early, stopped.steps) == (True, 18)
+    onward = run(make_work(evaluate=evaluate, epochs=8, early_stop=4))
+    assert (onward.stopped_early, onward.steps) == (True, 30)
+
+
+def test_gradients_that_are_not_finite_stop_before_they_do_harm(make_work: Any) -> None:
+    work = make_work(epochs=1, gradient_clipping={"clipglobalnorm": None})
+    before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
+    work.lm.module.head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(TrainingError, match=r"step 1: the norm of the gradients is (nan|inf)\."):
+        run(work)
+    assert all(torch.equal(one, other) for one, other in zip(before, work.lm.module.parameters(), strict=True))
+
+
+def test_schedule_free_leaves_the_evaluated_weights(make_work: Any) -> None:
+    work = make_work(epochs=2, optimizer={"type": "schedule_free_adamw"})
+    result = run(work)
+    assert work.evaluate("validation", False, None) == result.metrics["validation"]
+
+
 def test_half_precision_on_a_cpu_is_refused_with_what_works(make_work: Any) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.mixed_precision: fp16 needs a GPU; on a CPU write bf16 or no"):
         run(make_work(mixed_precision="fp16"))

@@ -57,6 +57,8 @@ def write_checkpoint(
     """The finished folder of `step`. Whatever moment the process is killed at, it is there whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / checkpoint_name(step)
+    if final.exists():
+        return final  # the state of a step is always the same
     beside = folder / f".{final.name}-{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
@@ -68,8 +70,6 @@ def write_checkpoint(
         write_json(beside / "cursor.json", cursor)
         write_json(beside / "trainer.json", trainer)
         sync_tree(beside)
-        if final.exists():
-            shutil.rmtree(final)
         beside.rename(final)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)

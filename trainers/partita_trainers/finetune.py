@@ -6,6 +6,7 @@ weights, the optimizer and the random states are written together, and read back
 
 import logging
 import math
+import shutil
 import time
 from dataclasses import dataclass
 from itertools import islice
@@ -28,12 +29,19 @@ from partita_trainers.checkpoint import (
 )
 from partita_trainers.interrupt import interruption
 from partita_trainers.learning_rate_search import find_learning_rate
-from partita_trainers.optimizers import build_optimizers, evaluation_weights, set_learning_rate
+from partita_trainers.optimizers import (
+    build_optimizers,
+    evaluation_weights,
+    keep_evaluation_weights,
+    set_learning_rate,
+)
 from partita_trainers.schedule import learning_rate_share
 from partita_trainers.step import Outcome, step_record, take_step
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_EPOCHS = 3.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,9 @@ class Training:
         self.batches.load_cursor(cursor)
         self.validation.load(state["validation"])
         self.step, self.learning_rate = step, state["learning_rate"]
-        self.stopped_early = state["stopped_early"]
+        self.stopped_early = self.validation.exhausted and step < self.schedule.total
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
 
     def restore(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return read_checkpoint(
@@ -193,7 +203,7 @@ class Training:
 
     def evaluate(self) -> bool:
         """True when the validation metric is better than ever. Metrics go to the run."""
-        generated = self.config.evaluate_generated is True or self.validation.metric not in ("loss", "perplexity")
+        generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
         with evaluation_weights(self.plain_optimizers):
             metrics = self.work.evaluate("validation", generated, self.config.max_generated_rows)
         self.run.report(metrics, step=self.step, split="validation")
@@ -210,7 +220,7 @@ class Training:
             trainer={
                 "step": self.step,
                 "learning_rate": self.learning_rate,
-                "stopped_early": self.stopped_early,
+                "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
                 "validation": self.validation.state(),
             },
         )
@@ -223,9 +233,11 @@ class Training:
         best = self.validation.best_step
         if self.config.restore_best and best is not None and best != self.step:
             self.restore(best)
-        with evaluation_weights(self.plain_optimizers):
-            self.lm.save(self.run.folder / "model")
-            metrics = self.final_metrics()
+        keep_evaluation_weights(self.plain_optimizers)
+        # Without accelerate's casts: what is used and scored from here on is what a loaded model computes.
+        self.accelerator.unwrap_model(self.module, keep_fp32_wrapper=False, keep_torch_compile=False)
+        self.save_result()
+        metrics = self.final_metrics()
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
         self.run.note(best_step=best, best=self.validation.best)
@@ -235,11 +247,16 @@ class Training:
             steps=self.step,
             resumed_from=resumed_from,
             stopped_early=self.stopped_early,
-            batch_sizes={
-                "training": self.config.batch_size,
-                "evaluation": self.config.eval_batch_size or self.config.batch_size,
-            },
         )
+
+    def save_result(self) -> None:
+        """Write `model/` beside and give it its name, so that nothing of an older result stays."""
+        final, beside = self.run.folder / "model", self.run.folder / ".model.writing"
+        shutil.rmtree(beside, ignore_errors=True)
+        self.lm.save(beside)
+        if final.exists():
+            shutil.rmtree(final)
+        beside.rename(final)
 
     def final_metrics(self) -> dict[str, Metrics]:
         """Metrics of the result on the rows that it has not learned from."""
@@ -252,9 +269,11 @@ class Training:
 
 def plan_schedule(config: FinetuneTrainer, *, steps_per_epoch: int, splits: Any) -> Schedule:
     """Steps of the run, and those between evaluations and checkpoints."""
-    total = max(1, math.ceil(config.epochs * steps_per_epoch - 1e-9))
-    if config.max_steps is not None:
-        total = config.max_steps if "epochs" not in config.model_fields_set else min(total, config.max_steps)
+    total = config.max_steps
+    if config.epochs is not None or total is None:
+        epochs = DEFAULT_EPOCHS if config.epochs is None else config.epochs
+        by_epochs = max(1, math.ceil(epochs * steps_per_epoch - 1e-9))
+        total = by_epochs if total is None else min(total, by_epochs)
     evaluate = None
     if "validation" in splits and not config.skip_all_evaluation:
         evaluate = config.steps_per_evaluation or max(1, round(steps_per_epoch / config.evaluations_per_epoch))
@@ -268,7 +287,7 @@ def validation_metric(work: Work) -> str:
     """The full name of the metric that decides: a bare one belongs to the first output."""
     config = work.config.trainer
     metric = config.validation_metric if isinstance(config, FinetuneTrainer) else "loss"
-    if metric in ("loss", "perplexity") or "." in metric:
+    if metric == "loss" or "." in metric:
         return metric
     return f"{work.config.output_features[0].name}.{metric}"
 
@@ -282,6 +301,9 @@ def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelera
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError([Problem("trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no")])
+    if precision == "fp16" and (config.optimizer.type == "muon" or config.learning_rate == "auto"):
+        key = "optimizer.type: muon" if config.optimizer.type == "muon" else "learning_rate: auto"
+        raise ConfigError([Problem("trainer.mixed_precision", f"fp16 does not go with {key}; write bf16 or no")])
     # One process may train several models in turn; accelerate keeps the first one's precision otherwise.
     AcceleratorState._reset_state(reset_partial_state=False)
     return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

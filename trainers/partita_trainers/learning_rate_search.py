@@ -5,10 +5,10 @@ Afterwards weights, optimizers, random states and the data position are what the
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable
 from itertools import islice
-
-import torch
+from pathlib import Path
 
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batches, LanguageModel, Step
@@ -24,11 +24,10 @@ logger = logging.getLogger(__name__)
 
 def find_learning_rate(lm: LanguageModel, batches: Batches, *, try_step: Callable[[Step, float], float]) -> float:
     """A peak learning rate. `try_step(step, learning_rate)` takes a step and gives its loss."""
-    weights = {name: p.detach().clone() for name, p in lm.module.named_parameters() if p.requires_grad}
-    buffers = {name: b.detach().clone() for name, b in lm.module.named_buffers()}
     state = random_state()
     rates, losses = [], []
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        lm.save_checkpoint(Path(folder))
         for number, step in enumerate(islice(batches.steps(), STEPS)):
             rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
             try:
@@ -39,15 +38,10 @@ def find_learning_rate(lm: LanguageModel, batches: Batches, *, try_step: Callabl
             losses.append(loss)
             if loss > 4 * losses[0]:
                 break
-    finally:
-        with torch.no_grad():
-            for name, parameter in lm.module.named_parameters():
-                if name in weights:
-                    parameter.copy_(weights[name])
-                    parameter.grad = None
-            for name, buffer in lm.module.named_buffers():
-                buffer.copy_(buffers[name])
-        restore_random_state(state)
+        lm.load_checkpoint(Path(folder))
+    for parameter in lm.module.parameters():
+        parameter.grad = None
+    restore_random_state(state)
     found = suggest(rates, losses)
     logger.info("learning rate %.3g, from a range test of %d steps", found, len(rates))
     return found

@@ -122,6 +122,13 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], learning_rate: fl
             group["lr"] = learning_rate
 
 
+def keep_evaluation_weights(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Leave the weights to evaluate and export in the parameters, for good."""
+    for optimizer in optimizers:
+        if hasattr(optimizer, "eval"):
+            optimizer.eval()
+
+
 @contextmanager
 def evaluation_weights(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
     """In this context the parameters hold the weights to evaluate and export.

@@ -5,6 +5,7 @@ batches changes nothing but the order of a sum.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,8 @@ class Outcome:
 
     loss: float
     """Mean cross-entropy of the step's loss tokens, in nats."""
-    gradient_norm: float | None
-    """Norm over all gradients before clipping; None where it is not limited."""
+    gradient_norm: float
+    """Norm over all gradients before clipping."""
 
 
 def take_step(
@@ -48,7 +49,12 @@ def take_step(
                 losses.append(backward(batch, lm=lm, module=module, accelerator=accelerator, loss_tokens=loss_tokens))
         sums = torch.stack(losses).tolist()
         check_losses(sums, [batch for batch in step.batches if batch.loss_tokens], number=number)
-        norm = clip(lm, accelerator=accelerator, optimizers=optimizers, clipping=clipping)
+        norm = clip(lm, accelerator=accelerator, clipping=clipping)
+        if not math.isfinite(norm) and accelerator.scaler is None:
+            raise TrainingError(
+                f"step {number}: the norm of the gradients is {norm}. The weights of the last checkpoint are unharmed; "
+                "lower trainer.learning_rate, or use model_parameters.dtype: float32"
+            )
         for optimizer in optimizers:
             optimizer.step()
         lm.after_step(number)
@@ -79,14 +85,11 @@ def check_losses(sums: list[float], batches: list[Batch], *, number: int) -> Non
             )
 
 
-def clip(
-    lm: LanguageModel, *, accelerator: Accelerator, optimizers: list[torch.optim.Optimizer], clipping: GradientClipping
-) -> float | None:
+def clip(lm: LanguageModel, *, accelerator: Accelerator, clipping: GradientClipping) -> float:
+    """Limit the gradients; their norm before that comes back."""
     parameters = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
-    norm = None
-    if clipping.clipglobalnorm is not None:
-        found = accelerator.clip_grad_norm_(parameters, clipping.clipglobalnorm)
-        norm = None if found is None else float(found)
+    limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
+    norm = float(accelerator.clip_grad_norm_(parameters, limit))
     if clipping.clipvalue is not None:
         accelerator.clip_grad_value_(parameters, clipping.clipvalue)
     return norm

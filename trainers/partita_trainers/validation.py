@@ -11,7 +11,7 @@ from typing import Any
 from partita_schema.errors import ConfigError, Problem
 from partita_trainers.base import Metrics
 
-LOWER_IS_BETTER = ("loss", "perplexity", "mae", "rmse", "mean_absolute_error", "root_mean_squared_error", "invalid")
+LOWER_IS_BETTER = ("loss", "mae", "rmse", "mean_absolute_error", "root_mean_squared_error", "invalid")
 
 
 @dataclass
@@ -54,6 +54,5 @@ class Validation:
         return asdict(self)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint. A changed metric starts anew."""
-        if state["metric"] == self.metric:
-            self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
+        """Continue from a checkpoint."""
+        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]

@@ -1,5 +1,6 @@
 """`partita init`: a commented configuration for a task, from flags or questions."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ def init(
     if train is None:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
     folder.mkdir(parents=True, exist_ok=True)
+    # Paths in a file start at the file.
+    data = os.path.relpath(data, folder) if Path(data).exists() else data
     file.write_text(template(task, model=model, data=data, train=train), encoding="utf-8")
     print(f"wrote {file}; next: partita validate {file}")
 

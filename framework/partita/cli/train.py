@@ -16,7 +16,8 @@ def train(
     run: Annotated[
         Path | None,
         typer.Option(
-            help="The run's directory; one that was begun is continued. Default: runs/NAME.", show_default=False
+            help="The run's directory; one begun is continued. Default: runs/NAME, or the next free runs/NAME-2.",
+            show_default=False,
         ),
     ] = None,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it

@@ -28,6 +28,7 @@ class Tally:
     padded_tokens: int = 0
     generated_tokens: int = 0
     seconds: float = 0.0
+    unreadable: int = 0
 
     def add(self, batch: BatchResult) -> None:
         """Count a batch."""
@@ -54,6 +55,7 @@ class Tally:
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             seconds=self.seconds,
+            unreadable=self.unreadable,
             tokens_per_second=self.tokens_per_second,
             padding=1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0,
         )

@@ -112,6 +112,7 @@ def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgr
     with _display(progress, "predicting", total=len(journal), completed=resumed) as display:
         for answers in job.answers(done=done, attempts=journal.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
+            tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
             display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
     return tally.stats(journal, resumed=resumed)
 

@@ -79,12 +79,19 @@ class PredictionStats:
     """Share of the prompt tensors that was padding."""
     batches: int = 0
     """Batches of this call."""
+    unreadable: int = 0
+    """Answers of this call from which an output could not be read; their column error says why."""
     tokens_per_second: float = 0.0
     """Generated tokens per second."""
 
     def __str__(self) -> str:
         parts = [f"{self.rows:,} rows", f"{self.ok:,} answered"]
-        for count, name in ((self.errors, "errors"), (self.skipped, "skipped"), (self.resumed, "done before")):
+        for count, name in (
+            (self.unreadable, "unreadable"),
+            (self.errors, "errors"),
+            (self.skipped, "skipped"),
+            (self.resumed, "done before"),
+        ):
             parts += [f"{count:,} {name}"] if count else []
         rate = f"{self.generated_tokens:,} tokens in {self.seconds:.1f} s ({self.tokens_per_second:,.0f} tokens/s)"
         return ", ".join([*parts, *([rate] if self.batches else [])])

@@ -284,11 +284,12 @@ def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
 
 @contextmanager
 def logged_warnings() -> Iterator[None]:
-    """Turns warnings into log lines."""
+    """Turns warnings into log lines, those left out that are for the authors of libraries."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             yield
         finally:
-            for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
+            told = [one for one in caught if not issubclass(one.category, FutureWarning | DeprecationWarning)]
+            for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in told):
                 logger.info("%s", text)

@@ -6,6 +6,7 @@ checkpoints/    model/    journal/    quarantine.jsonl    ledger.json
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import Any
 import yaml
 
 from partita.runs.files import strict_json, write_atomically, writing
-from partita.runs.finding import check_same
+from partita.runs.finding import check_free, check_same, differences
 from partita.runs.lock import lock
 from partita.runs.manifest import now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
 from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
+
+logger = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -107,8 +110,10 @@ def open_run(
         if run.finished and begun == settings:
             yield run
             return
-        write_atomically(folder / "config.yaml", text or yaml.safe_dump(settings, sort_keys=False))
-        write_atomically(folder / "resolved.yaml", resolved)
+        if not begun:
+            check_free(folder)
+        for change in differences(begun, settings, without=()) if begun else ():
+            logger.info("changed since the run began: %s", change)
         run.note(
             format_version=FORMAT_VERSION,
             status="running",
@@ -120,6 +125,8 @@ def open_run(
             folder=str(origin.resolve()),
             error=None,
         )
+        write_atomically(folder / "config.yaml", text or yaml.safe_dump(settings, sort_keys=False))
+        write_atomically(folder / "resolved.yaml", resolved)
         try:
             yield run
         except KeyboardInterrupt:

@@ -8,6 +8,9 @@ from partita.runs.manifest import read_manifest
 from partita_schema.config import Config
 from partita_schema.errors import ResumeError
 
+WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints")
+"""What a run writes under names that a user may have in use."""
+
 FREE_KEYS = (
     "trainer.epochs",
     "trainer.max_steps",
@@ -23,8 +26,23 @@ FREE_KEYS = (
 """What may change when a run is continued; anything else would make it another run."""
 
 
-USE_KEYS = ("generation", "trainer.batch_size", "trainer.eval_batch_size", "tracking", "data")
+USE_KEYS = (
+    "generation",
+    "tracking",
+    "trainer.eval_batch_size",
+    "trainer.max_generated_rows",
+    "data.loader",
+    "data.test",
+    "data.max_bad_rows",
+)
 """What may differ when a finished run is only used: none of it changes what was learned."""
+
+
+def check_free(folder: Path) -> None:
+    """Raises ResumeError where a folder that is no run holds files that a run would write over."""
+    taken = [name for name in WRITTEN if (folder / name).exists()]
+    if taken:
+        raise ResumeError(f"{folder} is no run and holds {', '.join(taken)}; name another folder with --run")
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:

@@ -163,9 +163,9 @@ def test_values_that_came_or_went_are_differences_too(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path: Path) -> None:
-    config = config_of()
+    config = config_of(epochs=3)
     assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run"
-    with opened(tmp_path / "run"):
+    with opened(tmp_path / "run", epochs=3):
         pass
     assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run", "begun, not done"
     assert choose_folder("run", config=config_of(epochs=9), base=tmp_path) == tmp_path / "run-2", "another file"
