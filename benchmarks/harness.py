@@ -7,14 +7,14 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
+
+from partita.runs.manifest import versions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SHARED = ROOT.parent / "shared"
-PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "datasets", "accelerate", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,6 @@ def machine() -> dict[str, Any]:
     except (OSError, StopIteration):
         memory = 0
     return {"processor": name, "cores": os.cpu_count(), "memory_gib": memory, "system": platform.platform()}
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def commit() -> str:
