@@ -89,7 +89,12 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "none"
+    """The commit that was measured; `-dirty` behind it where files other than results had changed."""
+    unchanged = ["--", ".", ":!benchmarks/results", ":!docs/benchmarks.md"]
+    changed = git("status", "--porcelain", *unchanged)
+    return (git("rev-parse", "--short", "HEAD") or "none") + ("-dirty" if changed else "")
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
