@@ -9,7 +9,7 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, ResumeError, TrainingError
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.finetune import Finetune, plan_schedule
+from partita_trainers.finetune import Finetune, build_accelerator, plan_schedule
 
 
 def run(work: Any) -> Any:
@@ -202,6 +202,16 @@ def test_schedule_free_leaves_the_evaluated_weights(make_work: Any) -> None:
 def test_half_precision_on_a_cpu_is_refused_with_what_works(make_work: Any) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.mixed_precision: fp16 needs a GPU; on a CPU write bf16 or no"):
         run(make_work(mixed_precision="fp16"))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key"),
+    [({"optimizer": {"type": "muon"}}, "optimizer.type: muon"), ({"learning_rate": "auto"}, "learning_rate: auto")],
+)
+def test_half_precision_is_refused_with_what_it_cannot_scale(make_work: Any, trainer: dict[str, Any], key: str) -> None:
+    config = make_work(mixed_precision="fp16", **trainer).config.trainer
+    with pytest.raises(ConfigError, match=f"fp16 does not go with {key}; write bf16 or no"):
+        build_accelerator(config, torch.device("cuda"))
 
 
 def test_no_training_rows_is_an_error(make_work: Any) -> None:

@@ -144,6 +144,16 @@ def test_init_without_a_terminal_takes_defaults(tmp_path: Path, monkeypatch: pyt
     assert (config.trainer.type, config.base_model) == ("none", "meta-llama/Llama-3.2-1B-Instruct")
 
 
+def test_init_writes_a_path_to_the_rows_that_starts_at_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n")
+    words = ("init", "sub", "--task", "classify", "--model", "scratch", "--data", "rows.csv")
+    assert partita(*words, monkeypatch=monkeypatch) == 0
+    assert load_config(Path("sub/run.yaml")).config.data.source == "../rows.csv"
+
+
 def test_init_names_the_tasks_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

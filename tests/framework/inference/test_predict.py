@@ -49,6 +49,15 @@ def test_what_it_came_to_is_counted(make_rows: Any, predict: Any) -> None:
     assert stats.tokens_per_second == pytest.approx(stats.generated_tokens / stats.seconds)
 
 
+def test_answers_that_cannot_be_read_are_counted_and_said(make_config: Any, make_rows: Any, predict: Any) -> None:
+    lm = ScriptedModel(lambda prompt: "even" if len(prompt) % 2 else "neither")
+    stats = predict(lm, make_rows(QUESTIONS), config=make_config(KIND)).stats
+    silent = sum(len(row["question"]) % 2 == 0 for row in QUESTIONS)
+    assert 0 < silent < 10
+    assert (stats.ok, stats.unreadable) == (10, silent)
+    assert str(stats).startswith(f"10 rows, 10 answered, {silent} unreadable, ")
+
+
 def test_a_finished_job_is_not_generated_again(make_rows: Any, predict: Any, caplog: Any) -> None:
     lm = ScriptedModel(str.upper)
     first = list(predict(lm, make_rows(QUESTIONS)))

@@ -249,3 +249,11 @@ def test_files_elsewhere_that_cannot_be_read_are_not_blamed_on_the_run(tmp_path:
         raise PermissionError(13, "Permission denied", "/elsewhere/rows.csv")
     with pytest.raises(WriteError, match="No space left on device"), opened(tmp_path / "run"):
         raise OSError(28, "No space left on device")
+
+
+def test_what_changed_since_the_run_began_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path, epochs=3):
+        (tmp_path / "checkpoints").mkdir()
+    with caplog.at_level("INFO"), opened(tmp_path, epochs=5):
+        pass
+    assert caplog.messages == ["changed since the run began: trainer.epochs: 3.0 -> 5.0"]
