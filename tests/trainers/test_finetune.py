@@ -184,6 +184,33 @@ def test_raised_patience_lets_a_run_that_stopped_early_go_on(make_work: Any) -> 
     assert (onward.stopped_early, onward.steps) == (True, 30)
 
 
+@pytest.mark.parametrize(
+    "full",
+    [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()],
+)
+def test_full_memory_is_told_with_the_batch_and_what_to_write(make_work: Any, full: BaseException) -> None:
+    work = make_work(epochs=1)
+
+    def loss(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        raise full
+
+    work.lm.loss = loss
+    text = r"step 1: out of memory with 4 rows of 10 tokens; write a smaller trainer\.batch_size"
+    with pytest.raises(TrainingError, match=text):
+        run(work)
+
+
+def test_an_error_that_is_not_about_memory_comes_through(make_work: Any) -> None:
+    work = make_work(epochs=1)
+
+    def loss(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    work.lm.loss = loss
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        run(work)
+
+
 def test_gradients_that_are_not_finite_stop_before_they_do_harm(make_work: Any) -> None:
     work = make_work(epochs=1, gradient_clipping={"clipglobalnorm": None})
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
+from partita_schema.errors import ConfigError, DataError, Problem, ResumeError, TrainingError
 from partita_schema.model import ScratchModel
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batches, Metrics, Step, TrainResult, Work
@@ -29,6 +29,7 @@ from partita_trainers.checkpoint import (
 )
 from partita_trainers.interrupt import interruption
 from partita_trainers.learning_rate_search import find_learning_rate
+from partita_trainers.memory import is_out_of_memory
 from partita_trainers.optimizers import (
     build_optimizers,
     evaluation_weights,
@@ -159,15 +160,26 @@ class Training:
         return self.train_on(step, number=1, learning_rate=learning_rate).loss
 
     def train_on(self, step: Step, *, number: int, learning_rate: float) -> Outcome:
+        """Take a step at a learning rate. Raises TrainingError where memory is too small for its batches."""
         set_learning_rate(self.plain_optimizers, learning_rate)
-        return take_step(
-            step,
-            number=number,
-            lm=self.lm,
-            module=self.module,
-            optimizers=self.optimizers,
-            accelerator=self.accelerator,
-            clipping=self.config.gradient_clipping,
+        try:
+            return take_step(
+                step,
+                number=number,
+                lm=self.lm,
+                module=self.module,
+                optimizers=self.optimizers,
+                accelerator=self.accelerator,
+                clipping=self.config.gradient_clipping,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        rows = max(batch.rows for batch in step.batches)
+        tokens = max(batch.input_ids_BT.shape[1] for batch in step.batches)
+        raise TrainingError(
+            f"step {number}: out of memory with {rows:,} rows of {tokens:,} tokens; write a smaller trainer.batch_size "
+            "(effective_batch_size keeps the step as it is), or gradient_checkpointing: true"
         )
 
     def take_steps(self) -> None:
