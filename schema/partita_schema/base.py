@@ -4,6 +4,7 @@ pydantic reads YAML's `batch_size: yes` as 1 and `8.0` as 8 when left to itself.
 floats stay lenient, because PyYAML reads `1e-4` as a string.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -25,6 +26,13 @@ class Base(BaseModel):
         validate_default=False,
         protected_namespaces=(),
     )
+
+
+@dataclass(frozen=True)
+class Words:
+    """Among the annotations of a type: what to write, where the types alone do not tell."""
+
+    text: str
 
 
 def broken(message: str, *, at: str = "") -> PydanticCustomError:

@@ -4,6 +4,7 @@ PartitaError
   ConfigError     the file is wrong: all its problems at once
   DataError       rows are wrong
   ModelError      the model cannot be loaded, or does not fit the file
+  OutOfMemory     not even one row fits the device
   ResumeError     saved state does not fit the run
   TrainingError   training cannot go on
   WriteError      results cannot be written, such as on a full disk
@@ -51,6 +52,10 @@ class DataError(PartitaError):
 
 class ModelError(PartitaError):
     """The model cannot be loaded, or does not fit the file."""
+
+
+class OutOfMemory(PartitaError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch
+    """Not even one row fits the device."""
 
 
 class ResumeError(PartitaError):

@@ -9,8 +9,6 @@ NOT_YET = {
     "data.source.streaming": "remove it; the rows are read as an indexed file",
     "data.streaming": "remove it; the rows are read as an indexed file",
     "data.batching.max_tokens": "write batching: {type: bucket} and trainer.batch_size",
-    "trainer.max_batch_size": "write batch_size",
-    "trainer.memory_budget": "write batch_size",
     "trainer.packing": "remove it; data.batching: {type: bucket} avoids padding",
     "backend.processes": "remove it; a run is one process",
 }
@@ -24,12 +22,14 @@ NOT_YET_TYPES = {
 }
 """Values of `type` of later versions."""
 
-AUTO_LATER = ("batch_size", "eval_batch_size", "effective_batch_size", "gradient_accumulation_steps")
-"""Keys that will take auto."""
+ALREADY_AUTO = ("effective_batch_size", "gradient_accumulation_steps", "max_batch_size")
+"""Keys that do not take auto because they are worked out when they are left away."""
 
 FOREIGN = {
     "adapter.bias_type": "adapter.bias",
     "attn_implementation": "model_parameters.attention",
+    "auto_find_batch_size": "trainer.batch_size: auto",
+    "auto_scale_batch_size": "trainer.batch_size: auto",
     "base_model_name": "base_model",
     "bf16": "trainer.mixed_precision: bf16",
     "compute_dtype": "quantization.bnb_4bit_compute_dtype",

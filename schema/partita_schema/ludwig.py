@@ -13,6 +13,10 @@ from partita_schema.shapes import keys_of
 from partita_schema.trainer import FinetuneTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 
+STEP_AUTO = {
+    "effective_batch_size": "the default is used",
+    "gradient_accumulation_steps": "it is what effective_batch_size needs",
+}
 SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 
 
@@ -209,15 +213,21 @@ class Converter:
             training = set(keys_of(FinetuneTrainer)) - set(keys_of(NoTrainer))
             for key in [key for key in section if key in training]:
                 yield from self.take_out(("trainer", key), "nothing is trained with type: none")
-        for key in ("batch_size", "eval_batch_size", "effective_batch_size", "gradient_accumulation_steps"):
-            node = section.get(key)
-            if node is not None and node.value == "auto":
-                yield from self.take_out(("trainer", key), "auto is not available yet, the default is used")
+        yield from self.batch_sizes(section)
         if kind is not None and kind.value in NOT_YET_TYPES["trainer"]:
             return
         self.numbers_for_never(section)
         yield from self.optimizer()
         yield from self.validation_metric(section)
+
+    def batch_sizes(self, section: dict[str, Node]) -> Iterator[Problem]:
+        """Ludwig's `batch_size: auto` is ours; the rows of a step are never found by trying."""
+        for key, reason in STEP_AUTO.items():
+            if key in section and section[key].value == "auto":
+                yield from self.take_out(("trainer", key), reason)
+        tuned = [key for key in ("batch_size", "eval_batch_size") if key in section and section[key].value == "auto"]
+        if not tuned and "batch_size" in section:
+            yield from self.take_out(("trainer", "max_batch_size"), "neither batch_size nor eval_batch_size is auto")
 
     def numbers_for_never(self, section: dict[str, Node]) -> None:
         stop = section.get("early_stop")

@@ -131,7 +131,6 @@ IGNORED = {
     "trainer.learning_rate_scheduler.t_0": "the schedule does not restart",
     "trainer.learning_rate_scheduler.t_mult": "the schedule does not restart",
     "trainer.learning_rate_scheduler.warmup_evaluations": "write warmup_fraction",
-    "trainer.max_batch_size": "write batch_size",
     "trainer.optimizer.amsgrad": "it is not offered",
     "trainer.optimizer.block_wise": "bitsandbytes always does so",
     "trainer.optimizer.dampening": "it is not offered",

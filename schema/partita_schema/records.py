@@ -29,15 +29,18 @@ class BatchSizeRecord(Record):
     """A batch size that was used, and how it was found."""
 
     rows = fields.Integer(required=True, strict=True, validate=validate.Range(min=1))
-    max_tokens = fields.Integer(allow_none=True)
-    fits = fields.Integer(allow_none=True)
-    best = fields.Integer(allow_none=True)
-    probes = fields.List(fields.Dict(keys=fields.String()))
-    out_of_memory = fields.Boolean(allow_none=True)
     origin = fields.String(required=True, validate=validate.OneOf(("file", "tuned", "cached", "default")))
+    device = fields.String(allow_none=True)
+    max_tokens = fields.Integer(allow_none=True)
+    fits = fields.Integer(allow_none=True, strict=True, validate=validate.Range(min=0))
+    best = fields.Integer(allow_none=True, strict=True, validate=validate.Range(min=1))
+    probes = fields.List(fields.Dict(keys=fields.String()))
+    paces = fields.List(fields.Tuple((fields.Integer(strict=True), fields.Float())))
+    out_of_memory = fields.Boolean(allow_none=True)
     prompt_tokens = fields.Integer(allow_none=True)
     new_tokens = fields.Integer(allow_none=True)
-    device = fields.String(allow_none=True)
+    budget_bytes = fields.Integer(allow_none=True)
+    seconds = fields.Float(allow_none=True, validate=validate.Range(min=0))
 
 
 class ManifestRecord(Record):

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from partita_schema.base import Base
+from partita_schema.base import Base, Words
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), *, tagged: bool = 
         inner, *extra = get_args(annotation)
         infos = [part for part in extra if isinstance(part, FieldInfo)]
         plain = [part for part in extra if not isinstance(part, FieldInfo)]
+        told = [part.text for part in plain if isinstance(part, Words)]
+        if told:
+            return Leaf("any", told[0])
         found = (*metadata, *plain, *(part for info in infos for part in info.metadata))
         return shape_of(inner, found, tagged=tagged or any(info.discriminator is not None for info in infos))
     if union_arms(annotation):

@@ -83,12 +83,14 @@ FINETUNE = """\
 trainer:
   type: finetune
   epochs: 3
-  batch_size: 8
+  batch_size: auto                        # measured on the device; or a number
   effective_batch_size: 16                # rows a step, by accumulation
 """
 
 ZERO_SHOT = """\
-trainer: {type: none, batch_size: 8}      # nothing is trained; write type: finetune to do so
+trainer:
+  type: none                              # nothing is trained; write finetune to do so
+  batch_size: auto                        # measured on the device; or a number
 """
 
 

@@ -7,17 +7,35 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Flag, Name, NonNegative, NonNegativeCount, Positive, Share, broken, changed
 from partita_schema.features import check_regex
+from partita_schema.memory_size import Memory
 
+DEFAULT_STEP_ROWS = 16
 SplitName = Literal["training", "validation", "test"]
 
 
 class TrainerBase(Base):
     """What all trainers share."""
 
-    batch_size: Count = 8
-    """Rows of a forward pass: of training, or of generation where nothing is trained."""
-    eval_batch_size: Count | None = None
-    """Rows of an evaluation's forward pass or generation. Default: batch_size."""
+    batch_size: Count | Literal["auto"] = "auto"
+    """Rows that go through the model at once. auto: measured on the device, at the longest rows of the data."""
+    eval_batch_size: Count | Literal["auto"] | None = None
+    """The same where nothing is learned: in evaluation and prediction. auto: measured for each. Default: batch_size
+    where that is a number, else auto."""
+    max_batch_size: Count | None = None
+    """Largest size that auto may choose. Default: no limit but memory and the number of rows."""
+    memory_budget: Memory | None = None
+    """What the run may hold on its device in all, the model included: bytes, a text such as 12GB, 500MB or 1.5GiB, or
+    a share of the device's memory, above 0 and at most 1. Default: what is free, less a margin."""
+
+    @model_validator(mode="after")
+    def limit_has_something_to_limit(self) -> "TrainerBase":
+        if self.max_batch_size is not None and "auto" not in (self.batch_size, self.eval_batch_size):
+            raise broken(
+                f"max_batch_size has no effect with batch_size: {self.batch_size}; "
+                "remove it, or write auto for batch_size or eval_batch_size",
+                at="max_batch_size",
+            )
+        return self
 
 
 class NoTrainer(TrainerBase):
@@ -160,7 +178,8 @@ class FinetuneTrainer(TrainerBase):
     gradient_accumulation_steps: Count | None = None
     """Batches a step. Default: what effective_batch_size needs."""
     effective_batch_size: Count | None = None
-    """Rows a step; a multiple of batch_size. Default: 16, or batch_size where that is larger."""
+    """Rows a step; a multiple of batch_size, which auto keeps to. Default: 16, or batch_size where that is a larger
+    number."""
     gradient_clipping: GradientClipping = GradientClipping()
     """Limits on gradients."""
     mixed_precision: Annotated[Literal["no", "bf16", "fp16", "auto"], BeforeValidator(false_is_no)] = "auto"
@@ -205,7 +224,9 @@ class FinetuneTrainer(TrainerBase):
                 "gradient_accumulation_steps and effective_batch_size say the same; keep one",
                 at="gradient_accumulation_steps",
             )
-        if self.effective_batch_size is not None and self.effective_batch_size % self.batch_size:
+        if self.effective_batch_size is None or self.batch_size == "auto":
+            return self
+        if self.effective_batch_size % self.batch_size:
             near = max(1, round(self.effective_batch_size / self.batch_size)) * self.batch_size
             raise broken(
                 f"effective_batch_size {self.effective_batch_size} is no multiple of batch_size {self.batch_size}; "
@@ -226,13 +247,23 @@ class FinetuneTrainer(TrainerBase):
             check_regex(self.layers_to_freeze_regex, at="layers_to_freeze_regex")
         return self
 
-    @property
-    def accumulation(self) -> int:
-        """Batches a step."""
+    def accumulation(self, batch_size: int) -> int:
+        """Batches of this size a step; at least 1."""
         if self.gradient_accumulation_steps is not None:
             return self.gradient_accumulation_steps
-        effective = self.effective_batch_size or max(16, self.batch_size)
-        return max(1, effective // self.batch_size)
+        rows = self.effective_batch_size or max(DEFAULT_STEP_ROWS, batch_size)
+        return max(1, rows // batch_size)
+
+    @property
+    def step_rows(self) -> int | None:
+        """Rows of a step that the file fixes; None where it fixes the batches of a step instead."""
+        if self.gradient_accumulation_steps is not None:
+            return None
+        if self.effective_batch_size is not None:
+            return self.effective_batch_size
+        if self.batch_size == "auto":
+            return DEFAULT_STEP_ROWS
+        return self.batch_size * self.accumulation(self.batch_size)
 
 
 def check_target(target: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 
-from partita_schema.foreign import AUTO_LATER
+from partita_schema.foreign import ALREADY_AUTO
 from partita_schema.nearest import nearest
 from partita_schema.shapes import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.tree import Node
@@ -11,8 +11,8 @@ from partita_schema.tree import Node
 def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
     """One sentence: what is expected, what stands there, and the trap that was stepped into if it is a known one."""
     value = node.value
-    if value == "auto" and key in AUTO_LATER:
-        return f"auto is not available yet; write {words(shape)}"
+    if value == "auto" and key in ALREADY_AUTO:
+        return "auto is what happens without the key; remove it"
     trap = (
         null_trap(shape, node)
         or boolean_trap(key, shape, node)
@@ -45,8 +45,6 @@ def short(text: str) -> str:
 def accepts(shape: Shape, kind: str) -> bool:
     if isinstance(shape, OneOf):
         return any(accepts(arm, kind) for arm in shape.arms)
-    if isinstance(shape, Choice):
-        return kind == "text" and any(isinstance(value, str) for value in shape.values)
     return isinstance(shape, Leaf) and shape.kind == kind
 
 
@@ -73,12 +71,13 @@ def boolean_trap(key: str, shape: Shape, node: Node) -> str | None:
     """`no`, `yes`, `on` and `off` are true and false to YAML."""
     if not isinstance(node.value, bool) or node.text is None or accepts(shape, "flag"):
         return None
-    read = f"{node.text} is read by YAML as {str(node.value).lower()}"
+    plain = str(node.value).lower()
+    read = f"got {node.text}" if node.text.lower() == plain else f"{node.text} is read by YAML as {plain}"
     if not node.value and "none" in choices(shape):
         return f"{read}; write {'{type: none}' if isinstance(shape, Tagged) else 'none'}"
     if isinstance(shape, Choice) and node.text not in shape.values:
         return f"{read}; write {words(shape)}"
-    if accepts(shape, "text"):
+    if accepts(shape, "text") or node.text in choices(shape):
         return f"{read}; write '{node.text}' in quotes"
     return f"{read}; write {words(shape)}"
 
@@ -105,7 +104,8 @@ def text_trap(shape: Shape, node: Node, *, optional: bool) -> str | None:
         return f"{text} is a text here; write null, or remove the key"
     near = nearest(text, choices(shape))
     if near and isinstance(shape, Choice | OneOf):
-        return f"got {short(text)}; did you mean {' or '.join(near)}?"
+        written = short(text) if text == text.strip() else repr(text)
+        return f"got {written}; did you mean {' or '.join(near)}?"
     if isinstance(shape, Choice):
         return f"write {words(shape)}; got {short(text)!r}" if text else f"write {words(shape)}; got an empty text"
     number = number_in(text)

@@ -64,7 +64,7 @@ def test_a_template_over_columns_that_are_no_features_is_kept() -> None:
     assert finetune(file.config).gradient_checkpointing is True
     assert file.origins["trainer.gradient_checkpointing"].startswith("ludwig: trainer.enable_gradient_checkpointing (")
     assert warnings_of(file) == [
-        "28: trainer.max_batch_size: has no effect here: write batch_size",
+        "28: trainer.max_batch_size: has no effect here: neither batch_size nor eval_batch_size is auto",
         "34: trainer.learning_rate_scheduler.reduce_on_plateau: has no effect here: the rate follows its schedule only",
     ]
 
@@ -74,13 +74,13 @@ def test_renamed_keys_and_values_arrive() -> None:
     trainer = finetune(file.config)
     assert (trainer.max_steps, trainer.learning_rate, trainer.mixed_precision) == (200, 0.0002, "auto")
     assert (trainer.optimizer.type, trainer.optimizer.betas) == ("paged_adamw", (0.9, 0.99))
-    assert (trainer.early_stop, trainer.batch_size, trainer.validation_metric) == (0, 8, "loss")
+    assert (trainer.early_stop, trainer.batch_size, trainer.validation_metric) == (0, "auto", "loss")
     assert trainer.steps_per_checkpoint is None
     assert file.config.generation.do_sample is False
     assert file.config.adapter is not None
     assert file.config.adapter.postprocessor.merge_adapter_into_base_model is True
     told = warnings_of(file)
-    assert "37: trainer.batch_size: has no effect here: auto is not available yet, the default is used" in told
+    assert not any("batch_size" in line for line in told)
     assert "39: trainer.optimizer.type: paged_adam is not offered; paged_adamw is used" in told
     assert any(
         line.endswith("input_features[0].encoder: has no effect here: it belongs to tabular models") for line in told
@@ -119,6 +119,30 @@ def test_prompt_tuning_and_its_metric_are_translated() -> None:
     assert file.config.adapter.init_text == "Classify the sentiment:"
     assert finetune(file.config).validation_metric == "label.bleu"
     assert finetune(file.config).learning_rate == "auto"
+    assert finetune(file.config).step_rows == 32
+    told = "trainer.gradient_accumulation_steps: has no effect here: it is what effective_batch_size needs"
+    assert f"15: {told}" in warnings_of(file)
+
+
+@pytest.mark.parametrize("kind", ["none", "finetune"])
+def test_sizes_that_ludwig_searches_for_are_searched_for_here(kind: str) -> None:
+    keys = "batch_size: auto, eval_batch_size: auto, max_batch_size: 1099511627776"
+    file = load_config(HEAD + f"trainer: {{type: {kind}, {keys}}}\n")
+    trainer = file.config.trainer
+    assert (trainer.batch_size, trainer.eval_batch_size, trainer.max_batch_size) == ("auto", "auto", 2**40)
+    assert file.warnings == ()
+
+
+def test_a_limit_without_a_batch_size_is_kept_because_auto_is_the_default_in_both() -> None:
+    file = load_config(HEAD + "trainer: {type: finetune, max_batch_size: 64}\n")
+    assert (file.config.trainer.batch_size, file.config.trainer.max_batch_size) == ("auto", 64)
+    assert file.warnings == ()
+
+
+def test_rows_of_a_step_are_not_searched_for() -> None:
+    file = load_config(HEAD + "trainer: {type: finetune, batch_size: 4, effective_batch_size: auto}\n")
+    assert finetune(file.config).step_rows == 16
+    assert warnings_of(file) == ["5: trainer.effective_batch_size: has no effect here: the default is used"]
 
 
 def test_short_forms_and_ludwig_defaults_are_spelled_out() -> None:

@@ -1,16 +1,34 @@
 """Records that the program writes: checked on the way in, and open to keys of newer versions."""
 
+import json
+
 import pytest
 from marshmallow import ValidationError
 
-from partita_schema.records import ManifestRecord
+from partita_schema.records import BatchSizeRecord, ManifestRecord
+from partita_trainers.batch_size.trial import BatchSize, Probe
+
+TUNED = {
+    "rows": 24,
+    "origin": "tuned",
+    "device": "cpu",
+    "fits": 148,
+    "best": 24,
+    "probes": [{"rows": 1, "verdict": "fits", "used_bytes": 7_680_000, "decode_seconds": None}],
+    "paces": [[1, 3.5], [24, 31.0]],
+    "out_of_memory": False,
+    "prompt_tokens": 461,
+    "new_tokens": 32,
+    "budget_bytes": 3_100_000_000,
+    "seconds": 1.25,
+}
 
 MANIFEST = {
     "format_version": 1,
     "status": "running",
     "versions": {"torch": "2.13.0"},
     "seed": 42,
-    "batch_sizes": {"training": {"rows": 8, "origin": "file", "of_a_newer_version": [1]}},
+    "batch_sizes": {"training": {"rows": 8, "origin": "file", "of_a_newer_version": [1]}, "generation": TUNED},
     "metrics": {"test": {"loss": 1.5}},
     "of_a_newer_version": {"a": 1},
 }
@@ -18,7 +36,17 @@ MANIFEST = {
 
 def test_unknown_keys_survive_a_round_trip_at_every_level() -> None:
     schema = ManifestRecord()
-    assert schema.dump(schema.load(MANIFEST)) == MANIFEST
+    # As JSON: a pair is a tuple in Python.
+    assert json.loads(json.dumps(schema.dump(schema.load(MANIFEST)))) == MANIFEST
+
+
+def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
+    probes = (Probe(1, "fits", 7_680_000, 8_000_000, 0.25, 0.0125, 3.5, 0.5), Probe(512, "out of memory", None, None))
+    found = BatchSize(
+        24, "tuned", "cpu", fits=148, best=24, probes=probes, paces=((1, 3.5), (24, 31.0)), out_of_memory=True
+    )
+    record = json.loads(json.dumps(found.record()))
+    assert json.loads(json.dumps(BatchSizeRecord().dump(BatchSizeRecord().load(record)))) == record
 
 
 @pytest.mark.parametrize(
@@ -27,6 +55,9 @@ def test_unknown_keys_survive_a_round_trip_at_every_level() -> None:
         ({"status": "asleep"}, "status"),
         ({"format_version": 2}, "format_version"),
         ({"batch_sizes": {"a": {}}}, "batch_sizes"),
+        ({"batch_sizes": {"a": {**TUNED, "origin": "guessed"}}}, "batch_sizes"),
+        ({"batch_sizes": {"a": {**TUNED, "rows": 0}}}, "batch_sizes"),
+        ({"batch_sizes": {"a": {**TUNED, "paces": [[1]]}}}, "batch_sizes"),
     ],
 )
 def test_a_wrong_manifest_is_refused_by_key(change: dict[str, object], key: str) -> None:

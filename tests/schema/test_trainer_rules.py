@@ -6,6 +6,7 @@ import pytest
 
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
+from partita_schema.trainer import FinetuneTrainer
 
 
 def problems(**trainer: Any) -> list[str]:
@@ -51,3 +52,70 @@ def test_quantized_weights_are_not_trained_by_anybody() -> None:
     with pytest.raises(ConfigError, match="quantization"):
         load_config({**raw, "trainer": custom})
     assert load_config({**raw, "trainer": {"type": "none"}}).config.trainer.type == "none"
+
+
+def trainer(**keys: Any) -> FinetuneTrainer:
+    return FinetuneTrainer(type="finetune", **keys)
+
+
+def test_a_limit_on_auto_needs_auto() -> None:
+    told = "remove it, or write auto for batch_size or eval_batch_size"
+    numbers: list[dict[str, Any]] = [{"batch_size": 8}, {"batch_size": 8, "eval_batch_size": 4}]
+    for keys in numbers:
+        assert problems(**keys, max_batch_size=64) == [
+            f"trainer.max_batch_size: max_batch_size has no effect with batch_size: 8; {told}"
+        ]
+    for keys in [{}, {"batch_size": "auto"}, {"eval_batch_size": "auto"}, {"batch_size": 8, "eval_batch_size": "auto"}]:
+        assert problems(**keys, max_batch_size=64) == []
+
+
+def test_a_mistyped_auto_is_one_problem_although_a_limit_stands_beside_it() -> None:
+    found = problems(batch_size=4, eval_batch_size="auot", max_batch_size=64)
+    assert found == ["trainer.eval_batch_size: got auot; did you mean auto?"]
+
+
+def test_only_a_batch_size_of_the_file_must_divide_the_effective_one() -> None:
+    assert problems(effective_batch_size=18) == []
+    assert problems(batch_size="auto", effective_batch_size=18) == []
+    assert problems(batch_size=4, effective_batch_size=18) == [
+        "trainer.effective_batch_size: effective_batch_size 18 is no multiple of batch_size 4; write 16"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch_size", "batches"),
+    [
+        ({}, 1, 16),
+        ({}, 16, 1),
+        ({}, 24, 1),
+        ({"batch_size": 5}, 5, 3),
+        ({"effective_batch_size": 24}, 8, 3),
+        ({"effective_batch_size": 24}, 48, 1),
+        ({"gradient_accumulation_steps": 5}, 1, 5),
+        ({"gradient_accumulation_steps": 5}, 64, 5),
+    ],
+)
+def test_batches_of_a_step_for_a_size(keys: dict[str, Any], batch_size: int, batches: int) -> None:
+    assert trainer(**keys).accumulation(batch_size) == batches
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        ({}, 16),
+        ({"batch_size": "auto", "effective_batch_size": 24}, 24),
+        ({"batch_size": 8, "effective_batch_size": 24}, 24),
+        ({"batch_size": 5}, 15),
+        ({"batch_size": 24}, 24),
+        ({"gradient_accumulation_steps": 5}, None),
+        ({"batch_size": 8, "gradient_accumulation_steps": 5}, None),
+    ],
+)
+def test_rows_of_a_step_that_the_file_fixes(keys: dict[str, Any], rows: int | None) -> None:
+    assert trainer(**keys).step_rows == rows
+
+
+def test_a_memory_budget_limits_a_run_with_a_number_too() -> None:
+    assert problems(batch_size=8, memory_budget="12GB") == []
+    assert trainer(memory_budget="12 GB").memory_budget == "12 GB"
+    assert problems(memory_budget=12) == ["trainer.memory_budget: got 12; write 12GB, or a share such as 0.5"]
