@@ -1,0 +1,85 @@
+"""Sizes between runs."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from partita_trainers.batch_size.cache import Cache, bucket
+from partita_trainers.batch_size.trial import BatchSize, Probe
+
+FOUND = BatchSize(
+    rows=24,
+    origin="tuned",
+    device="cpu",
+    fits=148,
+    best=24,
+    probes=(
+        Probe(1, "fits", used_bytes=10, taken_bytes=12, prefill_seconds=0.1, decode_seconds=0.01, rows_per_second=5.0),
+        Probe(200, "out of memory", used_bytes=None, taken_bytes=None),
+    ),
+    paces=((1, 5.0), (24, 40.5)),
+    prompt_tokens=461,
+    new_tokens=32,
+    budget_bytes=10**9,
+    seconds=1.5,
+)
+KEY = {"model": {"base_model": "x", "adapter": None}, "options": [{"do_sample": False}, 2]}
+
+
+def test_what_was_found_comes_back_the_same(tmp_path: Path) -> None:
+    Cache(tmp_path / "new" / "folder").save(KEY, FOUND)
+    assert Cache(tmp_path / "new" / "folder").load(KEY) == FOUND
+
+
+def test_another_key_finds_nothing(tmp_path: Path) -> None:
+    Cache(tmp_path).save(KEY, FOUND)
+    assert Cache(tmp_path).load({**KEY, "options": [{"do_sample": True}, 2]}) is None
+
+
+def test_the_order_of_a_key_does_not_matter(tmp_path: Path) -> None:
+    Cache(tmp_path).save(KEY, FOUND)
+    assert Cache(tmp_path).load(dict(reversed(KEY.items()))) == FOUND
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1, "found": {}}'])
+def test_a_damaged_file_is_as_good_as_none_and_the_log_says_so(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    cache = Cache(tmp_path)
+    cache.file(KEY).write_text(text, encoding="utf8")
+    assert cache.load(KEY) is None
+    assert "is not used" in caplog.text or json.loads(text)["key"] == 1
+    cache.save(KEY, FOUND)
+    assert cache.load(KEY) == FOUND
+
+
+def test_a_folder_that_cannot_be_written_only_costs_the_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "file").write_text("in the way", encoding="utf8")
+    cache = Cache(tmp_path / "file" / "folder")
+    cache.save(KEY, FOUND)
+    assert "not kept for the next run" in caplog.text
+    assert cache.load(KEY) is None
+
+
+def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+    Cache(tmp_path).save(KEY, FOUND)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_the_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "own"))
+    assert Cache.of_user().folder == tmp_path / "own" / "batch_sizes"
+    monkeypatch.delenv("PARTITA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert Cache.of_user().folder == tmp_path / "xdg" / "partita" / "batch_sizes"
+
+
+def test_lengths_share_a_key_when_they_are_less_than_an_eighth_apart() -> None:
+    assert bucket(461) == bucket(450) == 480
+    assert bucket(461) != bucket(400)
+    assert [bucket(tokens) for tokens in (0, 1, 7, 15, 16, 17)] == [0, 1, 7, 15, 16, 18]
+    assert all(tokens <= bucket(tokens) <= tokens * 1.125 + 1 for tokens in range(1, 5000))

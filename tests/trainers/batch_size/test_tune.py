@@ -1,0 +1,271 @@
+"""From a trial and a device to a size, on a device whose memory and time are formulas."""
+
+import itertools
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size import tune as tune_module
+from partita_trainers.batch_size.memory import Peak
+from partita_trainers.batch_size.trial import BatchSize, Purpose, Timing, Volume
+from partita_trainers.batch_size.tune import tune, verify
+
+GB = 10**9
+
+
+@dataclass
+class Device:
+    """Memory and time of a device: what a batch takes, and a clock that only its work moves."""
+
+    free: int = 10 * GB
+    budget_bytes: int = 9 * GB
+    bytes_a_row: int = 50_000_000
+    taken: int = 0
+    clock: float = 0.0
+
+    identity = "a formula"
+
+    def budget(self) -> int:
+        return self.budget_bytes
+
+    def describe(self) -> str:
+        return "9.0 GB said"
+
+    @contextmanager
+    def measure(self) -> Iterator[Peak]:
+        peak = Peak()
+        self.taken = 0
+        try:
+            yield peak
+        finally:
+            peak.used_bytes = peak.taken_bytes = self.taken
+
+    @contextmanager
+    def guard(self, *, exact: bool = False) -> Iterator[None]:
+        yield
+
+    def clear(self) -> None:
+        self.taken = 0
+
+
+@dataclass
+class Work:
+    """Prompts of one length; a decode step costs a constant and a little a row."""
+
+    device: Device
+    num_rows: int = 10_000
+    prompt_tokens: int = 400
+    new_tokens: int = 100
+    seconds_a_token: float = 0.0001
+    step_constant: float = 0.02
+    step_a_row: float = 0.0001
+    purpose: Purpose = "generation"
+    ran: list[int] = field(default_factory=list)
+
+    @property
+    def max_rows(self) -> int:
+        return self.num_rows
+
+    def warm_up(self) -> None:
+        self.device.taken = 0
+
+    def run(self, rows: int) -> Timing:
+        self.ran.append(rows)
+        needed = rows * self.device.bytes_a_row
+        if needed > self.device.free:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        self.device.taken = max(self.device.taken, needed)
+        seconds = 0.001 + rows * self.prompt_tokens * self.seconds_a_token
+        self.device.clock += seconds
+        return Timing(prefill_seconds=seconds, decode_seconds=self.step_constant + self.step_a_row * rows)
+
+    def decode_step(self, rows: int) -> float:
+        seconds = self.step_constant + self.step_a_row * rows
+        self.device.clock += 5 * seconds
+        return seconds
+
+    def volume(self, rows: int) -> Volume:
+        return Volume(batches=math.ceil(self.num_rows / rows), tokens=self.num_rows * self.prompt_tokens)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(tune_module.time, "perf_counter", lambda: made.clock)
+    return made
+
+
+def test_what_fits_and_what_is_best_are_both_found(device: Device) -> None:
+    work = Work(device, seconds_a_token=0.000001, step_a_row=0.02)
+    found = tune(work, device, device="cuda:0")
+    assert found.fits == 180, "9 GB at 50 MB a row"
+    speed = {rows: work.num_rows / time_of(work, rows) for rows in range(1, 181)}
+    assert speed[found.rows] >= 0.96 * max(speed.values())
+    assert found.rows == found.best < found.fits
+    assert [probe.rows for probe in found.probes] == [1, 4, 180]
+    assert all(probe.verdict == "fits" for probe in found.probes)
+    assert (found.origin, found.device, found.prompt_tokens, found.new_tokens) == ("tuned", "cuda:0", 400, 100)
+    assert found.budget_bytes == 9 * GB
+    assert found.seconds == pytest.approx(device.clock)
+
+
+def time_of(work: Work, rows: int) -> float:
+    volume = work.volume(rows)
+    step = work.step_constant + work.step_a_row * rows
+    return volume.batches * (0.001 + work.new_tokens * step) + volume.tokens * work.seconds_a_token
+
+
+def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
+    work = Work(device, seconds_a_token=0.000001)
+    found = tune(work, device, device="cuda:0")
+    for rows, speed in found.paces:
+        assert speed == pytest.approx(work.num_rows / time_of(work, rows), rel=0.02)
+    for probe in found.probes:
+        assert probe.rows_per_second == pytest.approx(work.num_rows / time_of(work, probe.rows), rel=0.02)
+
+
+def test_where_a_probe_is_dear_and_memory_plenty_the_largest_size_is_foretold(device: Device) -> None:
+    device.bytes_a_row = 1_000_000
+    work = Work(device, num_rows=600, seconds_a_token=0.01)
+    found = tune(work, device, device="cpu")
+    assert max(work.ran) <= 4, "a probe of hundreds of rows would take longer than the work"
+    assert found.fits == 600
+    assert found.rows <= 24, "reading prompts takes as long whatever the batch"
+    assert found.seconds <= 0.1 * time_of(work, found.rows) * 1.2
+
+
+def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device) -> None:
+    device.bytes_a_row = 900_000_000
+    work = Work(device, num_rows=64, seconds_a_token=0.002, step_constant=3.0)
+    found = tune(work, device, device="cpu")
+    assert found.fits == 10
+    assert max(work.ran) >= found.rows > 4
+
+
+def test_the_limit_of_the_user_holds(device: Device) -> None:
+    found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0", max_rows=24)
+    assert found.rows <= 24
+    assert found.fits == 24
+
+
+def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:
+    work = Work(device, num_rows=48, seconds_a_token=0.000001)
+    found = tune(work, device, device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest])
+    assert found.rows in (12, 48)
+
+
+def test_a_device_that_refuses_is_heard(device: Device) -> None:
+    device.free = device.budget_bytes = 2 * GB
+    kink = Work(device, seconds_a_token=0.000001)
+    plain = kink.run
+
+    def run(rows: int) -> Timing:
+        device.bytes_a_row = 10_000_000 if rows < 90 else 40_000_000
+        return plain(rows)
+
+    kink.run = run  # type: ignore[method-assign]
+    found = tune(kink, device, device="cuda:0")
+    assert found.out_of_memory
+    assert found.fits is not None
+    assert 80 <= found.fits < 90
+    refused = [probe for probe in found.probes if probe.verdict == "out of memory"]
+    assert all(probe.taken_bytes is None and probe.rows >= 90 for probe in refused)
+
+
+def test_one_row_that_takes_too_much_is_one_error_with_the_arithmetic(device: Device) -> None:
+    device.bytes_a_row = int(9.5 * GB)
+    with pytest.raises(OutOfMemory) as error:
+        tune(Work(device), device, device="cuda:0")
+    assert str(error.value) == (
+        "not even one row fits for generation: one of 400 tokens and 100 new tokens takes 9.50 GB, 500.0 MB too much; "
+        "9.00 GB may be taken (9.0 GB said). Write a smaller preprocessing.global_max_sequence_length or "
+        "generation.max_new_tokens, quantization: {bits: 4}, or a smaller base_model"
+    )
+
+
+def test_one_row_that_the_device_refuses_is_told_as_well(device: Device) -> None:
+    device.bytes_a_row = 11 * GB
+    work = Work(device, new_tokens=0, purpose="training")
+    with pytest.raises(OutOfMemory) as error:
+        tune(work, device, device="cuda:0")
+    assert str(error.value) == (
+        "not even one row fits for training: one of 400 tokens takes more than the device has; 9.00 GB may be taken "
+        "(9.0 GB said). Write a smaller preprocessing.global_max_sequence_length, trainer.gradient_checkpointing: "
+        "true, quantization: {bits: 4}, or a smaller base_model"
+    )
+
+
+def test_errors_that_are_not_memory_are_passed_on(device: Device) -> None:
+    work = Work(device)
+    work.run = lambda rows: {}["key"]  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        tune(work, device, device="cuda:0")
+
+
+def known(device: Device, **changes: object) -> BatchSize:
+    found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0")
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def test_a_known_size_costs_one_probe(device: Device) -> None:
+    earlier = known(device)
+    work = Work(device, seconds_a_token=0.000001)
+    found = verify(work, device, earlier)
+    assert found is not None
+    assert set(work.ran) == {earlier.rows}
+    assert (found.rows, found.fits, found.origin) == (earlier.rows, earlier.fits, "cached")
+    assert [probe.rows for probe in found.probes] == [earlier.rows]
+
+
+def test_a_known_size_that_no_longer_fits_is_forgotten(device: Device) -> None:
+    earlier = known(device)
+    device.bytes_a_row = 9 * GB // (earlier.rows - 1)
+    assert verify(Work(device), device, earlier) is None
+
+
+def test_a_size_held_down_by_memory_is_found_again_where_there_is_more(device: Device) -> None:
+    device.budget_bytes = 2 * GB
+    earlier = known(device)
+    assert earlier.fits is not None
+    assert 2 * earlier.rows > earlier.fits
+    device.budget_bytes = 9 * GB
+    assert verify(Work(device), device, earlier) is None
+
+
+def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) -> None:
+    device.bytes_a_row = 1_000_000
+    earlier = known(device)
+    assert earlier.fits is not None
+    device.budget_bytes = 5 * GB
+    found = verify(Work(device, seconds_a_token=0.000001), device, earlier)
+    assert found is not None
+    assert found.fits == 5000
+
+
+def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Device) -> None:
+    earlier = known(device)
+    small = verify(Work(device, num_rows=7, seconds_a_token=0.000001), device, earlier)
+    limited = verify(Work(device, seconds_a_token=0.000001), device, earlier, max_rows=5)
+    assert small is not None
+    assert limited is not None
+    assert (small.rows, limited.rows) == (7, 5)
+
+
+def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0")
+    line = f"batch size for generation: {found.rows} rows (up to 180 fit) of at most 400 tokens and 100 new ones; "
+    assert caplog.messages == [f"{line}3 probes, {found.seconds:.1f} s"]
+
+
+@pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))
+def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tokens: int) -> None:
+    found = tune(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device, device="cuda:0")
+    assert found.fits == rows
+    assert found.rows <= rows

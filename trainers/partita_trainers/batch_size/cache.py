@@ -1,0 +1,74 @@
+"""Sizes that were found, kept between runs: a JSON file each, under a key of all that decides them."""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from partita_trainers.batch_size.trial import BatchSize
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Changes with anything that gives the fields another meaning."""
+
+
+class Cache:
+    """A folder of sizes. A file that cannot be read or written is as good as none: it only saves time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of_user(cls) -> "Cache":
+        """`PARTITA_CACHE`, else `partita` in the user's cache folder."""
+        given = os.environ.get("PARTITA_CACHE")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cls((Path(given) if given else base / "partita") / "batch_sizes")
+
+    def load(self, key: Mapping[str, Any]) -> BatchSize | None:
+        """What was found under the same key."""
+        try:
+            saved = json.loads(self.file(key).read_text(encoding="utf8"))
+            return BatchSize.from_record(saved["found"]) if saved["key"] == complete(key) else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.info("the cached batch size in %s is not used: %s", self.file(key), error)
+            return None
+
+    def save(self, key: Mapping[str, Any], found: BatchSize) -> None:
+        """Keep a result; of two processes that do so the later one wins."""
+        text = json.dumps({"key": complete(key), "found": found.record()}, indent=1)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor, beside = tempfile.mkstemp(dir=self.folder)
+            with os.fdopen(descriptor, "w", encoding="utf8") as file:
+                file.write(text)
+            Path(beside).replace(self.file(key))
+        except OSError as error:
+            logger.info("the batch size is not kept for the next run: %s", error)
+            with suppress(OSError, UnboundLocalError):
+                Path(beside).unlink()
+
+    def file(self, key: Mapping[str, Any]) -> Path:
+        """Where the result of a key lies."""
+        text = json.dumps(complete(key), sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def complete(key: Mapping[str, Any]) -> dict[str, Any]:
+    """The key as JSON gives it back."""
+    kept: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **key}, sort_keys=True))
+    return kept
+
+
+def bucket(tokens: int) -> int:
+    """Lengths that share a key: up to an eighth apart."""
+    step = 1 << max(0, tokens.bit_length() - 4)
+    return -(-tokens // step) * step

@@ -1,0 +1,175 @@
+"""Which size to try next, and which to use: pure functions of what was measured so far.
+
+Memory. The peak of a batch is the largest of what its phases need, and a phase needs a constant and so much a row: the
+peak grows along a convex curve of straight pieces. Two things follow. A secant through two sizes foretells a larger one
+too low, less so the nearer the two are to it. And in proportion to its rows a peak is never foretold too low, because
+no constant is negative. The search tries 1 and 4 rows and the largest size by the secant; where that is further than
+proportion allows it goes a part of the way first, and foretells again from the two largest points, until there is
+nothing to gain. A size between one that fits and one that ran but took too much needs no proof.
+
+Speed. More rows are not always faster: a batch is as long as its longest row, so that large batches of uneven rows
+hold more padding. What counts is the time for the whole data, foretold for every size from the times of the probes.
+
+Nothing here knows a device. In a run of several processes each size is tried by all of them, and what this module is
+given is the worst of them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+from partita_trainers.batch_size.trial import Probe
+
+FIRST_STEP = 4
+WORTH_TRYING = 0.015
+"""Gain below which the search ends, as a share of the largest size that fits."""
+NEARLY_SAFE = 1.025
+"""How far a leap may go beyond what is safe by proportion."""
+PART_OF_THE_WAY = 5
+"""Divisor of a leap that is not safe."""
+COMFORTABLE = 0.5
+"""Share of the budget up to which a foretold peak needs no proof."""
+NEAR_BEST = 0.98
+"""Share of the highest speed that is fast enough."""
+
+
+def next_rows(probes: Sequence[Probe], *, cap: int, budget: int) -> int | None:
+    """The size to try next; None when the largest that fits is known well enough, or a single row does not fit."""
+    if not probes:
+        return 1
+    fitting, bound = sort_out(probes)
+    if not fitting:
+        return None
+    top = fitting[-1]
+    limit = cap if bound is None else min(cap, bound.rows - 1)
+    if top.rows >= limit:
+        return None
+    if bound is not None and bound.taken_bytes is not None:
+        return None  # it ran: what lies between two sizes that ran needs no proof
+    if len(fitting) == 1:
+        return min(limit, max(2, min(FIRST_STEP, foretold_rows(probes, budget=budget))))
+    aim = foretold_rows(probes, budget=budget)
+    safe = int(top.rows * budget / max(1, taken(top)))
+    if aim > NEARLY_SAFE * safe:
+        aim = max(safe, top.rows + (aim - top.rows) // PART_OF_THE_WAY)
+    aim = min(limit, aim)
+    return aim if aim - top.rows >= max(1, WORTH_TRYING * top.rows) else None
+
+
+def sort_out(probes: Sequence[Probe]) -> tuple[list[Probe], Probe | None]:
+    """Sizes that fit, the smallest first, and the smallest that does not."""
+    bound = min((probe for probe in probes if probe.verdict != "fits"), key=lambda probe: probe.rows, default=None)
+    fitting = {p.rows: p for p in probes if p.verdict == "fits" and (bound is None or p.rows < bound.rows)}
+    return [fitting[rows] for rows in sorted(fitting)], bound
+
+
+def taken(probe: Probe) -> int:
+    """Bytes taken from the device; 0 where it could not be measured."""
+    return probe.taken_bytes or 0
+
+
+def slope(probes: Sequence[Probe]) -> float:
+    """Bytes a further row takes, at the largest size that fits.
+
+    Of one size, the mean of its rows, which is too much by whatever does not grow. Of more, the secant of what was
+    held, raised by what the allocator takes beyond it: what is held is exact, what is taken comes in blocks.
+    """
+    fitting, bound = sort_out(probes)
+    top = fitting[-1]
+    if bound is not None and bound.taken_bytes is not None:
+        return (taken(bound) - taken(top)) / (bound.rows - top.rows)
+    if len(fitting) == 1:
+        return taken(top) / top.rows
+    below = fitting[-2]
+    held = ((top.used_bytes or 0) - (below.used_bytes or 0)) / (top.rows - below.rows)
+    return held * (taken(top) / top.used_bytes if top.used_bytes else 1.0)
+
+
+def foretold_rows(probes: Sequence[Probe], *, budget: int) -> int:
+    """Most rows that should fit by what was measured; where nothing grows, a multiple of the largest size tried."""
+    fitting, bound = sort_out(probes)
+    top, grows = fitting[-1], slope(probes)
+    most = 16 * top.rows
+    rows = top.rows + int((budget - taken(top)) / grows) if grows > 0 else most
+    if bound is None:
+        return rows
+    if bound.taken_bytes is not None:
+        return min(rows, bound.rows - 1)
+    # The device refused: by how much is not known, and the secant has just been wrong.
+    return min(rows, top.rows + max(1, (bound.rows - 1 - top.rows) * 2 // 3))
+
+
+def largest_fitting(probes: Sequence[Probe], *, cap: int, budget: int) -> int:
+    """The largest size that is known to fit: it ran, or it lies below one that ran and took too much. 0 for none."""
+    fitting, bound = sort_out(probes)
+    if not fitting:
+        return 0
+    if bound is None or bound.taken_bytes is None:
+        return fitting[-1].rows
+    return min(cap, max(fitting[-1].rows, foretold_rows(probes, budget=budget)))
+
+
+def foretold_bytes(probes: Sequence[Probe], rows: int) -> float:
+    """Peak that a size should have by what was measured."""
+    fitting, _ = sort_out(probes)
+    return taken(fitting[-1]) + (rows - fitting[-1].rows) * slope(probes)
+
+
+def is_comfortable(probes: Sequence[Probe], rows: int, *, budget: int) -> bool:
+    """Whether a size needs no proof: it was tried, or its foretold peak leaves half of the budget free."""
+    fitting, bound = sort_out(probes)
+    if not fitting or (bound is not None and rows >= bound.rows):
+        return False
+    return rows <= fitting[-1].rows or foretold_bytes(probes, rows) <= COMFORTABLE * budget
+
+
+def sizes_to_look_at(largest: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16 ... and the largest: no size is further than a third from one of them."""
+    rows = 1
+    while rows < largest:
+        yield rows
+        if rows > 1 and rows + rows // 2 < largest:
+            yield rows + rows // 2
+        rows *= 2
+    yield largest
+
+
+def fewest_near_best(sizes: Sequence[int], speed: Callable[[int], float]) -> int:
+    """The smallest size that comes within 2 % of the highest speed among them."""
+    speeds = [speed(rows) for rows in sizes]
+    best = max(speeds)
+    return next(rows for rows, found in zip(sizes, speeds, strict=True) if found >= NEAR_BEST * best)
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Constant and slope, neither negative, of the line that fits (x, y) best, by relative error; at least one."""
+    weights = [1 / (y * y) if y > 0 else 1.0 for _, y in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    if spread == 0:
+        return 0.0, mean_y / mean_x
+    rise = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / spread
+    constant = mean_y - rise * mean_x
+    if constant < 0 or rise < 0:
+        through_zero = sum(w * x * y for w, (x, y) in zip(weights, points, strict=True))
+        square = sum(w * x * x for w, (x, _) in zip(weights, points, strict=True))
+        return (0.0, through_zero / square) if rise >= 0 else (mean_y, 0.0)
+    return constant, rise
+
+
+def between(points: Sequence[tuple[int, float]], rows: int) -> float:
+    """The value at `rows`: on the straight line between its neighbours, beyond the last in proportion to it."""
+    known = sorted(points)
+    place = bisect_left(known, rows, key=lambda point: point[0])
+    if place == len(known):
+        last_rows, last = known[-1]
+        if len(known) == 1:
+            return last
+        first_rows, first = known[-2]
+        return max(last, last + (rows - last_rows) * (last - first) / (last_rows - first_rows))
+    high_rows, high = known[place]
+    if high_rows == rows or place == 0:
+        return high
+    low_rows, low = known[place - 1]
+    return low + (rows - low_rows) * (high - low) / (high_rows - low_rows)

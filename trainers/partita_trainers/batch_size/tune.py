@@ -1,0 +1,278 @@
+"""From a trial and a device to a batch size: probes at the worst case, the time of the whole data, a choice.
+
+The cost is bounded: a probe that would take more than a tenth of the work itself, and more than two seconds, is made
+only where the memory is too short to do without it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size.memory import DeviceMemory, attempt, gigabytes
+from partita_trainers.batch_size.search import (
+    between,
+    fewest_near_best,
+    foretold_rows,
+    is_comfortable,
+    largest_fitting,
+    line,
+    next_rows,
+    sizes_to_look_at,
+    sort_out,
+)
+from partita_trainers.batch_size.trial import BatchSize, Probe, Timing, Trial, Volume
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 65_535
+"""Attention kernels refuse to start beyond: a dimension of their grid has 16 bits."""
+SHARE_OF_THE_WORK = 0.1
+"""What finding a size may take, as a share of the work it is found for."""
+NOT_WORTH_SAVING = 2.0
+"""Seconds that it may take whatever the work."""
+SHORT_SECONDS = 0.25
+"""A run that is shorter is timed once more, apart from the measuring of memory, which slows it down."""
+MORE_MEMORY = 1.25
+"""How much more memory than when a size was found makes it worth finding again."""
+
+Sizes = Callable[[int], Iterable[int]]
+"""Sizes that may be chosen, in ascending order, none above a largest one."""
+
+
+def tune(
+    trial: Trial,
+    memory: DeviceMemory,
+    *,
+    device: str,
+    max_rows: int | None = None,
+    sizes: Sizes = sizes_to_look_at,
+) -> BatchSize:
+    """The batch size for a trial's work: what fits the memory, and what is fastest on the data.
+
+    `max_rows` is the user's limit; `sizes` are those that may be chosen. Raises OutOfMemory where not even one row
+    fits.
+    """
+    started = time.perf_counter()
+    search = Search(trial, memory, cap=capped(trial, max_rows), sizes=sizes)
+    search.probe_memory()
+    best, fits = search.best(), search.fits
+    looked_at = sorted({*(rows for rows in sizes(fits) if rows <= 4 * best), best})
+    found = BatchSize(
+        rows=best,
+        origin="tuned",
+        device=device,
+        fits=fits,
+        best=best,
+        probes=tuple(replace(probe, rows_per_second=search.speed(probe.rows)) for probe in search.probes),
+        paces=tuple((rows, search.speed(rows)) for rows in looked_at),
+        out_of_memory=any(probe.verdict == "out of memory" for probe in search.probes),
+        prompt_tokens=trial.prompt_tokens,
+        new_tokens=trial.new_tokens,
+        budget_bytes=search.budget,
+        seconds=time.perf_counter() - started,
+    )
+    logger.info("%s", told(found, trial))
+    return found
+
+
+def verify(trial: Trial, memory: DeviceMemory, known: BatchSize, *, max_rows: int | None = None) -> BatchSize | None:
+    """A size that was found earlier, tried once more; None where it has to be found again.
+
+    That is so where its probe does not fit, and where it was held down by memory of which there is more now.
+    """
+    started = time.perf_counter()
+    cap = capped(trial, max_rows)
+    rows = min(known.rows, cap)
+    trial.warm_up()
+    memory.clear()
+    budget = memory.budget()
+    if known.budget_bytes is None or known.fits is None:
+        return None
+    if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > known.fits:
+        return None
+    probe = try_rows(trial, memory, rows, budget=budget)
+    if probe.verdict != "fits":
+        return None
+    fits = known.fits
+    if budget < known.budget_bytes:
+        evidence = [judged(earlier, budget) for earlier in known.probes if earlier.rows != rows]
+        fits = min(fits, foretold_rows([*evidence, probe], budget=budget))
+    found = replace(
+        known,
+        rows=rows,
+        origin="cached",
+        fits=max(rows, min(fits, cap)),
+        best=rows,
+        probes=(replace(probe, rows_per_second=dict(known.paces).get(rows)),),
+        out_of_memory=False,
+        prompt_tokens=trial.prompt_tokens,
+        new_tokens=trial.new_tokens,
+        budget_bytes=budget,
+        seconds=time.perf_counter() - started,
+    )
+    logger.info("%s", told(found, trial))
+    return found
+
+
+def capped(trial: Trial, max_rows: int | None) -> int:
+    """Most rows that are worth trying."""
+    return min(trial.max_rows, max_rows or MOST_ROWS, MOST_ROWS)
+
+
+class Search:
+    """One search: what it has tried, and what that foretells."""
+
+    def __init__(self, trial: Trial, memory: DeviceMemory, *, cap: int, sizes: Sizes) -> None:
+        self.trial, self.memory, self.cap, self.sizes = trial, memory, cap, sizes
+        self.probes: list[Probe] = []
+        self.steps: dict[int, float] = {}
+        """Seconds of a decode step at the usual length, by rows."""
+        self.volumes: dict[int, Volume] = {}
+        self.num_rows = self.volume(1).batches
+        self.started = time.perf_counter()
+        trial.warm_up()
+        memory.clear()
+        self.budget = memory.budget()
+
+    def probe_memory(self) -> None:
+        """Try sizes until the largest that fits is known, or until what is of use is known to fit.
+
+        Raises OutOfMemory where a single row does not fit.
+        """
+        while (rows := self.next_rows()) is not None:
+            probe = try_rows(self.trial, self.memory, rows, budget=self.budget)
+            self.probes.append(probe)
+            if rows == 1 and probe.verdict != "fits":
+                raise OutOfMemory(too_large(self.trial, probe, self.memory, budget=self.budget))
+
+    def next_rows(self) -> int | None:
+        """The size to try next. Where a probe costs too much, none larger than what would be chosen."""
+        rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
+        if rows is None or not self.probes or self.is_affordable(rows):
+            return rows
+        wanted = self.best()
+        if is_comfortable(self.probes, wanted, budget=self.budget):
+            return None
+        return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
+
+    def is_affordable(self, rows: int) -> bool:
+        """Whether a probe stays within its share of the work."""
+        spent = time.perf_counter() - self.started
+        constant, each = self.prefill
+        expected = constant + each * rows * self.trial.prompt_tokens
+        work = self.num_rows / self.speed(self.best())
+        return spent + expected <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work)
+
+    @property
+    def prefill(self) -> tuple[float, float]:
+        """Seconds of a batch, and of each token in it."""
+        fitting, _ = sort_out(self.probes)
+        return line([(p.rows * self.trial.prompt_tokens, p.prefill_seconds or 0.0) for p in fitting])
+
+    @property
+    def fits(self) -> int:
+        """The largest size that fits, as far as that is known."""
+        proven = largest_fitting(self.probes, cap=self.cap, budget=self.budget)
+        if next_rows(self.probes, cap=self.cap, budget=self.budget) is None:
+            return proven
+        return min(self.cap, max(proven, foretold_rows(self.probes, budget=self.budget)))
+
+    def best(self) -> int:
+        """The smallest size that comes within 2 % of the fastest of those that fit."""
+        largest = self.fits
+        if self.trial.new_tokens:
+            largest = self.time_decoding(largest)
+        return fewest_near_best([rows for rows in self.sizes(largest) if rows <= largest], self.speed)
+
+    def time_decoding(self, largest: int) -> int:
+        """Time decode steps of growing batches, up to where more rows promise nothing; the last size comes back."""
+        rows = 1
+        self.time_step(rows)
+        while rows < largest:
+            seen = [size for size in self.sizes(largest) if size <= rows]
+            ahead = [size for size in self.sizes(largest) if size > rows]
+            if len(self.steps) > 1 and rows >= 4 and fewest_near_best([*seen, *ahead], self.speed) <= rows:
+                break
+            rows = min(largest, max(4, 2 * rows))
+            self.time_step(rows)
+        return rows
+
+    def time_step(self, rows: int) -> None:
+        if rows not in self.steps:
+            seconds, failure = attempt(lambda: self.trial.decode_step(rows))
+            # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
+            self.steps[rows] = seconds if failure is None and seconds is not None else float("inf")
+
+    def volume(self, rows: int) -> Volume:
+        if rows not in self.volumes:
+            self.volumes[rows] = self.trial.volume(rows)
+        return self.volumes[rows]
+
+    def speed(self, rows: int) -> float:
+        """Rows of the data a second in batches of this size."""
+        volume = self.volume(rows)
+        constant, each = self.prefill
+        step = between(list(self.steps.items()), rows) if self.trial.new_tokens else 0.0
+        return self.num_rows / (volume.batches * (constant + self.trial.new_tokens * step) + volume.tokens * each)
+
+
+def try_rows(trial: Trial, memory: DeviceMemory, rows: int, *, budget: int) -> Probe:
+    """One probe: peak memory, verdict, times."""
+    started = time.perf_counter()
+    with memory.measure() as peak:
+        timing, failure = attempt(lambda: trial.run(rows))
+    if timing is None or failure is not None:
+        seconds = time.perf_counter() - started
+        return Probe(rows, "out of memory", used_bytes=None, taken_bytes=None, seconds=seconds)
+    if timing.prefill_seconds < SHORT_SECONDS:
+        timing = timed_again(trial, rows) or timing
+    probe = Probe(
+        rows,
+        "fits",
+        used_bytes=peak.used_bytes,
+        taken_bytes=peak.taken_bytes,
+        prefill_seconds=timing.prefill_seconds,
+        decode_seconds=timing.decode_seconds,
+        seconds=time.perf_counter() - started,
+    )
+    return judged(probe, budget)
+
+
+def timed_again(trial: Trial, rows: int) -> Timing | None:
+    timing, _ = attempt(lambda: trial.run(rows))
+    return timing
+
+
+def judged(probe: Probe, budget: int) -> Probe:
+    """The probe with the verdict that a budget gives it."""
+    if probe.taken_bytes is None:
+        return probe
+    return replace(probe, verdict="fits" if probe.taken_bytes <= budget else "too large")
+
+
+def told(found: BatchSize, trial: Trial) -> str:
+    """A line for the log."""
+    new = f" and {trial.new_tokens:,} new ones" if trial.new_tokens else ""
+    how = f"{len(found.probes)} probes, {found.seconds:.1f} s" if found.origin == "tuned" else "known, tried again"
+    return (
+        f"batch size for {trial.purpose}: {found.rows:,} rows (up to {found.fits:,} fit) of at most "
+        f"{trial.prompt_tokens:,} tokens{new}; {how}"
+    )
+
+
+def too_large(trial: Trial, probe: Probe, memory: DeviceMemory, *, budget: int) -> str:
+    """Why nothing can be done on this device, and what would help."""
+    new = f" and {trial.new_tokens:,} new tokens" if trial.new_tokens else ""
+    needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)
+    short = f", {gigabytes(probe.taken_bytes - budget)} too much" if probe.taken_bytes is not None else ""
+    shorter = "preprocessing.global_max_sequence_length"
+    if trial.new_tokens:
+        shorter += " or generation.max_new_tokens"
+    less = ", trainer.gradient_checkpointing: true" if trial.purpose == "training" else ""
+    return (
+        f"not even one row fits for {trial.purpose}: one of {trial.prompt_tokens:,} tokens{new} takes {needs}{short}; "
+        f"{gigabytes(budget)} may be taken ({memory.describe()}). Write a smaller {shorter}{less}, "
+        "quantization: {bits: 4}, or a smaller base_model"
+    )
