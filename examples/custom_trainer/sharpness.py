@@ -1,13 +1,17 @@
 """A trainer from outside: sharpness-aware minimisation (Foret et al. 2020, algorithm 1)."""
 
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.trainer import CustomTrainer
-from partita_trainers.base import Step, TrainResult, Work
+from partita_trainers.base import Batch, LanguageModel, TrainResult, TrialWork, Work
+from partita_trainers.batch_size.training_trial import TrainingTrial
 
 DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}
 
@@ -26,36 +30,51 @@ class SharpnessAware:
         """Take the steps, save the model, evaluate it."""
         if work.batches is None:
             raise DataError("there are no training rows; write data.source")
-        weights = [parameter for parameter in work.lm.module.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(weights, lr=self.options["learning_rate"])
         steps = self.options["steps"]
         work.run.truncate_log(0)  # a run that was stopped begins anew
-        work.lm.prepare_training(steps)
-        with work.lm.training(), work.run.progress(steps, "training") as progress:
+        with self.learning(work.lm) as take_step, work.run.progress(steps, "training") as progress:
             for number, step in enumerate(islice(work.batches.steps(), steps), start=1):
-                loss = mean_loss(work, step)
-                gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
-                norm = torch.nn.utils.get_total_norm(gradients)
-                uphill = [gradient * (self.options["radius"] / (norm + 1e-12)) for gradient in gradients]
-                move(weights, uphill, sign=1)
-                mean_loss(work, step).backward()
-                move(weights, uphill, sign=-1)
-                optimizer.step()
-                work.lm.after_step(number)
-                optimizer.zero_grad()
-                work.run.log_step({"step": number, "epoch": step.epoch, "loss": loss.item()})
-                progress.advance(1, loss=loss.item())
+                loss = take_step(step.batches)
+                work.run.log_step({"step": number, "epoch": step.epoch, "loss": loss})
+                progress.advance(1, loss=loss)
         work.lm.save(work.run.folder / "model")
         metrics = {split: work.evaluate(split, True, None) for split in work.splits if split != "training"}
         for split, values in metrics.items():
             work.run.report(values, step=steps, split=split)
         return TrainResult(run=work.run.folder, metrics=metrics, steps=steps)
 
+    def trial(self, work: TrialWork) -> TrainingTrial:
+        """The same steps on the longest rows, for `batch_size: auto`."""
+        return TrainingTrial(work, partial(self.learning, work.lm))
 
-def mean_loss(work: Work, step: Step) -> torch.Tensor:
-    """The step's loss a learned token."""
-    batches = [batch for batch in step.batches if batch.loss_tokens]
-    total = torch.stack([work.lm.loss(work.lm.module, batch) for batch in batches]).sum()
+    @contextmanager
+    def learning(self, lm: LanguageModel) -> Iterator[Callable[[Sequence[Batch]], float]]:
+        """Inside, a function that takes a step; its loss a learned token comes back."""
+        weights = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(weights, lr=self.options["learning_rate"])
+        numbers = count(1)
+        lm.prepare_training(self.options["steps"])
+
+        def take_step(batches: Sequence[Batch]) -> float:
+            with lm.training():
+                loss = mean_loss(lm, batches)
+                gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+                norm = torch.nn.utils.get_total_norm(gradients)
+                uphill = [gradient * (self.options["radius"] / (norm + 1e-12)) for gradient in gradients]
+                move(weights, uphill, sign=1)
+                mean_loss(lm, batches).backward()
+                move(weights, uphill, sign=-1)
+                optimizer.step()
+                lm.after_step(next(numbers))
+                optimizer.zero_grad()
+            return loss.item()
+
+        yield take_step
+
+
+def mean_loss(lm: LanguageModel, batches: Sequence[Batch]) -> torch.Tensor:
+    """The loss a learned token."""
+    total = torch.stack([lm.loss(lm.module, batch) for batch in batches if batch.loss_tokens]).sum()
     return total / sum(batch.loss_tokens for batch in batches)
 
 

@@ -9,7 +9,9 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, ResumeError, TrainingError
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.finetune import Finetune, build_accelerator, plan_schedule
+from partita_trainers.finetune import Finetune
+from partita_trainers.learner import build_accelerator
+from partita_trainers.schedule import plan_schedule
 
 
 def run(work: Any) -> Any:
@@ -182,22 +184,6 @@ def test_raised_patience_lets_a_run_that_stopped_early_go_on(make_work: Any) -> 
     assert (stopped.stopped_early, stopped.steps) == (True, 18)
     onward = run(make_work(evaluate=evaluate, epochs=8, early_stop=4))
     assert (onward.stopped_early, onward.steps) == (True, 30)
-
-
-@pytest.mark.parametrize(
-    "full",
-    [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()],
-)
-def test_full_memory_is_told_with_the_batch_and_what_to_write(make_work: Any, full: BaseException) -> None:
-    work = make_work(epochs=1)
-
-    def loss(module: torch.nn.Module, batch: Any) -> torch.Tensor:
-        raise full
-
-    work.lm.loss = loss
-    text = r"step 1: out of memory with 4 rows of 10 tokens; write a smaller trainer\.batch_size"
-    with pytest.raises(TrainingError, match=text):
-        run(work)
 
 
 def test_an_error_that_is_not_about_memory_comes_through(make_work: Any) -> None:

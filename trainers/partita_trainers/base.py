@@ -1,7 +1,7 @@
 """What a trainer is, and what it is handed: a language model, batches, an evaluation and a place to write.
 
 Trainers never import the framework. What they need stands here as small protocols, so that a trainer from outside is
-a class with one method.
+a class with a method, or two where its batch size is to be found.
 
 Shapes: B rows of a batch, T tokens of its longest row.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from partita_schema.config import Config
+    from partita_trainers.batch_size.trial import Trial, Volume
 
 Metrics = dict[str, float]
 """Numbers by name: `loss`, and `<output>.<metric>` for generated answers."""
@@ -188,8 +189,34 @@ class TrainResult:
     """Sizes that were used: training and evaluation."""
 
 
+@dataclass(frozen=True)
+class TrialWork:
+    """All that a trainer is handed to try batch sizes with."""
+
+    config: "Config"
+    lm: LanguageModel
+    device: "torch.device"
+    longest_row: int
+    """Tokens of the longest training row."""
+    most_learned: int
+    """Most learned tokens of a row."""
+    token_ids: Sequence[int]
+    """Ordinary tokens: in the vocabulary, and none of the special ones."""
+    max_rows: int
+    """No batch of the data can hold more rows."""
+    volume: "Callable[[int], Volume]"
+    """volume(rows): batches and tokens of an epoch in batches of that many rows."""
+
+
 class Trainer(Protocol):
     """Made from the run's configuration and used once."""
 
     def train(self, work: Work) -> TrainResult:
         """Run to the end, continuing from the newest checkpoint in the run."""
+
+    def trial(self, work: TrialWork) -> "AbstractContextManager[Trial] | None":
+        """What to try batch sizes with, where the file says `batch_size: auto`; None where nothing is trained.
+
+        The trial runs inside the context only; when that ends, the model and the random generators are what they were.
+        A class of the user's may lack this method; its files then need a number.
+        """

@@ -5,21 +5,19 @@ weights, the optimizer and the random states are written together, and read back
 """
 
 import logging
-import math
 import shutil
 import time
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
-import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from partita_schema.errors import ConfigError, DataError, Problem, ResumeError, TrainingError
+from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.base import Batches, Metrics, Step, TrainResult, Work
+from partita_trainers.base import Batches, Metrics, Step, TrainResult, TrialWork, Work
+from partita_trainers.batch_size.training_trial import TrainingTrial
 from partita_trainers.checkpoint import (
     clear_unfinished,
     list_checkpoints,
@@ -28,39 +26,14 @@ from partita_trainers.checkpoint import (
     write_checkpoint,
 )
 from partita_trainers.interrupt import interruption
+from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
-from partita_trainers.memory import is_out_of_memory
-from partita_trainers.optimizers import (
-    build_optimizers,
-    evaluation_weights,
-    keep_evaluation_weights,
-    set_learning_rate,
-)
-from partita_trainers.schedule import learning_rate_share
-from partita_trainers.step import Outcome, step_record, take_step
+from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
+from partita_trainers.schedule import learning_rate_share, plan_schedule
+from partita_trainers.step import Cutting, Outcome, step_record, take_step
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_EPOCHS = 3.0
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When what happens, in optimizer steps."""
-
-    total: int
-    """Steps of the whole run."""
-    evaluate_every: int | None
-    """Steps between evaluations; None for none."""
-    checkpoint_every: int | None
-    """Steps between checkpoints; None for one at the end only."""
-
-    def evaluation_is_due(self, step: int) -> bool:
-        return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.total)
-
-    def checkpoint_is_due(self, step: int) -> bool:
-        return step == self.total or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
 
 
 class Finetune:
@@ -74,9 +47,16 @@ class Finetune:
         if work.batches is None or work.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or give train a data set")
         training = Training(self.config, work, work.batches)
-        resumed_from = training.resume()
-        training.take_steps()
-        return training.finish(resumed_from)
+        try:
+            resumed_from = training.resume()
+            training.take_steps()
+            return training.finish(resumed_from)
+        finally:
+            training.learner.release()
+
+    def trial(self, work: TrialWork) -> TrainingTrial:
+        """Steps as `train` takes them, on the longest rows."""
+        return TrainingTrial(work, partial(rehearsal, self.config, work.lm, device=work.device))
 
 
 class Training:
@@ -88,19 +68,11 @@ class Training:
         self.schedule = plan_schedule(config, steps_per_epoch=batches.steps_per_epoch, splits=work.splits)
         self.validation = Validation(metric=validation_metric(work), patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
-        self.accelerator = build_accelerator(config, work.device)
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.build_optimizers()
-        module = torch.compile(self.lm.module) if config.compile else self.lm.module
-        self.module: torch.nn.Module = self.accelerator.prepare_model(module, device_placement=False)
+        self.learner = Learner(config, self.lm, device=work.device)
+        self.cutting = Cutting()
         self.learning_rate = 0.0
         self.step = 0
         self.stopped_early = False
-
-    def build_optimizers(self) -> None:
-        parameters = {name: p for name, p in self.lm.module.named_parameters() if p.requires_grad}
-        built = build_optimizers(self.config.optimizer, parameters, learning_rate=1e-4, device=self.work.device)
-        self.optimizers = [self.accelerator.prepare_optimizer(one, device_placement=False) for one in built]
 
     def resume(self) -> int | None:
         """The step that was restored, or None for a new run."""
@@ -128,27 +100,23 @@ class Training:
         cursor, state = self.restore(step)
         self.batches.load_cursor(cursor)
         self.validation.load(state["validation"])
+        self.cutting.load(state.get("cutting", {}))
         self.step, self.learning_rate = step, state["learning_rate"]
         self.stopped_early = self.validation.exhausted and step < self.schedule.total
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.learner.accelerator.scaler is not None:
+            self.learner.accelerator.scaler.load_state_dict(state["scaler"])
 
     def restore(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return read_checkpoint(
-            self.run.checkpoints, step, load_model=self.lm.load_checkpoint, optimizers=self.plain_optimizers
+            self.run.checkpoints, step, load_model=self.lm.load_checkpoint, optimizers=self.learner.plain_optimizers
         )
-
-    @property
-    def plain_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers without accelerate's wrapper, whose state is saved."""
-        return [getattr(optimizer, "optimizer", optimizer) for optimizer in self.optimizers]
 
     def peak_learning_rate(self) -> float:
         """As the file says, or by the range test, or the default of what is trained."""
         given = self.config.learning_rate
         if given == "auto":
             found = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
-            self.build_optimizers()
+            self.learner.build_optimizers()
             return found
         if given is not None:
             return given
@@ -160,27 +128,14 @@ class Training:
         return self.train_on(step, number=1, learning_rate=learning_rate).loss
 
     def train_on(self, step: Step, *, number: int, learning_rate: float) -> Outcome:
-        """Take a step at a learning rate. Raises TrainingError where memory is too small for its batches."""
-        set_learning_rate(self.plain_optimizers, learning_rate)
-        try:
-            return take_step(
-                step,
-                number=number,
-                lm=self.lm,
-                module=self.module,
-                optimizers=self.optimizers,
-                accelerator=self.accelerator,
-                clipping=self.config.gradient_clipping,
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        rows = max(batch.rows for batch in step.batches)
-        tokens = max(batch.input_ids_BT.shape[1] for batch in step.batches)
-        raise TrainingError(
-            f"step {number}: out of memory with {rows:,} rows of {tokens:,} tokens; write a smaller trainer.batch_size "
-            "(effective_batch_size keeps the step as it is), or gradient_checkpointing: true"
+        """Take a step at a learning rate; where that needed smaller batches, the run says so."""
+        known = len(self.cutting.events)
+        outcome = take_step(
+            step, number=number, learning_rate=learning_rate, learner=self.learner, cutting=self.cutting
         )
+        if len(self.cutting.events) > known:
+            self.run.note(out_of_memory=self.cutting.events)
+        return outcome
 
     def take_steps(self) -> None:
         """Steps up to the end, with evaluations and checkpoints where they are due."""
@@ -216,24 +171,26 @@ class Training:
     def evaluate(self) -> bool:
         """True when the validation metric is better than ever. Metrics go to the run."""
         generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
-        with evaluation_weights(self.plain_optimizers):
+        with evaluation_weights(self.learner.plain_optimizers):
             metrics = self.work.evaluate("validation", generated, self.config.max_generated_rows)
         self.run.report(metrics, step=self.step, split="validation")
         return self.validation.see(metrics, step=self.step)
 
     def save(self, step: Step) -> None:
         """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""
+        scaler = self.learner.accelerator.scaler
         write_checkpoint(
             self.run.checkpoints,
             self.step,
             save_model=self.lm.save_checkpoint,
-            optimizers=self.plain_optimizers,
+            optimizers=self.learner.plain_optimizers,
             cursor=step.cursor,
             trainer={
                 "step": self.step,
                 "learning_rate": self.learning_rate,
-                "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
+                "scaler": scaler.state_dict() if scaler is not None else None,
                 "validation": self.validation.state(),
+                "cutting": self.cutting.state(),
             },
         )
         newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]
@@ -245,9 +202,9 @@ class Training:
         best = self.validation.best_step
         if self.config.restore_best and best is not None and best != self.step:
             self.restore(best)
-        keep_evaluation_weights(self.plain_optimizers)
-        # Without accelerate's casts: what is used and scored from here on is what a loaded model computes.
-        self.accelerator.unwrap_model(self.module, keep_fp32_wrapper=False, keep_torch_compile=False)
+        keep_evaluation_weights(self.learner.plain_optimizers)
+        # Without accelerate's casts: what is saved and scored from here on is what a loaded model computes.
+        self.learner.release()
         self.save_result()
         metrics = self.final_metrics()
         for split, values in metrics.items():
@@ -279,22 +236,6 @@ class Training:
         return {split: self.work.evaluate(split, generated, None) for split in wanted if split in self.work.splits}
 
 
-def plan_schedule(config: FinetuneTrainer, *, steps_per_epoch: int, splits: Any) -> Schedule:
-    """Steps of the run, and those between evaluations and checkpoints."""
-    total = config.max_steps
-    if config.epochs is not None or total is None:
-        epochs = DEFAULT_EPOCHS if config.epochs is None else config.epochs
-        by_epochs = max(1, math.ceil(epochs * steps_per_epoch - 1e-9))
-        total = by_epochs if total is None else min(total, by_epochs)
-    evaluate = None
-    if "validation" in splits and not config.skip_all_evaluation:
-        evaluate = config.steps_per_evaluation or max(1, round(steps_per_epoch / config.evaluations_per_epoch))
-    checkpoint = config.steps_per_checkpoint
-    if checkpoint is None and config.checkpoints_per_epoch > 0:
-        checkpoint = max(1, round(steps_per_epoch / config.checkpoints_per_epoch))
-    return Schedule(total=total, evaluate_every=evaluate, checkpoint_every=checkpoint)
-
-
 def validation_metric(work: Work) -> str:
     """The full name of the metric that decides: a bare one belongs to the first output."""
     config = work.config.trainer
@@ -302,20 +243,3 @@ def validation_metric(work: Work) -> str:
     if metric == "loss" or "." in metric:
         return metric
     return f"{work.config.output_features[0].name}.{metric}"
-
-
-def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelerator:
-    """accelerate for this run's device and precision. Raises ConfigError where the device lacks the precision."""
-    from accelerate.state import AcceleratorState
-
-    precision = config.mixed_precision
-    if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
-    if precision == "fp16" and device.type == "cpu":
-        raise ConfigError([Problem("trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no")])
-    if precision == "fp16" and (config.optimizer.type == "muon" or config.learning_rate == "auto"):
-        key = "optimizer.type: muon" if config.optimizer.type == "muon" else "learning_rate: auto"
-        raise ConfigError([Problem("trainer.mixed_precision", f"fp16 does not go with {key}; write bf16 or no")])
-    # One process may train several models in turn; accelerate keeps the first one's precision otherwise.
-    AcceleratorState._reset_state(reset_partial_state=False)
-    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

@@ -5,14 +5,13 @@ Afterwards weights, optimizers, random states and the data position are what the
 
 import logging
 import math
-import tempfile
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batches, LanguageModel, Step
-from partita_trainers.checkpoint import random_state, restore_random_state
+from partita_trainers.step import DivergenceError
+from partita_trainers.unchanged import unchanged
 
 LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60
 SMOOTHING = 0.8
@@ -24,24 +23,18 @@ logger = logging.getLogger(__name__)
 
 def find_learning_rate(lm: LanguageModel, batches: Batches, *, try_step: Callable[[Step, float], float]) -> float:
     """A peak learning rate. `try_step(step, learning_rate)` takes a step and gives its loss."""
-    state = random_state()
     rates, losses = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        lm.save_checkpoint(Path(folder))
+    with unchanged(lm):
         for number, step in enumerate(islice(batches.steps(), STEPS)):
             rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
             try:
                 loss = try_step(step, rate)
-            except TrainingError:
+            except DivergenceError:
                 break
             rates.append(rate)
             losses.append(loss)
             if loss > 4 * losses[0]:
                 break
-        lm.load_checkpoint(Path(folder))
-    for parameter in lm.module.parameters():
-        parameter.grad = None
-    restore_random_state(state)
     found = suggest(rates, losses)
     logger.info("learning rate %.3g, from a range test of %d steps", found, len(rates))
     return found

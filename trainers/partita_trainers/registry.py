@@ -22,11 +22,13 @@ def build_trainer(section: NoTrainer | FinetuneTrainer | CustomTrainer, *, folde
     """The trainer that a section describes, made as `Class(section)`.
 
     A module of the user's is looked for in `folder` as well, the folder of the file. Raises ConfigError where `custom`
-    names a module or class that is not there.
+    names a module or class that is not there, or one that cannot find a batch size and is asked to.
     """
     if isinstance(section, CustomTrainer):
         with importable(folder):
-            return make(section.target, section)
+            trainer = make(section.target, section)
+        check_trial(trainer, section)
+        return trainer
     if section.type not in TRAINERS:
         near = get_close_matches(section.type, TRAINERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(TRAINERS)}, or custom"
@@ -51,6 +53,14 @@ def importable(folder: Path | None) -> Iterator[None]:
 def make(target: str, section: object) -> Trainer:
     trainer: Trainer = load_class(target)(section)
     return trainer
+
+
+def check_trial(trainer: Trainer, section: CustomTrainer) -> None:
+    """Raises ConfigError where the batch size is to be found and the trainer does not say what to try."""
+    if section.batch_size == "auto" and not callable(getattr(trainer, "trial", None)):
+        name = type(trainer).__name__
+        message = f"auto needs a trainer that says what to probe: give {name} a method trial, or write a number"
+        raise ConfigError([Problem("trainer.batch_size", message)])
 
 
 def load_class(target: str) -> type:

@@ -1,10 +1,47 @@
-"""The learning rate of each step, as a function of the step alone."""
+"""When what happens in a run, and the learning rate of each step: functions of the file and the step alone."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from partita_schema.trainer import LearningRateScheduler
+from partita_schema.trainer import FinetuneTrainer, LearningRateScheduler
 
+DEFAULT_EPOCHS = 3.0
 WSD_DECAY = 0.1  # share of the steps in which warmup-stable-decay comes down (Hu et al. 2024, section 4)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When what happens, in optimizer steps."""
+
+    total: int
+    """Steps of the whole run."""
+    evaluate_every: int | None
+    """Steps between evaluations; None for none."""
+    checkpoint_every: int | None
+    """Steps between checkpoints; None for one at the end only."""
+
+    def evaluation_is_due(self, step: int) -> bool:
+        return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.total)
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        return step == self.total or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
+
+
+def plan_schedule(config: FinetuneTrainer, *, steps_per_epoch: int, splits: Sequence[str]) -> Schedule:
+    """Steps of the run, and those between evaluations and checkpoints."""
+    total = config.max_steps
+    if config.epochs is not None or total is None:
+        epochs = DEFAULT_EPOCHS if config.epochs is None else config.epochs
+        by_epochs = max(1, math.ceil(epochs * steps_per_epoch - 1e-9))
+        total = by_epochs if total is None else min(total, by_epochs)
+    evaluate = None
+    if "validation" in splits and not config.skip_all_evaluation:
+        evaluate = config.steps_per_evaluation or max(1, round(steps_per_epoch / config.evaluations_per_epoch))
+    checkpoint = config.steps_per_checkpoint
+    if checkpoint is None and config.checkpoints_per_epoch > 0:
+        checkpoint = max(1, round(steps_per_epoch / config.checkpoints_per_epoch))
+    return Schedule(total=total, evaluate_every=evaluate, checkpoint_every=checkpoint)
 
 
 def warmup_steps(scheduler: LearningRateScheduler, total_steps: int) -> int:

@@ -1,20 +1,33 @@
 """One optimizer step over any number of batches, the same whatever the number.
 
 The loss of a step is the sum over all its loss tokens divided by their count, so that cutting the same rows into more
-batches changes nothing but the order of a sum.
+batches changes nothing but the order of a sum. That is what a step does where memory ends: it is taken again in
+smaller parts, and so are the steps after it.
 """
 
 import hashlib
+import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from partita_schema.errors import TrainingError
-from partita_schema.trainer import GradientClipping
-from partita_trainers.base import Batch, LanguageModel, Step
+from partita_trainers.base import Batch, Step
+from partita_trainers.batch_size.memory import attempt
+from partita_trainers.checkpoint import random_state, restore_random_state
+from partita_trainers.learner import Learner
+from partita_trainers.optimizers import set_learning_rate
+from partita_trainers.unchanged import clear_gradients
+
+logger = logging.getLogger(__name__)
+
+
+class DivergenceError(TrainingError):
+    """The loss or the gradients are no numbers any more."""
 
 
 @dataclass(frozen=True)
@@ -27,72 +40,123 @@ class Outcome:
     """Norm over all gradients before clipping."""
 
 
-def take_step(
-    step: Step,
-    *,
-    number: int,
-    lm: LanguageModel,
-    module: torch.nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    accelerator: Accelerator,
-    clipping: GradientClipping,
-) -> Outcome:
+@dataclass
+class Cutting:
+    """How finely the batches of the plan are cut, because memory did not hold them whole."""
+
+    parts: int = 1
+    """Parts of a batch: 1, 2, 4 and so on."""
+    events: list[dict[str, int]] = field(default_factory=list)
+    """Each time that memory ended: the step, rows and tokens of the batch, and the rows that were tried next."""
+
+    def cut(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The parts that have something to learn, in order."""
+        parts = [part for batch in batches for part in cut(batch, self.parts)]
+        return [part for part in parts if part.loss_tokens]
+
+    def halve(self, failed: Batch, *, number: int, failure: Exception) -> None:
+        """Cut twice as finely from here on. Raises TrainingError where the part that failed is a single row."""
+        rows, tokens = failed.input_ids_BT.shape
+        if rows == 1:
+            raise TrainingError(
+                f"step {number}: out of memory with 1 row of {tokens:,} tokens; lower "
+                "preprocessing.global_max_sequence_length, write trainer.gradient_checkpointing: true or "
+                "quantization: {bits: 4}, or take a smaller base_model"
+            ) from failure
+        self.parts *= 2
+        now = -(-rows // 2)
+        self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
+        told = (number, rows, tokens, now)
+        logger.warning("step %d: out of memory with %d rows of %d tokens; going on with %d at a time", *told)
+        logger.debug("the device said: %s", failure)
+
+    def state(self) -> dict[str, Any]:
+        """JSON for a checkpoint."""
+        return {"parts": self.parts, "events": self.events}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; an older one has no state."""
+        self.parts, self.events = state.get("parts", 1), list(state.get("events", ()))
+
+
+def cut(batch: Batch, parts: int) -> list[Batch]:
+    """The rows in order in so many batches, or in as many as there are rows; each as wide as its own longest row."""
+    if parts == 1 or batch.rows <= 1:
+        return [batch]
+    found, start = [], 0
+    for rows in torch.arange(batch.rows).tensor_split(min(parts, batch.rows)):
+        end = start + len(rows)
+        width = int(batch.lengths_B[start:end].max())
+        found.append(
+            Batch(
+                input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
+                labels_BT=batch.labels_BT[start:end, :width].contiguous(),
+                lengths_B=batch.lengths_B[start:end],
+                keys=batch.keys[start:end],
+            )
+        )
+        start = end
+    return found
+
+
+def take_step(step: Step, *, number: int, learning_rate: float, learner: Learner, cutting: Cutting) -> Outcome:
     """Forward, backward, clip, change the weights.
 
-    Raises TrainingError before a loss that is not a number does harm.
+    Where memory ends before the weights change, the step begins again with its batches cut in two, down to one row;
+    `cutting` keeps that for the steps to come. Raises DivergenceError before a loss that is not a number does harm, and
+    TrainingError where memory cannot hold one row, or ends while the weights change.
     """
+    set_learning_rate(learner.plain_optimizers, learning_rate)
+    with learner.lm.training():
+        parts, sums = collect_gradients(step, number=number, learner=learner, cutting=cutting)
+        check_losses(sums, parts, number=number)
+        norm, failure = attempt(partial(change_weights, learner, number=number))
+    if failure is not None or norm is None:
+        raise TrainingError(
+            f"step {number}: out of memory while the weights were changed, which may have left them half changed. The "
+            "weights of the last checkpoint are unharmed: free memory on the device and start the run again, or begin "
+            "a new one with an adapter or optimizer: {type: adamw_8bit}"
+        ) from failure
+    return Outcome(loss=sum(sums) / sum(part.loss_tokens for part in parts), gradient_norm=norm)
+
+
+def collect_gradients(
+    step: Step, *, number: int, learner: Learner, cutting: Cutting
+) -> tuple[list[Batch], list[float]]:
+    """The parts that the step was taken in, and the sum of the loss over each; their gradients stand in the module."""
     loss_tokens = sum(batch.loss_tokens for batch in step.batches)
-    losses = []
-    with lm.training():
-        for batch in step.batches:
-            if batch.loss_tokens:
-                losses.append(backward(batch, lm=lm, module=module, accelerator=accelerator, loss_tokens=loss_tokens))
-        sums = torch.stack(losses).tolist()
-        check_losses(sums, [batch for batch in step.batches if batch.loss_tokens], number=number)
-        norm = clip(lm, accelerator=accelerator, clipping=clipping)
-        if not math.isfinite(norm) and accelerator.scaler is None:
-            raise TrainingError(
-                f"step {number}: the norm of the gradients is {norm}. The weights of the last checkpoint are unharmed; "
-                "lower trainer.learning_rate, or use model_parameters.dtype: float32"
-            )
-        for optimizer in optimizers:
-            optimizer.step()
-        lm.after_step(number)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    return Outcome(loss=sum(sums) / loss_tokens, gradient_norm=norm)
+    before = random_state()
+    while True:
+        parts, sums = cutting.cut(step.batches), list[torch.Tensor]()
+        _, failure = attempt(partial(learner.add_gradients, parts, loss_tokens=loss_tokens, sums=sums))
+        if failure is None:
+            return parts, torch.stack(sums).tolist()
+        clear_gradients(learner.lm.module)
+        restore_random_state(before)
+        cutting.halve(parts[len(sums)], number=number, failure=failure)
 
 
-def backward(
-    batch: Batch, *, lm: LanguageModel, module: torch.nn.Module, accelerator: Accelerator, loss_tokens: int
-) -> torch.Tensor:
-    total = lm.loss(module, batch)
-    objective = total / loss_tokens
-    extra = lm.auxiliary_loss()
-    if extra is not None:
-        objective = objective + extra * (batch.loss_tokens / loss_tokens)
-    accelerator.backward(objective)
-    return total.detach()
+def change_weights(learner: Learner, *, number: int) -> float:
+    """Clip, look at the norm of the gradients, and take the step; the norm comes back."""
+    norm = learner.clip()
+    if not math.isfinite(norm) and learner.accelerator.scaler is None:
+        raise DivergenceError(
+            f"step {number}: the norm of the gradients is {norm}. The weights of the last checkpoint are unharmed; "
+            "lower trainer.learning_rate, or use model_parameters.dtype: float32"
+        )
+    learner.change_weights(number)
+    return norm
 
 
 def check_losses(sums: list[float], batches: list[Batch], *, number: int) -> None:
+    """Raises DivergenceError with the rows of the first loss that is not a number."""
     for total, batch in zip(sums, batches, strict=True):
-        if total != total or total in (float("inf"), float("-inf")):
+        if not math.isfinite(total):
             rows = ", ".join(batch.keys[:8]) + (", ..." if batch.rows > 8 else "")
-            raise TrainingError(
+            raise DivergenceError(
                 f"step {number}: the loss is {total} on rows {rows}. The weights of the last checkpoint are unharmed; "
                 "lower trainer.learning_rate, or use model_parameters.dtype: float32"
             )
-
-
-def clip(lm: LanguageModel, *, accelerator: Accelerator, clipping: GradientClipping) -> float:
-    """Limit the gradients; their norm before that comes back."""
-    parameters = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
-    limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
-    norm = float(accelerator.clip_grad_norm_(parameters, limit))
-    if clipping.clipvalue is not None:
-        accelerator.clip_grad_value_(parameters, clipping.clipvalue)
-    return norm
 
 
 def batch_hash(step: Step) -> str:

@@ -1,7 +1,7 @@
 """Nothing is trained: the model is evaluated as it is."""
 
 from partita_schema.trainer import NoTrainer
-from partita_trainers.base import Metrics, TrainResult, Work
+from partita_trainers.base import Metrics, TrainResult, TrialWork, Work
 
 
 class ZeroShot:
@@ -18,3 +18,6 @@ class ZeroShot:
                 metrics[split] = work.evaluate(split, True, None)
                 work.run.report(metrics[split], step=0, split=split)
         return TrainResult(run=work.run.folder, metrics=metrics, steps=0)
+
+    def trial(self, work: TrialWork) -> None:
+        """None: nothing is trained, so there is no batch of training to try."""

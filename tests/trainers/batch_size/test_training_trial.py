@@ -1,0 +1,331 @@
+"""A trial of training does the work of training, and nothing tells afterwards that it was there."""
+
+import importlib.util
+import random
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import partita_trainers.learner
+from partita_schema.trainer import CustomTrainer
+from partita_trainers.base import TrialWork
+from partita_trainers.batch_size.training_trial import TrainingTrial
+from partita_trainers.batch_size.trial import Volume
+from partita_trainers.checkpoint import random_state
+from partita_trainers.finetune import Finetune
+from partita_trainers.learner import Learner
+from partita_trainers.registry import check_trial
+from partita_trainers.zero_shot import ZeroShot
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness.py"
+OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
+
+
+def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> TrialWork:
+    return TrialWork(
+        config=work.config,
+        lm=work.lm,
+        device=work.device,
+        longest_row=longest_row,
+        most_learned=most_learned,
+        token_ids=tuple(range(3, 23)),
+        max_rows=48,
+        volume=lambda rows: Volume(batches=-(-48 // rows), tokens=480),
+    )
+
+
+def trial_of(work: Any, **sizes: int) -> TrainingTrial:
+    return Finetune(work.config.trainer).trial(trial_work(work, **sizes))
+
+
+def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_after_a_trial_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
+    rate = {"sgd": 0.3, "lion_8bit": 0.003}.get(optimizer, 0.02)
+    options = {"optimizer": {"type": optimizer, "weight_decay": 0.1}, "learning_rate": rate, "epochs": 1}
+    plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
+    Finetune(plain.config.trainer).train(plain)
+    tried = make_work(run=make_work.recorder(tmp_path / "tried"), **options)
+    with trial_of(tried) as trial:
+        for rows in (1, 4, 16):
+            trial.run(rows)
+    Finetune(tried.config.trainer).train(tried)
+    assert comparable(tried.run.log) == comparable(plain.run.log)
+    for one, other in zip(tried.lm.module.parameters(), plain.lm.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_everything_is_as_before_when_a_trial_ends_even_by_an_error(make_work: Any) -> None:
+    work = make_work()
+    module = work.lm.module
+    module.register_buffer("seen", torch.zeros(3))
+    module.longest = 5
+    module.dropout.train()
+
+    def grow(part: Any, inputs: Any) -> None:
+        part.longest += 1
+        part.seen.add_(1)
+        part.seen = part.seen + 1
+        random.random(), np.random.rand(), torch.rand(1)
+
+    module.register_forward_pre_hook(grow)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    buffer, attributes, state = module.seen, sorted(vars(module)), random_state()
+    longest = []
+
+    def fail_in_a_trial() -> None:
+        with trial_of(work) as trial:
+            trial.run(4)
+            longest.append(module.longest)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_a_trial()
+    assert longest == [7]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert module.seen is buffer
+    assert module.longest == 5
+    assert (module.training, module.dropout.training, module.hidden.training) == (False, True, False)
+    assert sorted(vars(module)) == attributes
+    assert all(parameter.grad is None for parameter in module.parameters())
+    after = random_state()
+    assert torch.equal(after.pop("torch"), state.pop("torch"))
+    assert after == state
+
+
+def test_weights_stand_still_in_a_trial_and_a_learning_rate_changes_nothing(make_work: Any) -> None:
+    work = make_work(optimizer={"type": "adamw", "weight_decay": 0.5})
+    before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
+    with trial_of(work) as trial:
+        trial.run(8)
+        for one, other in zip(work.lm.module.parameters(), before, strict=True):
+            assert torch.equal(one, other)
+            assert one.grad is None
+
+
+def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
+    make_work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Learner] = []
+    build = Learner.build_optimizers
+
+    def remember(self: Learner) -> None:
+        build(self)
+        made.append(self)
+
+    monkeypatch.setattr(Learner, "build_optimizers", remember)
+    work = make_work()
+    with trial_of(work) as trial:
+        (learner,) = made
+        (optimizer,) = learner.plain_optimizers
+        assert not optimizer.state
+        trial.run(1)
+        kept = [weakref.ref(state["exp_avg"]) for state in optimizer.state.values()]
+        assert len(kept) == len(list(work.lm.module.parameters()))
+        trial.run(4)
+        assert all(one() is state["exp_avg"] for one, state in zip(kept, optimizer.state.values(), strict=True))
+        del optimizer, learner
+    made.clear()
+    assert all(one() is None for one in kept)
+
+
+def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_goes_on(make_work: Any, tmp_path: Path) -> None:
+    plain = make_work(run=make_work.recorder(tmp_path / "plain"), epochs=1)
+    Finetune(plain.config.trainer).train(plain)
+    work = make_work(run=make_work.recorder(tmp_path / "tried"), epochs=1)
+    outputs = []
+
+    def check(layer: Any, inputs: Any, output: torch.Tensor) -> None:
+        outputs.append(weakref.ref(output))
+        if output.shape[0] > 8:
+            output.register_hook(lambda gradient: throw(torch.OutOfMemoryError("CUDA out of memory")))
+
+    hook = work.lm.module.hidden.register_forward_hook(check)
+    full = False
+    with trial_of(work) as trial:
+        trial.run(8)
+        try:
+            trial.run(9)
+        except torch.OutOfMemoryError:
+            full = True
+        assert full
+        assert all(output() is None for output in outputs)
+        assert all(parameter.grad is None for parameter in work.lm.module.parameters())
+        trial.run(8)
+    hook.remove()
+    Finetune(work.config.trainer).train(work)
+    assert comparable(work.run.log) == comparable(plain.run.log)
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+def shapes_of(work: Any) -> list[tuple[int, ...]]:
+    """Shapes of all forward passes from now on."""
+    shapes: list[tuple[int, ...]] = []
+    work.lm.module.register_forward_pre_hook(lambda module, inputs: shapes.append(tuple(inputs[0].shape)))
+    return shapes
+
+
+def test_a_trial_is_over_rows_as_long_as_the_longest_after_one_short_row(make_work: Any) -> None:
+    work = make_work()
+    shapes = shapes_of(work)
+    trial = trial_of(work, longest_row=40, most_learned=9)
+    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("training", 48, 40, 0)
+    assert trial.decode_step(4) == 0.0
+    assert trial.volume(16) == Volume(batches=3, tokens=480)
+    with trial:
+        assert trial.run(5).prefill_seconds > 0
+        trial.warm_up()
+        trial.run(2)
+    assert shapes == [(1, 16), (5, 40), (2, 40)]
+
+
+@pytest.mark.parametrize(("longest", "learned"), [(1, 1), (6, 6), (6, 0), (2, 5)])
+def test_rows_at_the_edges_have_something_to_learn(make_work: Any, longest: int, learned: int) -> None:
+    with trial_of(make_work(), longest_row=longest, most_learned=learned) as trial:
+        assert trial.run(3).prefill_seconds > 0
+
+
+def test_bf16_is_tried_in_bf16_and_trained_in_it_afterwards(make_work: Any, tmp_path: Path) -> None:
+    def trained(name: str, *, tried: bool, **options: Any) -> tuple[list[Any], list[torch.dtype]]:
+        work = make_work(run=make_work.recorder(tmp_path / name), epochs=1, **options)
+        seen: list[torch.dtype] = []
+        work.lm.module.hidden.register_forward_hook(
+            lambda layer, inputs, output: seen.append(output.dtype) if output.requires_grad else None
+        )
+        if tried:
+            with trial_of(work) as trial:
+                trial.run(2)
+                trial.run(4)
+            assert set(seen) == {torch.bfloat16}
+            assert not {"forward", "_original_forward", "_is_accelerate_prepared"} & vars(work.lm.module).keys()
+            seen.clear()
+        Finetune(work.config.trainer).train(work)
+        assert not {"forward", "_original_forward", "_is_accelerate_prepared"} & vars(work.lm.module).keys()
+        return comparable(work.run.log), seen
+
+    log, seen = trained("tried", tried=True, mixed_precision="bf16")
+    assert set(seen) == {torch.bfloat16}
+    assert log == trained("untried", tried=False, mixed_precision="bf16")[0]
+    assert log != trained("plain", tried=False)[0]
+
+
+def test_losses_that_are_not_finite_do_not_reach_the_weights_of_a_trial(make_work: Any) -> None:
+    work = make_work()
+    work.lm.module.head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    with trial_of(work) as trial:
+        trial.run(4)
+        assert all(torch.isfinite(parameter).all() for parameter in work.lm.module.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_model_trains_with_the_same_kernels_after_a_trial(make_work: Any, tmp_path: Path) -> None:
+    options = {"compile": True, "mixed_precision": "bf16", "epochs": 1}
+    plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
+    Finetune(plain.config.trainer).train(plain)
+    torch.compiler.reset()
+    tried = make_work(run=make_work.recorder(tmp_path / "tried"), **options)
+    with trial_of(tried) as trial:
+        trial.run(3)
+        trial.run(5)
+    Finetune(tried.config.trainer).train(tried)
+    assert comparable(tried.run.log) == comparable(plain.run.log)
+
+
+class Fp16:
+    """accelerate as it is on a GPU in fp16, but for the casts: a CPU has no kernels for them."""
+
+    def __init__(self, build: Any) -> None:
+        self.build = build
+        self.made: list[Any] = []
+
+    def __call__(self, config: Any, device: torch.device) -> Any:
+        accelerator = self.build(config, device)
+        accelerator.native_amp = False
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        prepare = accelerator.prepare_model
+
+        def prepare_model(module: torch.nn.Module, device_placement: bool) -> Any:
+            prepared = prepare(module, device_placement=device_placement)
+            accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
+            return prepared
+
+        accelerator.prepare_model = prepare_model
+        self.made.append(accelerator)
+        return accelerator
+
+
+def test_steps_that_the_loss_scale_skips_are_taken_until_there_is_state(
+    make_work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fp16 = Fp16(partita_trainers.learner.build_accelerator)
+    monkeypatch.setattr(partita_trainers.learner, "build_accelerator", fp16)
+    work = make_work()
+    loss = work.lm.loss
+    work.lm.loss = lambda module, batch: 1000 * loss(module, batch)
+    before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
+    shapes = shapes_of(work)
+    with trial_of(work) as trial:
+        trial.warm_up()
+        (accelerator,) = fp16.made
+        (optimizer,) = accelerator._optimizers
+        assert len(shapes) > 4
+        assert len(optimizer.state) == len(before)
+        skipped = len(shapes)
+        trial.run(4)
+        assert len(shapes) == skipped + 1
+
+        hook = optimizer.optimizer.register_step_pre_hook(
+            lambda *_: throw(torch.OutOfMemoryError("CUDA out of memory"))
+        )
+        with pytest.raises(torch.OutOfMemoryError):
+            trial.run(8)
+        hook.remove()
+        trial.run(4)
+        for one, other in zip(work.lm.module.parameters(), before, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_trial_outside_its_context_is_our_own_mistake(make_work: Any) -> None:
+    with pytest.raises(AssertionError, match="a trial runs inside its own context only"):
+        trial_of(make_work()).run(1)
+
+
+def test_where_nothing_is_trained_there_is_nothing_to_try(make_work: Any) -> None:
+    work = trial_work(make_work())
+    assert ZeroShot(work.config.trainer).trial(work) is None
+
+
+def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: Any) -> None:
+    spec = importlib.util.spec_from_file_location("sharpness", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    section = CustomTrainer(type="custom", target="sharpness:SharpnessAware")
+    trainer = build_custom(example.SharpnessAware, section)
+    work = make_work()
+    before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
+    shapes = shapes_of(work)
+    with trainer.trial(trial_work(work)) as trial:
+        trial.run(3)
+        changed = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
+    assert shapes == [(1, 10), (1, 10), (3, 10), (3, 10)]  # uphill and back, after a warm-up
+    assert not any(torch.equal(one, other) for one, other in zip(changed, before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(work.lm.module.parameters(), before, strict=True))
+
+
+def build_custom(trainer: Any, section: CustomTrainer) -> Any:
+    made = trainer(section)
+    check_trial(made, section)
+    return made

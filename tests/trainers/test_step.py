@@ -1,0 +1,255 @@
+"""Steps where memory ends: taken again in smaller parts, and the same steps all the same."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita_schema.errors import TrainingError
+from partita_trainers.base import Batch
+from partita_trainers.checkpoint import list_checkpoints
+from partita_trainers.finetune import Finetune
+from partita_trainers.step import Cutting, cut
+
+
+class Killed(BaseException):
+    """Stands for a signal."""
+
+
+def run(work: Any) -> Any:
+    return Finetune(work.config.trainer).train(work)
+
+
+def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
+
+
+def limit_memory(work: Any, places: int) -> list[tuple[int, int]]:
+    """Forward passes of more places (rows times tokens) in training fail, after dropout; the shapes of others."""
+    shapes: list[tuple[int, int]] = []
+
+    def check(layer: Any, inputs: tuple[torch.Tensor]) -> None:
+        rows, tokens = inputs[0].shape[:2]
+        if layer.training and rows * tokens > places:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if layer.training:
+            shapes.append((rows, tokens))
+
+    work.lm.module.head.register_forward_pre_hook(check)
+    return shapes
+
+
+def weights(work: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in work.lm.module.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def batch_of(lengths: list[int]) -> Batch:
+    ids = torch.arange(len(lengths) * max(lengths)).reshape(len(lengths), max(lengths))
+    labels = ids.clone()
+    for row, length in enumerate(lengths):
+        labels[row, length:] = -100
+    return Batch(ids, labels, torch.tensor(lengths), tuple(f"row {row}" for row in range(len(lengths))))
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=17), power=st.integers(0, 5))
+def test_a_cut_batch_holds_every_row_once_in_order_and_nothing_that_is_learned_is_lost(
+    lengths: list[int], power: int
+) -> None:
+    batch = batch_of(lengths)
+    parts = cut(batch, 2**power)
+    assert [key for part in parts for key in part.keys] == list(batch.keys)
+    assert len(parts) == min(2**power, batch.rows)
+    assert max(part.rows for part in parts) - min(part.rows for part in parts) <= 1
+    assert sum(part.loss_tokens for part in parts) == batch.loss_tokens
+    assert sum(part.tokens for part in parts) == batch.tokens
+    start = 0
+    for part in parts:
+        width = part.input_ids_BT.shape[1]
+        assert torch.equal(part.input_ids_BT, batch.input_ids_BT[start : start + part.rows, :width])
+        if power and batch.rows > 1:
+            assert width == int(part.lengths_B.max())
+        start += part.rows
+
+
+def test_full_memory_halves_the_batches_and_the_steps_stay_those_of_the_plan(
+    make_work: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work_in(name: str) -> Any:
+        return make_work(
+            run=make_work.recorder(tmp_path / name),
+            lm=make_work.model(dropout=0.0),
+            batches=make_work.batches(step_rows=16),
+            epochs=2,
+        )
+
+    free, full = work_in("free"), work_in("full")
+    run(free)
+    shapes = limit_memory(full, 25)
+    with caplog.at_level(logging.WARNING):
+        run(full)
+    assert {rows for rows, _ in shapes} == {2}
+    assert sum(rows for rows, _ in shapes) == 2 * 48
+    assert [record["batch_hash"] for record in full.run.log] == [record["batch_hash"] for record in free.run.log]
+    for one, other in zip(comparable(full.run.log), comparable(free.run.log), strict=True):
+        assert one == {
+            **other,
+            "loss": pytest.approx(other["loss"], rel=1e-5),
+            "gradient_norm": pytest.approx(other["gradient_norm"], rel=1e-4),
+        }
+    assert full.run.noted["out_of_memory"] == [
+        {"step": 1, "rows": 8, "tokens": 10, "now": 4},
+        {"step": 1, "rows": 4, "tokens": 10, "now": 2},
+    ]
+    assert "out_of_memory" not in free.run.noted
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 1: out of memory with 8 rows of 10 tokens; going on with 4 at a time",
+        "step 1: out of memory with 4 rows of 10 tokens; going on with 2 at a time",
+    ]
+
+
+def test_a_halved_step_draws_the_same_random_numbers_as_one_that_was_planned_so(make_work: Any, tmp_path: Path) -> None:
+    class Halves(make_work.batches):
+        def steps(self) -> Any:
+            for step in super().steps():
+                yield replace(step, batches=tuple(part for batch in step.batches for part in cut(batch, 2)))
+
+    planned = make_work(run=make_work.recorder(tmp_path / "planned"), batches=Halves(), epochs=1)
+    run(planned)
+    halved = make_work(run=make_work.recorder(tmp_path / "halved"), epochs=1)
+    limit_memory(halved, 20)
+    run(halved)
+    assert [r["loss"] for r in halved.run.log] == [r["loss"] for r in planned.run.log]
+    assert same(weights(halved), weights(planned))
+
+
+def test_memory_that_ends_during_the_backward_pass_leaves_no_half_of_a_gradient(make_work: Any, tmp_path: Path) -> None:
+    def work_in(name: str) -> Any:
+        lm = make_work.model(dropout=0.0)
+        return make_work(run=make_work.recorder(tmp_path / name), lm=lm, epochs=1, optimizer={"type": "sgd"})
+
+    free, full = work_in("free"), work_in("full")
+    run(free)
+    calls = []
+
+    def fail_once(gradient: torch.Tensor) -> None:
+        calls.append(gradient.shape)
+        if len(calls) == 4:  # the second batch of the second step; its output layer has its gradient already
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(fail_once)
+
+    full.lm.module.hidden.register_forward_hook(watch)
+    run(full)
+    assert full.run.noted["out_of_memory"] == [{"step": 2, "rows": 4, "tokens": 10, "now": 2}]
+    for one, other in zip(weights(full), weights(free), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_that_halved_and_was_killed_goes_on_bit_for_bit(make_work: Any, tmp_path: Path) -> None:
+    options = {"epochs": 3, "steps_per_checkpoint": 4}
+
+    def scarce_at_step_six(work: Any) -> None:
+        starts = []
+
+        def check(module: Any, inputs: tuple[torch.Tensor]) -> None:
+            starts.append(inputs[0].shape[0])
+            if module.training and sum(starts) > 5 * 8 and inputs[0].shape[0] > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        work.lm.module.register_forward_pre_hook(check)
+
+    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+        return {"loss": 1.0}
+
+    straight = make_work(run=make_work.recorder(tmp_path / "straight"), evaluate=evaluate, **options)
+    scarce_at_step_six(straight)
+    run(straight)
+    killed = make_work(run=make_work.recorder(tmp_path / "killed"), evaluate=evaluate, **options)
+    scarce_at_step_six(killed)
+    log_step = killed.run.log_step
+
+    def log_then_die(record: dict[str, Any]) -> None:
+        log_step(record)
+        if record["step"] == 11:
+            raise Killed
+
+    killed.run.log_step = log_then_die
+    with pytest.raises(Killed):
+        run(killed)
+    assert list_checkpoints(killed.run.checkpoints)[-1] == 8
+    recorder = make_work.recorder(tmp_path / "killed")
+    recorder.log = killed.run.log
+    # Memory is free again, and yet the steps are those of the run that was not killed.
+    resumed = make_work(run=recorder, evaluate=evaluate, **options)
+    assert run(resumed).resumed_from == 8
+    assert straight.run.noted["out_of_memory"] == [{"step": 6, "rows": 4, "tokens": 10, "now": 2}]
+    assert comparable(resumed.run.log) == comparable(straight.run.log)
+    assert same(weights(resumed), weights(straight))
+
+
+def test_the_parts_of_a_checkpoint_without_any_are_whole_batches() -> None:
+    cutting = Cutting(parts=4)
+    cutting.load({})
+    assert (cutting.parts, cutting.events) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "full",
+    [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()],
+)
+def test_one_row_that_does_not_fit_is_told_with_what_to_change(make_work: Any, full: BaseException) -> None:
+    work = make_work(epochs=1)
+    rows = []
+
+    def loss(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        rows.append(batch.rows)
+        raise full
+
+    work.lm.loss = loss
+    before = weights(work)
+    with pytest.raises(TrainingError) as error:
+        run(work)
+    tokens = int(next(make_work.batches().steps()).batches[0].lengths_B[0])
+    assert str(error.value) == (
+        f"step 1: out of memory with 1 row of {tokens} tokens; lower preprocessing.global_max_sequence_length, write "
+        "trainer.gradient_checkpointing: true or quantization: {bits: 4}, or take a smaller base_model"
+    )
+    assert rows == [4, 2, 1]
+    assert same(weights(work), before)
+
+
+def test_memory_that_ends_while_weights_change_stops_and_says_that_they_may_be_half_changed(make_work: Any) -> None:
+    work = make_work(epochs=2, steps_per_checkpoint=2)
+    work.lm.after_step = lambda step: throw(torch.OutOfMemoryError("CUDA out of memory")) if step == 4 else None
+    with pytest.raises(TrainingError) as error:
+        run(work)
+    assert str(error.value) == (
+        "step 4: out of memory while the weights were changed, which may have left them half changed. The weights of "
+        "the last checkpoint are unharmed: free memory on the device and start the run again, or begin a new one with "
+        "an adapter or optimizer: {type: adamw_8bit}"
+    )
+    assert list_checkpoints(work.run.checkpoints) == [2]
+    assert len(work.run.log) == 3
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+def test_the_range_test_does_not_take_full_memory_for_divergence(make_work: Any) -> None:
+    work = make_work(learning_rate="auto", epochs=1)
+    limit_memory(work, 5)
+    with pytest.raises(TrainingError, match="step 1: out of memory with 1 row of"):
+        run(work)

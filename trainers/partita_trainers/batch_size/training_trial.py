@@ -1,0 +1,93 @@
+"""Training at its worst: whole steps over the longest rows that the data has, and nothing left of them afterwards."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Self
+
+from partita_trainers.base import Batch, TrialWork
+from partita_trainers.batch_size.clock import now
+from partita_trainers.batch_size.trial import Purpose, Timing, Volume
+from partita_trainers.batch_size.worst_batch import worst_batch
+from partita_trainers.unchanged import clear_gradients, unchanged
+
+TakeStep = Callable[[Sequence[Batch]], object]
+"""Takes one step on some batches."""
+Begin = Callable[[], AbstractContextManager[TakeStep]]
+"""Makes the optimizers, and gives a function that takes steps with them; at the end they are gone."""
+
+WARM_UP_TOKENS = 16
+"""Tokens of the row that optimizers make their state with."""
+
+
+class TrainingTrial:
+    """A `Trial` of training, and the context in which it can run.
+
+    Optimizer state stays allocated from the first run to the end of the context, as it will in training: what else
+    shares the device is to be tried beside it. When the context ends, weights, whatever else a checkpoint holds,
+    buffers, training mode and random generators are what they were when it began, and gradients are None.
+    """
+
+    purpose: Purpose = "training"
+    new_tokens = 0
+
+    def __init__(self, work: TrialWork, begin: Begin) -> None:
+        self.work, self.begin = work, begin
+        self.take_step: TakeStep | None = None
+        self.has_state = False
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(unchanged(self.work.lm))
+            self.take_step = stack.enter_context(self.begin())
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.take_step, self.has_state = None, False
+        self.stack.__exit__(kind, error, traceback)
+
+    @property
+    def max_rows(self) -> int:
+        """No batch of the work can hold more rows."""
+        return self.work.max_rows
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return self.work.longest_row
+
+    def warm_up(self) -> None:
+        """A step with one short row, unless there was one: it makes optimizer state."""
+        if not self.has_state:
+            self.timed_step(1, tokens=min(WARM_UP_TOKENS, self.prompt_tokens))
+            self.has_state = True
+
+    def run(self, rows: int) -> Timing:
+        """One step with this many rows; the first one comes after a warm-up."""
+        self.warm_up()
+        return Timing(prefill_seconds=self.timed_step(rows, tokens=self.prompt_tokens))
+
+    def timed_step(self, rows: int, *, tokens: int) -> float:
+        """Seconds of a step until the device is done with it; no gradient is left."""
+        if self.take_step is None:
+            raise AssertionError("a trial runs inside its own context only")
+        work = self.work
+        batch = worst_batch(rows, tokens=tokens, learned=work.most_learned, token_ids=work.token_ids)
+        try:
+            started = now(work.device)
+            self.take_step([batch])
+            return now(work.device) - started
+        finally:
+            clear_gradients(work.lm.module)
+
+    def decode_step(self, rows: int) -> float:
+        """0: nothing is generated."""
+        return 0.0
+
+    def volume(self, rows: int) -> Volume:
+        """Batches and tokens of an epoch, as the planner of the data makes them."""
+        return self.work.volume(rows)

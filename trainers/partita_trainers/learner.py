@@ -1,0 +1,150 @@
+"""What carries out a step: accelerate, the wrapped module and its optimizers. A run has one, and so has a trial of one.
+
+The work is here in three parts, gradients, clipping and the change of the weights, so that whoever takes a step says
+what is looked at in between.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from accelerate import Accelerator
+
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.base import Batch, LanguageModel
+from partita_trainers.optimizers import build_optimizers, set_learning_rate
+from partita_trainers.unchanged import clear_gradients
+
+WRAPPING = ("forward", "_original_forward", "_is_accelerate_prepared")
+"""What accelerate writes into a module. While the last one is there, no other accelerator prepares the module."""
+PLANNED_STEPS = 1000
+"""Steps that a rehearsal is said to be the first of."""
+MOST_SKIPPED = 32
+"""Steps that fp16's loss scale may skip until it is small enough."""
+
+
+class Learner:
+    """A model, ready to take steps. It holds the memory of the optimizers until `release`."""
+
+    def __init__(self, config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device) -> None:
+        """`lm.prepare_training` has been called. Raises ConfigError where the device lacks the precision."""
+        self.config, self.lm, self.device = config, lm, device
+        self.accelerator = build_accelerator(config, device)
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.before = {name: vars(lm.module)[name] for name in WRAPPING if name in vars(lm.module)}
+        module = torch.compile(lm.module) if config.compile else lm.module
+        self.module: torch.nn.Module = self.accelerator.prepare_model(module, device_placement=False)
+        self.build_optimizers()
+
+    def build_optimizers(self) -> None:
+        """New optimizers without state; those before them are gone."""
+        if self.optimizers:
+            self.optimizers.clear()
+            self.accelerator.free_memory()  # its list would keep them, and unscale their gradients too
+        parameters = {name: p for name, p in self.lm.module.named_parameters() if p.requires_grad}
+        built = build_optimizers(self.config.optimizer, parameters, learning_rate=1e-4, device=self.device)
+        self.optimizers.extend(self.accelerator.prepare_optimizer(one, device_placement=False) for one in built)
+
+    @property
+    def plain_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers without accelerate's wrapper, whose state is saved."""
+        return [getattr(optimizer, "optimizer", optimizer) for optimizer in self.optimizers]
+
+    def add_gradients(self, batches: Sequence[Batch], *, loss_tokens: int, sums: list[torch.Tensor]) -> None:
+        """Forward and backward of each batch. The sum of its loss goes to the end of `sums` as soon as it is done.
+
+        Gradients are those of the sum over all batches divided by `loss_tokens`.
+        """
+        for batch in batches:
+            total = self.lm.loss(self.module, batch)
+            objective = total / loss_tokens
+            extra = self.lm.auxiliary_loss()
+            if extra is not None:
+                objective = objective + extra * (batch.loss_tokens / loss_tokens)
+            self.accelerator.backward(objective)
+            sums.append(total.detach())
+
+    def clip(self) -> float:
+        """Limit the gradients; their norm before that comes back."""
+        clipping = self.config.gradient_clipping
+        parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
+        limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
+        norm = float(self.accelerator.clip_grad_norm_(parameters, limit))
+        if clipping.clipvalue is not None:
+            self.accelerator.clip_grad_value_(parameters, clipping.clipvalue)
+        return norm
+
+    def change_weights(self, number: int) -> None:
+        """Step number `number` of the optimizers; the gradients are None afterwards."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.lm.after_step(number)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def rehearse(self, batches: Sequence[Batch]) -> None:
+        """A step at a learning rate of 0, unless fp16's loss scale is still too large: then as many as that takes.
+
+        Whatever the loss is, the weights stay finite. Gradients are None afterwards, also where memory ended.
+        """
+        set_learning_rate(self.plain_optimizers, 0.0)
+        loss_tokens = sum(batch.loss_tokens for batch in batches)
+        try:
+            with self.lm.training():
+                for _ in range(MOST_SKIPPED):
+                    self.add_gradients(batches, loss_tokens=loss_tokens, sums=[])
+                    if not math.isfinite(self.clip()) and self.accelerator.scaler is None:
+                        clear_gradients(self.lm.module, to_zero=True)
+                    self.change_weights(1)
+                    if not any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
+                        break
+        finally:
+            clear_gradients(self.lm.module)
+            if self.accelerator.scaler is not None:
+                # Where the optimizer ran out of memory the scaler waits for its update, and refuses the next step.
+                self.accelerator.scaler._per_optimizer_states.clear()
+
+    def release(self) -> None:
+        """The module as it was before, without accelerate's casts, and the optimizers' memory given back."""
+        own = vars(self.lm.module)
+        for name in WRAPPING:
+            own.pop(name, None)
+        own.update(self.before)
+        self.module = self.lm.module
+        if self.optimizers:
+            self.optimizers.clear()
+            self.accelerator.free_memory()
+
+
+@contextmanager
+def rehearsal(
+    config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device
+) -> Iterator[Callable[[Sequence[Batch]], None]]:
+    """Inside, a function that takes a step as `finetune` does; optimizer state stays until the end."""
+    lm.prepare_training(PLANNED_STEPS)
+    learner = Learner(config, lm, device=device)
+    try:
+        yield learner.rehearse
+    finally:
+        learner.release()
+        if config.compile:
+            torch.compiler.reset()  # what the probes taught the compiler about shapes would change the kernels
+
+
+def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelerator:
+    """accelerate for this run's device and precision. Raises ConfigError where the device lacks the precision."""
+    from accelerate.state import AcceleratorState
+
+    precision = config.mixed_precision
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError([Problem("trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no")])
+    if precision == "fp16" and (config.optimizer.type == "muon" or config.learning_rate == "auto"):
+        key = "optimizer.type: muon" if config.optimizer.type == "muon" else "learning_rate: auto"
+        raise ConfigError([Problem("trainer.mixed_precision", f"fp16 does not go with {key}; write bf16 or no")])
+    # One process may train several models in turn; accelerate keeps the first one's precision otherwise.
+    AcceleratorState._reset_state(reset_partial_state=False)
+    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)
