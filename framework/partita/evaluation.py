@@ -10,10 +10,13 @@ from partita.data.ledger import Ledger
 from partita.data.loader import EvaluationBatches, evenly
 from partita.data.rows import Rows
 from partita.data.splits import check_columns
+from partita.inference.halving import BatchLimit, in_parts
 from partita.inference.metrics import Scorer, Scores
 from partita.inference.predict import ShowProgress, answer_rows
+from partita_schema.errors import ModelError
 from partita_schema.rows import row_schema
-from partita_trainers.base import Metrics
+from partita_trainers.base import Batch, LanguageModel, Metrics
+from partita_trainers.batch_size.memory import attempt
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,54 @@ def prepare(assembly: Assembly, rows: Rows, *, split: str, ledger: Ledger) -> Ex
     return Examination(rows=rows.select(encoded.places_N), encoded=encoded)
 
 
-def mean_loss(assembly: Assembly, encoded: EncodedRows, *, batch_size: int) -> Metrics:
-    """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode."""
+def mean_loss(assembly: Assembly, encoded: EncodedRows, *, batch_size: int, limit: BatchLimit | None = None) -> Metrics:
+    """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode.
+
+    A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. Raises ModelError
+    where a row does not fit alone.
+    """
     lm = assembly.lm
+    limit = BatchLimit(batch_size) if limit is None else limit
     batches = EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=lm.tokenizer.pad_token_id)
     total, count = 0.0, 0
     lm.module.eval()
     with torch.no_grad():
         for batch in batches:
-            total += float(lm.loss(lm.module, batch))
+            total += batch_loss(lm, batch, limit=limit)
             count += batch.loss_tokens
     return {"loss": total / count} if count else {}
+
+
+def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
+    """Sum of the cross-entropy over the batch's loss tokens. Raises ModelError where a row does not fit alone."""
+
+    def work(places: range) -> tuple[float | None, Exception | None]:
+        return attempt(lambda: float(lm.loss(lm.module, some_rows(batch, places))))
+
+    def longest(places: range) -> int:
+        return int(batch.lengths_B[places.start : places.stop].max())
+
+    def describe(places: range) -> str:
+        return f"{len(places):,} rows of {longest(places):,} tokens"
+
+    total = 0.0
+    for part in in_parts(batch.rows, work, limit=limit, tokens=longest, describe=describe):
+        if part.result is None:
+            place = part.places[0]
+            raise ModelError(
+                f"row {batch.keys[place]} of {int(batch.lengths_B[place]):,} tokens does not fit in memory even alone: "
+                "write a smaller preprocessing.global_max_sequence_length, quantization or a smaller model"
+            ) from part.failure
+        total += part.result
+    return total
+
+
+def some_rows(batch: Batch, places: range) -> Batch:
+    """Neighbouring rows of a batch, without the padding that the others needed."""
+    rows = slice(places.start, places.stop)
+    lengths_B = batch.lengths_B[rows]
+    width = int(lengths_B.max())
+    return Batch(batch.input_ids_BT[rows, :width], batch.labels_BT[rows, :width], lengths_B, batch.keys[rows])
 
 
 def score(
@@ -54,8 +94,12 @@ def score(
     batch_size: int,
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
+    limit: BatchLimit | None = None,
 ) -> Scores:
-    """Generate an answer for every row, or for `max_rows` at even distances, and compare it with the right one."""
+    """Generate an answer for every row, or for `max_rows` at even distances, and compare it with the right one.
+
+    `limit` cuts the batches that `batch_size` plans, and falls where memory runs out.
+    """
     config = assembly.config
     chosen = evenly(len(rows), max_rows)
     asked = rows if len(chosen) == len(rows) else rows.select(chosen)
@@ -72,6 +116,7 @@ def score(
         seed=config.seed if config.generation.seed is None else config.generation.seed,
         progress=progress,
         description="evaluating",
+        limit=limit,
     )
     scorer = Scorer(config)
     for answer in answers:

@@ -1,10 +1,13 @@
 """A small task that a nano model learns in seconds: the colour and the number that a sentence names."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 COLOURS = ("red", "blue", "green")
 
@@ -72,3 +75,34 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Any:
             return make_config(folder, **changes)
 
     return Colours
+
+
+MemoryCeiling = Callable[[torch.nn.Module, int], AbstractContextManager[list[tuple[int, int]]]]
+
+
+@pytest.fixture(scope="session")
+def memory_ceiling() -> MemoryCeiling:
+    """A context in which a transformers model runs out of memory above a number of tokens.
+
+    Rows times length count, what lies in the cache included. The context gives (rows, tokens) of each forward pass.
+    """
+
+    @contextmanager
+    def ceiling(module: torch.nn.Module, tokens: int) -> Iterator[list[tuple[int, int]]]:
+        passes: list[tuple[int, int]] = []
+
+        def refuse(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            rows, length = kwargs["input_ids"].shape
+            cache = kwargs.get("past_key_values")
+            held = rows * (length + (cache.get_seq_length() if cache is not None else 0))
+            passes.append((rows, held))
+            if held > tokens:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        hook = module.register_forward_pre_hook(refuse, with_kwargs=True)
+        try:
+            yield passes
+        finally:
+            hook.remove()
+
+    return ceiling

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.decode import Decoder
+from partita.inference.halving import BatchLimit
 from partita.inference.journal import Journal
 from partita.inference.predictions import Answer, PredictionStats, answer_of
 from partita.inference.prompts import PromptSource
@@ -29,6 +30,8 @@ class Tally:
     generated_tokens: int = 0
     seconds: float = 0.0
     unreadable: int = 0
+    batch_size: int = 0
+    out_of_memory: int = 0
 
     def add(self, batch: BatchResult) -> None:
         """Count a batch."""
@@ -36,6 +39,8 @@ class Tally:
         self.prompt_tokens += batch.prompt_tokens
         self.padded_tokens += batch.padded_tokens
         self.seconds += batch.seconds
+        self.batch_size = batch.batch_size
+        self.out_of_memory += batch.out_of_memory
         self.generated_tokens += sum(len(result.generated.ids) for result in batch.results if result.generated)
 
     @property
@@ -57,6 +62,8 @@ class Tally:
             seconds=self.seconds,
             unreadable=self.unreadable,
             tokens_per_second=self.tokens_per_second,
+            batch_size=self.batch_size,
+            out_of_memory=self.out_of_memory,
             padding=1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0,
         )
 
@@ -72,6 +79,8 @@ class Job:
     max_new_tokens: int
     batch_size: int
     seed: int
+    limit: BatchLimit | None = None
+    """Cuts the batches that `batch_size` plans; None for one of the job's own."""
 
     def answers(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
@@ -101,6 +110,7 @@ class Job:
             batch_size=self.batch_size,
             seed=self.seed,
             done=done,
+            limit=self.limit,
         )
 
     def _record(self, row: int, status: Status, error: str | None) -> Record:

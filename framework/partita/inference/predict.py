@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from partita.inference.decode import Decoder
+from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.job import Job, Tally
 from partita.inference.journal import Journal
 from partita.inference.predictions import Answer, Predictions, PredictionStats
-from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows
+from partita.inference.prompts import EncodedPrompts, Lengths, PromptEncoder, PromptRows
 from partita.inference.record import fingerprint_of
 from partita.inference.tables import check_ending
 from partita.lm.base import GenerationOptions
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_NEW_TOKENS = 256
+SAMPLED_WITH = "batch size"
+"""Part of a journal's fingerprint: sampled answers depend on the whole batch."""
 READING_IS_SHOWN = 10_000
 """Rows from which on reading them takes long enough to be shown."""
 SPARE_LABEL_TOKENS = 8
@@ -58,7 +61,7 @@ def predict_rows(
     config: Config,
     generation: GenerationOptions,
     max_new_tokens: int,
-    batch_size: int,
+    capacity: Callable[[Lengths], Capacity],
     seed: int,
     journal_path: Path,
     output: Path | None,
@@ -70,18 +73,35 @@ def predict_rows(
     """Predictions of all rows, in input order; written to `output` where one is given.
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
-    with another one is refused. Rows that the journal holds are not generated again. Raises DataError for an ending
-    that cannot be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far
-    are on the disk.
+    with another one is refused. Rows that the journal holds are not generated again. `capacity` is asked with the
+    tokens of each prompt; sampled answers that were begun go on in the batches that they began with, unless a person
+    wrote another size. Its limit falls where memory runs out, also for the jobs that share it. Raises DataError for an
+    ending that cannot be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers
+    so far are on the disk.
     """
     if output is not None:
         check_ending(output)
-    parts = {**fingerprint, "answers": _answers_part(generation, max_new_tokens, batch_size=batch_size, seed=seed)}
+    answers = _answers_part(generation, max_new_tokens, seed=seed)
     shown = progress if len(rows) >= READING_IS_SHOWN else None
     with _display(shown, "reading", total=len(rows)) as display:
+        parts = {**fingerprint, "answers": answers}
         prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance)
-    job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
+    allowed = capacity(prompts.lengths)
+    if generation.arguments.get("do_sample"):
+        begun = None if fresh or allowed.written else Journal.begun_with(journal_path, SAMPLED_WITH)
+        parts[SAMPLED_WITH] = str(allowed.rows) if begun is None else begun
+    job = Job(
+        lm,
+        prompts,
+        decoder,
+        generation,
+        max_new_tokens=max_new_tokens,
+        batch_size=int(parts.get(SAMPLED_WITH, allowed.rows)),
+        seed=seed,
+        limit=allowed.limit,
+    )
     with (
+        allowed.guard(),
         terminate_as_interrupt(),
         Journal.open(journal_path, fingerprint=parts, keys=prompts.keys, fresh=fresh) as journal,
     ):
@@ -97,10 +117,10 @@ def predict_rows(
     return predictions
 
 
-def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, batch_size: int, seed: int) -> str:
-    """How long answers are, and where they are sampled what else decides them: sampling sees its whole batch."""
+def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: int) -> str:
+    """How long answers are, and where they are sampled, from which seed."""
     sampled = bool(generation.arguments.get("do_sample"))
-    return f"max_new_tokens {max_new_tokens}" + (f", batch_size {batch_size}, seed {seed}" if sampled else "")
+    return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if sampled else "")
 
 
 def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgress | None) -> PredictionStats:
@@ -130,13 +150,23 @@ def answer_rows(
     seed: int,
     progress: ShowProgress | None = None,
     description: str = "predicting",
+    limit: BatchLimit | None = None,
 ) -> Iterator[Answer]:
-    """Each row's answer once, in the order they are made; nothing is written.
+    """Each row's answer once, in the order they are made; nothing is written. `limit` is as in `predict_rows`.
 
     Rows that could not be answered are among them, with an error and without values.
     """
     prompts = EncodedPrompts(rows, encoder, schema)
-    job = Job(lm, prompts, decoder, generation, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed)
+    job = Job(
+        lm,
+        prompts,
+        decoder,
+        generation,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        limit=limit,
+    )
     tally = Tally()
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):

@@ -83,6 +83,10 @@ class PredictionStats:
     """Answers of this call from which an output could not be read; their column error says why."""
     tokens_per_second: float = 0.0
     """Generated tokens per second."""
+    batch_size: int = 0
+    """Most rows at a time at the end of this call; 0 where it generated nothing."""
+    out_of_memory: int = 0
+    """How often this call ran out of memory: batches that were cut in two, and rows that do not fit alone."""
 
     def __str__(self) -> str:
         parts = [f"{self.rows:,} rows", f"{self.ok:,} answered"]
@@ -94,7 +98,11 @@ class PredictionStats:
         ):
             parts += [f"{count:,} {name}"] if count else []
         rate = f"{self.generated_tokens:,} tokens in {self.seconds:.1f} s ({self.tokens_per_second:,.0f} tokens/s)"
-        return ", ".join([*parts, *([rate] if self.batches else [])])
+        parts += [rate] if self.batches else []
+        if self.out_of_memory:
+            times = "once" if self.out_of_memory == 1 else f"{self.out_of_memory:,} times"
+            parts.append(f"out of memory {times}, at most {self.batch_size:,} rows at a time at the end")
+        return ", ".join(parts)
 
 
 class Predictions(Sequence[dict[str, Any]]):

@@ -4,8 +4,14 @@ The plan is a function of the prompts' lengths, the batch size and the context: 
 of a batch is a function of its place in the plan. A job that was killed and goes on therefore makes the answers that an
 uninterrupted one makes, sampled ones too: a batch of which a part is missing is generated in full, as it was.
 
-A batch that raises is tried again row by row, and only the rows that raise again are errors. A failure of the device
-itself ends the job.
+A batch that runs out of memory is cut in two, and so are those after it as long as their rows are as long; only a row
+that does not fit alone is an error. The plan stays as it was, and greedy answers do not change. The seed of a half is a
+function of the batch's place in the plan and of the half's place in the batch: sampled answers are the same wherever
+batches are cut alike, and a job that was killed goes on as an uninterrupted one where memory runs out in the same
+batches, or where it is given the limit that the killed one had come to.
+
+A batch that raises anything else is tried again row by row, and only the rows that raise again are errors. A failure
+of the device itself ends the job.
 """
 
 import hashlib
@@ -18,9 +24,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from partita.inference.halving import BatchLimit, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import ModelError
+from partita_trainers.batch_size.memory import attempt, is_broken_device
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -44,16 +52,20 @@ class RowResult:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of the rows of a batch that were asked for."""
+    """What became of the rows of a batch, or of a part of one, that were asked for."""
 
     results: tuple[RowResult, ...]
     """Rows, the longest prompt first."""
     prompt_tokens: int
-    """Prompt tokens that the batch held, those of rows that were not asked for included."""
+    """Prompt tokens that it held, those of rows that were not asked for included."""
     padded_tokens: int
     """The same with padding."""
     seconds: float
-    """Time taken."""
+    """Time taken, that of tries that did not fit included."""
+    batch_size: int
+    """Most rows of this length at a time from here on."""
+    out_of_memory: int = 0
+    """How often something did not fit since the result before."""
 
 
 def plan_batches(lengths: Lengths, *, batch_size: int) -> list[Rows]:
@@ -84,77 +96,149 @@ def generate_rows(
     batch_size: int,
     seed: int,
     done: npt.NDArray[np.bool_],
+    limit: BatchLimit | None = None,
 ) -> Iterator[BatchResult]:
     """Answers of all rows that have a prompt and are not `done` [rows], batch by batch.
 
     `unanswerable` rows are left out. Where the context leaves less room than `max_new_tokens`, a row gets what there
-    is. An interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded before is
-    complete.
+    is. Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out. An interrupt is
+    passed on at once, and ModelError is raised where the device fails: what was yielded before is complete.
     """
     room = lm.context_length
+    limit = BatchLimit(batch_size) if limit is None else limit
     lengths = prompts.lengths if room is None else np.where(prompts.lengths >= room, 0, prompts.lengths)
-    limits = np.full(len(lengths), max_new_tokens) if room is None else np.minimum(max_new_tokens, room - lengths)
+    news = np.full(len(lengths), max_new_tokens) if room is None else np.minimum(max_new_tokens, room - lengths)
     for position, rows in enumerate(plan_batches(lengths, batch_size=batch_size)):
         wanted = ~done[rows]
         if not wanted.any():
             continue
-        started = time.perf_counter()
-        results = _generate_batch(
-            lm, prompts, rows, limits=limits[rows], wanted=wanted, options=options, seed=_seed(seed, position)
-        )
-        yield BatchResult(
-            results=tuple(results),
-            prompt_tokens=int(lengths[rows].sum()),
-            padded_tokens=int(lengths[rows].max()) * len(rows),
-            seconds=time.perf_counter() - started,
-        )
+        yield from PlannedBatch(
+            lm,
+            prompts,
+            options,
+            rows=rows,
+            lengths=lengths[rows],
+            new_tokens=news[rows],
+            wanted=wanted,
+            seeds=(seed, position),
+            limit=limit,
+        ).generate()
 
 
-def _generate_batch(
-    lm: "GenerativeModel",
-    prompts: PromptSource,
-    rows: Rows,
-    *,
-    limits: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.bool_],
-    options: GenerationOptions,
-    seed: int,
-) -> list[RowResult]:
-    def generate(places: Sequence[int], seed: int) -> list[Generated]:
-        ids = prompts.prompts([int(rows[place]) for place in places])
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch of the plan. Its rows are known by their places, from 0."""
+
+    lm: "GenerativeModel"
+    prompts: PromptSource
+    options: GenerationOptions
+    rows: Rows
+    """Place of each row in the data."""
+    lengths: npt.NDArray[np.integer]
+    """Tokens of each prompt."""
+    new_tokens: npt.NDArray[np.integer]
+    """Most new tokens of each row."""
+    wanted: npt.NDArray[np.bool_]
+    """Rows that are asked for."""
+    seeds: tuple[int, int]
+    """The job's seed, and the place of the batch in the plan."""
+    limit: BatchLimit
+    """What cuts the batch."""
+
+    def generate(self) -> Iterator[BatchResult]:
+        """What becomes of the rows that are asked for, in one result or in several; the longest first."""
+        limit = self.limit
+        started, before = time.perf_counter(), limit.out_of_memory
+        for part in in_parts(
+            len(self.rows), self.attempt_part, limit=limit, tokens=self.longest, describe=self.describe
+        ):
+            results = part.result
+            if results is None:
+                results = [self.too_large(part.places[0])]
+                logger.info(
+                    "a row %s; going on with %s rows at a time",
+                    results[0].error,
+                    f"{limit.at(self.longest(part.places)):,}",
+                )
+            lengths = self.lengths[part.places.start : part.places.stop]
+            yield BatchResult(
+                results=tuple(results),
+                prompt_tokens=int(lengths.sum()),
+                padded_tokens=int(lengths.max()) * len(lengths),
+                seconds=time.perf_counter() - started,
+                batch_size=limit.at(self.longest(part.places)),
+                out_of_memory=limit.out_of_memory - before,
+            )
+            started, before = time.perf_counter(), limit.out_of_memory
+
+    def longest(self, places: range) -> int:
+        """Tokens of the longest row of a part, with those that are generated."""
+        chosen = slice(places.start, places.stop)
+        return int((self.lengths[chosen] + self.new_tokens[chosen]).max())
+
+    def describe(self, places: range) -> str:
+        """A part in words."""
+        return f"{len(places):,} rows of {self.lengths[places[0]]:,} prompt tokens"
+
+    def attempt_part(self, places: range) -> tuple[list[RowResult] | None, Exception | None]:
+        """What became of a part's rows that are asked for, or the failure where it does not fit: for `in_parts`."""
+        asked = [place for place in places if self.wanted[place]]
+        if not asked:
+            return None, None
+        whole = len(places) == len(self.rows)
+        seed = _seed(*self.seeds) if whole else _seed(*self.seeds, places.start, places.stop)
+        try:
+            answers, failure = attempt(lambda: self.answers(places, seed=seed))
+        except Exception as error:
+            stop_if_broken(error)
+            reason = described(error)
+        else:
+            if answers is None:
+                return None, failure
+            return [RowResult(int(self.rows[place]), answers[place - places.start]) for place in asked], None
+        # Outside the block above: while its exception is bound it holds the failed pass's tensors.
+        logger.info("a batch of %s rows failed and is tried row by row: %s", len(places), reason)
+        return [self.answer_alone(place) for place in asked], None
+
+    def answer_alone(self, place: int) -> RowResult:
+        """One row's answer, or its error."""
+        row = int(self.rows[place])
+        try:
+            answers, _ = attempt(lambda: self.answers([place], seed=_seed(_seed(*self.seeds), place)))
+        except Exception as error:
+            stop_if_broken(error)
+            return RowResult(row, None, described(error))
+        if answers is not None:
+            return RowResult(row, answers[0])
+        self.limit.out_of_memory += 1
+        return self.too_large(place)
+
+    def answers(self, places: Sequence[int], *, seed: int) -> list[Generated]:
+        """Answers of these rows, generated together."""
+        ids = self.prompts.prompts([int(self.rows[place]) for place in places])
         requests = [
-            GenerationRequest(input_ids=tokens, max_new_tokens=int(limits[place]))
+            GenerationRequest(input_ids=tokens, max_new_tokens=int(self.new_tokens[place]))
             for place, tokens in zip(places, ids, strict=True)
         ]
-        answers = lm.generate(requests, options, seed=seed)
+        answers = self.lm.generate(requests, self.options, seed=seed)
         if len(answers) != len(requests):
             raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} prompts")
         return answers
 
-    asked = np.flatnonzero(wanted).tolist()
-    try:
-        answers = generate(range(len(rows)), seed)
-        return [RowResult(int(rows[place]), answers[place]) for place in asked]
-    except Exception as error:
-        stop_if_broken(error)
-        failure = described(error)
-    # Outside the block above: while its exception is bound it holds the failed pass's tensors.
-    logger.info("a batch of %s rows failed and is tried row by row: %s", len(rows), failure)
-    results = []
-    for place in asked:
-        try:
-            results.append(RowResult(int(rows[place]), generate([place], _seed(seed, place))[0]))
-        except Exception as error:
-            stop_if_broken(error)
-            results.append(RowResult(int(rows[place]), None, described(error)))
-    return results
+    def too_large(self, place: int) -> RowResult:
+        """A row that does not fit alone."""
+        return RowResult(
+            int(self.rows[place]),
+            None,
+            f"does not fit in memory even alone: {self.lengths[place]:,} prompt tokens and up to "
+            f"{self.new_tokens[place]:,} new ones; shorten the prompt, or write a smaller generation.max_new_tokens, "
+            "quantization or a smaller model",
+        )
 
 
 def stop_if_broken(error: Exception) -> None:
     """Raises ModelError where an error leaves the device unusable: every row after it would fail as well."""
-    import torch
-
-    if isinstance(error, torch.AcceleratorError):
+    if is_broken_device(error):
         raise ModelError(
             f"the device failed and cannot go on: {error}. Answers up to here are kept; start again, with "
             "CUDA_LAUNCH_BLOCKING=1 to see where it fails"

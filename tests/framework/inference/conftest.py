@@ -8,6 +8,7 @@ from partita.data.encoder import Encoder
 from partita.data.prompt import Shaper
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.inference.decode import Decoder
+from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import predict_rows
 from partita.inference.predictions import Predictions
 from partita.inference.prompts import PromptRows
@@ -49,10 +50,12 @@ def predict(tmp_path: Path) -> Callable[..., Predictions]:
 
     def call(lm: Any, rows: PromptRows, *, config: Config | None = None, **options: Any) -> Predictions:
         config = config or _config()
+        rows_at_a_time = options.pop("batch_size", 4)
+        limit = options.pop("limit", None) or BatchLimit(rows_at_a_time)
         defaults: dict[str, Any] = {
             "generation": GenerationOptions({}),
             "max_new_tokens": 64,
-            "batch_size": 4,
+            "capacity": lambda lengths: Capacity(rows_at_a_time, limit=limit, written=True),
             "seed": 1,
             "journal_path": tmp_path / "journal.jsonl",
             "output": None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from partita.data.encoder import Encoder
 from partita.data.prompt import Shaper
 from partita.inference.decode import Decoder
+from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
@@ -39,7 +40,8 @@ for rows in (5000, 50000):
     predict_rows(
         lm=lm, rows=Counted(rows), config=config, schema=row_schema(config, supervised=False),
         encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-        decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128, batch_size=256,
+        decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128,
+        capacity=lambda lengths: Capacity(256, limit=BatchLimit(256)),
         seed=1, journal_path=Path(sys.argv[1]) / f"{rows}.jsonl", output=Path(sys.argv[1]) / f"out{rows}.jsonl",
         fingerprint={},
     )

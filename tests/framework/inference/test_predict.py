@@ -156,7 +156,7 @@ def test_batch_size_and_seed_may_change_unless_answers_are_sampled(make_rows: An
     assert predict(lm, make_rows(QUESTIONS), batch_size=2, seed=2).stats.resumed == 10
     sampled = {"generation": GenerationOptions({"do_sample": True})}
     predict(lm, make_rows(QUESTIONS), fresh=True, **sampled)
-    with pytest.raises(ResumeError, match=r"batch_size 4, seed 1 -> .*batch_size 2, seed 1"):
+    with pytest.raises(ResumeError, match=r"batch size changed \(4 -> 2\)\. Undo"):
         predict(lm, make_rows(QUESTIONS), batch_size=2, **sampled)
 
 

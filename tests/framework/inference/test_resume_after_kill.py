@@ -16,18 +16,24 @@ from partita.data.encoder import Encoder
 from partita.data.prompt import Shaper
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.inference.decode import Decoder
+from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
+from torch import OutOfMemoryError
 
 ROWS = 600
 
 class Sampled(ScriptedModel):
-    '''Its answers depend on the seed and on the whole batch, as sampled ones do.'''
+    '''Its answers depend on the seed and on the whole batch, as sampled ones do; greedy ones under a ceiling.'''
     def generate(self, requests, options, *, seed):
         time.sleep(0.002)
+        if ceiling:
+            if sum(len(request.input_ids) for request in requests) > ceiling:
+                raise OutOfMemoryError("out of memory")
+            return super().generate(requests, options, seed=seed)
         batch = repr((seed, [request.input_ids for request in requests]))
         drawn = hashlib.sha256(batch.encode()).hexdigest()
         return [replace(one, text=f"{drawn}-{place}")
@@ -56,14 +62,15 @@ def predict(folder):
     return predict_rows(
         lm=lm, rows=rows, config=config, schema=row_schema(config, supervised=False),
         encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-        decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": True}), max_new_tokens=40,
-        batch_size=4, seed=3, journal_path=folder / "journal.jsonl", output=folder / "out.jsonl",
+        decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": not ceiling}), max_new_tokens=40,
+        capacity=lambda lengths: Capacity(4, limit=BatchLimit(4)), seed=3,
+        journal_path=folder / "journal.jsonl", output=folder / "out.jsonl",
         fingerprint={"model": "1"},
     )
 
-folder = Path(sys.argv[1])
+folder, ceiling = Path(sys.argv[1]), int(sys.argv[2])
 journal = folder / "killed" / "journal.jsonl"
-for size in map(int, sys.argv[2:]):
+for size in map(int, sys.argv[3:]):
     pid = os.fork()
     if not pid:
         predict(folder / "killed")
@@ -82,12 +89,14 @@ predict(folder / "straight")
 
 
 @pytest.mark.faults
-def test_a_job_killed_three_times_ends_as_the_straight_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ceiling", [0, 100])
+def test_a_job_killed_three_times_ends_as_the_straight_one(tmp_path: Path, ceiling: int) -> None:
+    """Without a ceiling sampled, with one greedy: 4 rows of up to 44 tokens are too much for 100, 2 are not."""
     seed = random.randrange(2**32)
     whole = 600 * 250
     sizes = sorted(random.Random(seed).sample(range(2000, whole * 2 // 3), 3))
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), *map(str, sizes)],
+        [sys.executable, "-c", SCRIPT, str(tmp_path), str(ceiling), *map(str, sizes)],
         capture_output=True,
         text=True,
         timeout=120,

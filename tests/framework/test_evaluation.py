@@ -1,0 +1,125 @@
+import logging
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from partita import Model
+from partita.data.ledger import Ledger
+from partita.data.sources import open_rows
+from partita.evaluation import Examination, mean_loss, prepare, score
+from partita.inference.halving import BatchLimit
+from partita.lm.scripted import ScriptedModel
+from partita_schema.errors import ModelError
+
+
+@pytest.fixture(scope="module")
+def assembly(colours: Any) -> Any:
+    outputs = [
+        {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}},
+        {"name": "number", "type": "number"},
+    ]
+    config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
+    return Model(config, quiet=True).ready()
+
+
+@pytest.fixture(scope="module")
+def rows(colours: Any, assembly: Any) -> Examination:
+    table = colours.rows(30)
+    return prepare(assembly, open_rows(table, folder=Path()), split="test", ledger=Ledger(None, max_bad_rows=0))
+
+
+def test_the_loss_is_that_of_a_machine_without_limits(
+    assembly: Any, rows: Examination, memory_ceiling: Any, caplog: Any
+) -> None:
+    free = mean_loss(assembly, rows.encoded, batch_size=8)["loss"]
+    longest = int(rows.encoded.lengths.max())
+    limit = BatchLimit(8)
+    with memory_ceiling(assembly.lm.module, 3 * longest) as passes, caplog.at_level(logging.INFO):
+        cut = mean_loss(assembly, rows.encoded, batch_size=8, limit=limit)["loss"]
+    assert math.isclose(cut, free, rel_tol=1e-6)
+    assert (limit.rows, limit.out_of_memory) == (2, 2)
+    # Thirty rows are 8, 8, 8 and 6, and a part of 3 is cut as well.
+    assert [number for number, _ in passes] == [8, 4, *[2] * 12, 2, 1, 2, 1]
+    assert caplog.messages == [
+        f"out of memory with 8 rows of {longest} tokens: going on with 4",
+        f"out of memory with 4 rows of {longest} tokens: going on with 2",
+    ]
+
+
+def test_halves_are_no_wider_than_their_longest_row(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
+    lengths = sorted(rows.encoded.lengths.tolist(), reverse=True)
+    with memory_ceiling(assembly.lm.module, 10**6) as passes:
+        mean_loss(assembly, rows.encoded, batch_size=30, limit=BatchLimit(8))
+    # Thirty rows are cut into 15 and 15, and these into 8 and 7.
+    assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
+
+
+def test_a_row_that_does_not_fit_alone_is_named(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
+    longest = int(rows.encoded.lengths.max())
+    place = int(rows.encoded.lengths.argmax())
+    with memory_ceiling(assembly.lm.module, longest - 1), pytest.raises(ModelError) as caught:
+        mean_loss(assembly, rows.encoded, batch_size=8)
+    assert str(caught.value) == (
+        f"row {rows.rows.key(place)} of {longest} tokens does not fit in memory even alone: write a smaller "
+        "preprocessing.global_max_sequence_length, quantization or a smaller model"
+    )
+
+
+def test_any_other_error_of_the_loss_is_passed_on(rows: Examination) -> None:
+    class Wrong(ScriptedModel):
+        def loss(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
+            raise IndexError("index out of range in self")
+
+    with pytest.raises(IndexError, match="index out of range"):
+        mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, batch_size=8)  # type: ignore[arg-type]
+
+
+def test_scores_are_those_of_a_machine_without_limits(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
+    limit = BatchLimit(8)
+    free = score(assembly, rows.rows, batch_size=8)
+    with memory_ceiling(assembly.lm.base, 4 * (30 + 24)):
+        cut = score(assembly, rows.rows, batch_size=8, limit=limit)
+    assert cut.outputs == free.outputs
+    assert limit.rows < 8
+
+
+@contextmanager
+def hooks(*handles: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
+    assembly: Any, rows: Examination
+) -> None:
+    held: list[Any] = []
+    alive: list[int] = []
+    sizes: list[int] = []
+
+    def hold(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        alive.append(sum(reference() is not None for reference in held))
+        held.append(weakref.ref(output))
+        sizes.append(len(output))
+
+    def refuse(module: Any, inputs: Any) -> None:
+        if sizes[-1] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    base = assembly.lm.base
+    with hooks(
+        base.get_input_embeddings().register_forward_hook(hold),
+        base.get_output_embeddings().register_forward_pre_hook(refuse),
+    ):
+        mean_loss(assembly, rows.encoded, batch_size=16)
+    assert sizes[:4] == [16, 8, 4, 4]
+    assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
