@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Labels = Mapping[str, tuple[str, ...]]
 
+ROWS_TO_START_FROM = 4
+"""Rows of a batch that an adapter's init looks at, before any size can be measured."""
 NO_LIMIT = 10**9
 """Tokenizers without a length say a far larger number."""
 
@@ -35,6 +37,8 @@ class Assembly:
     """The parts of a run on this process."""
 
     config: Config
+    folder: Path
+    """Where relative paths of the file start."""
     lm: GenerativeModel
     labels: Labels
     """Labels of each category output."""
@@ -82,6 +86,7 @@ def assemble(
     lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
     return Assembly(
         config=config,
+        folder=folder,
         lm=lm,
         labels=labels,
         encoder=encoder(lm.context_length),
@@ -105,5 +110,6 @@ def initial_batches(config: Config, training: Rows | None, encoder: Encoder, tok
     schema = row_schema(config, supervised=True)
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
     encoded = EncodedRows.build(training, encoder, schema=schema, ledger=ledger)
-    batch_size = config.trainer.batch_size
+    given = config.trainer.batch_size
+    batch_size = ROWS_TO_START_FROM if given == "auto" else given
     return iter(EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=tokenizer.pad_token_id))

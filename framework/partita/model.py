@@ -4,11 +4,13 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from partita.assembly import Assembly, Labels, assemble
 from partita.data.labels import find_labels
@@ -17,6 +19,7 @@ from partita.data.rows import Rows, digest
 from partita.data.sources import open_rows
 from partita.data.splits import check_columns, open_splits
 from partita.evaluation import mean_loss, prepare, score
+from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
 from partita.lm.base import GenerationRequest
 from partita.lm.fingerprint import folder_digest
@@ -25,7 +28,9 @@ from partita.runs.files import write_atomically
 from partita.runs.finding import choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
-from partita.training import check_validation_metric, run_trainer
+from partita.training import check_validation_metric, find_sizes, run_trainer
+from partita.tuning.run import most_learned, prompt_lengths
+from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
 from partita_schema.errors import DataError, PartitaError, ResumeError
@@ -34,6 +39,7 @@ from partita_schema.model import ScratchModel
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
+from partita_trainers.batch_size.cache import Cache
 from partita_trainers.registry import build_trainer
 
 if TYPE_CHECKING:
@@ -66,6 +72,7 @@ class Model:
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""
         self._assembly: Assembly | None = None
+        self._sizing: Sizing | None = None
         self._splits: dict[str, Rows] = {}
 
     @property
@@ -115,16 +122,17 @@ class Model:
                 logger.info("the run in %s is finished already", folder)
                 if dataset is not None:
                     self.check_rows_of(directory, open_splits(self.config, folder=self.loaded.folder, dataset=dataset))
-                self.run, self._assembly = folder, None
+                self.run, self._assembly, self._sizing = folder, None, None
                 return finished_result(folder, directory.manifest)
             splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
             training = splits.get("training")
             labels = find_labels(self.config, training)
             assembly = self.assemble(labels, training, trainable=self.config.trainer.type != "none")
-            result = run_trainer(trainer, assembly, splits, directory)
+            sizing = Sizing(assembly, cache=Cache.of_user())
+            result = run_trainer(trainer, assembly, splits, directory, sizing=sizing)
             model = "model" if (folder / "model").is_dir() else None
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
-        self.run, self._assembly, self._splits = folder, assembly, splits
+        self.run, self._assembly, self._splits, self._sizing = folder, assembly, splits, sizing
         return replace(result, batch_sizes=directory.manifest["batch_sizes"])
 
     def predict(
@@ -162,7 +170,7 @@ class Model:
             config=self.config,
             generation=assembly.generation,
             max_new_tokens=assembly.max_new_tokens,
-            batch_size=batch_size or self.inference_batch_size,
+            capacity=self.generation_capacity(batch_size),
             seed=self.sampling_seed,
             journal_path=self.journal(target, fingerprint),
             output=target,
@@ -181,9 +189,15 @@ class Model:
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         ledger = Ledger(None, max_bad_rows=self.config.data.max_bad_rows)
         examination = prepare(assembly, rows, split="test", ledger=ledger)
-        size = batch_size or self.inference_batch_size
-        scores = score(assembly, examination.rows, batch_size=size, progress=self.progress)
-        loss = mean_loss(assembly, examination.encoded, batch_size=size)
+        sizing = self.sizing
+        encoded = examination.encoded
+        size = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
+        with sizing.work("evaluation", size) as capacity:
+            loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit)
+        size = sizing.generation(prompt_lengths(assembly, [examination.rows]), rows=batch_size)
+        with sizing.work("generation", size) as capacity:
+            rows = examination.rows
+            scores = score(assembly, rows, batch_size=capacity.rows, limit=capacity.limit, progress=self.progress)
         return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
 
     def generate(
@@ -197,15 +211,44 @@ class Model:
         limit = max_new_tokens or assembly.max_new_tokens
         requests = [GenerationRequest(one, self.room(assembly, one, limit)) for one in ids]
         order = sorted(range(len(texts)), key=lambda index: -len(ids[index]))
-        size = batch_size or self.inference_batch_size
+        lengths = np.array([len(one) for one in ids])
+        size = self.sizing.generation(lengths, rows=batch_size, max_new_tokens=limit)
         answers = [""] * len(texts)
-        for start in range(0, len(order), size):
-            chosen = order[start : start + size]
-            batch = [requests[index] for index in chosen]
-            found = assembly.lm.generate(batch, assembly.generation, seed=self.sampling_seed + start)
-            for index, generated in zip(chosen, found, strict=True):
-                answers[index] = generated.text
+        with self.sizing.guard(size):
+            for start in range(0, len(order), size.rows):
+                chosen = order[start : start + size.rows]
+                batch = [requests[index] for index in chosen]
+                found = assembly.lm.generate(batch, assembly.generation, seed=self.sampling_seed + start)
+                for index, generated in zip(chosen, found, strict=True):
+                    answers[index] = generated.text
         return answers
+
+    def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
+        """The batch sizes that this machine allows and what is best of them, measured now.
+
+        Of a file that trains: those of training and of the evaluations beside it. Of a finished run, or with
+        `trainer: {type: none}`: those of generation, and of evaluation where `dataset` has answers. `dataset` takes the
+        place of data.source, or of the rows that would be evaluated. `fresh` forgets what earlier runs have found.
+        """
+        cache = None if fresh else Cache.of_user()
+        if self.config.trainer.type != "none" and self.run is None:
+            return self.tune_training(dataset, cache=cache)
+        assembly = self.ready()
+        rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
+        sizing = self._sizing = Sizing(assembly, cache=cache)
+        generation = sizing.generation(prompt_lengths(assembly, [rows]))
+        if any(output.source_column not in rows.columns for output in self.config.output_features):
+            return BatchSizes(generation=generation)
+        encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
+        return BatchSizes(generation=generation, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
+
+    def tune_training(self, dataset: Any, *, cache: Cache | None) -> BatchSizes:
+        """The sizes that `train` would find; nothing is written but what earlier runs have found."""
+        trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
+        splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
+        training = splits.get("training")
+        assembly = self.assemble(find_labels(self.config, training), training, trainable=True)
+        return find_sizes(trainer, assembly, splits, sizing=Sizing(assembly, cache=cache))
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
@@ -293,9 +336,19 @@ class Model:
         return found if (found / "tokenizer_config.json").exists() else None
 
     @property
-    def inference_batch_size(self) -> int:
-        """Rows at a time where nothing is learned."""
-        return self.config.trainer.eval_batch_size or self.config.trainer.batch_size
+    def sizing(self) -> Sizing:
+        """What finds batch sizes for the model in memory."""
+        if self._sizing is None:
+            self._sizing = Sizing(self.ready(), cache=Cache.of_user())
+        return self._sizing
+
+    def generation_capacity(self, rows: int | None) -> Callable[[np.ndarray], Capacity]:
+        """From the lengths of prompts to what a job may put on the device at once; `rows` is over the file's."""
+
+        def capacity(lengths: np.ndarray) -> Capacity:
+            return self.sizing.capacity("generation", self.sizing.generation(lengths, rows=rows))
+
+        return capacity
 
     @property
     def sampling_seed(self) -> int:

@@ -2,7 +2,9 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from partita.assembly import Assembly
 from partita.data.encoded import EncodedRows
@@ -11,45 +13,65 @@ from partita.data.loader import Loader
 from partita.data.rows import Rows
 from partita.evaluation import Examination, mean_loss, prepare, score
 from partita.inference.metrics import metric_names
-from partita.inference.predict import READING_IS_SHOWN
+from partita.inference.predict import READING_IS_SHOWN, ShowProgress
 from partita.runs.directory import RunDirectory
+from partita.tuning.run import run_sizes
+from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainResult, Work
+from partita_trainers.batch_size.trial import BatchSize
 
 logger = logging.getLogger(__name__)
 
 
-def run_trainer(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], directory: RunDirectory) -> TrainResult:
-    """Encode the rows, and let the trainer work on them."""
+@dataclass(frozen=True)
+class Material:
+    """What a run works on, checked and encoded once."""
+
+    training: EncodedRows | None
+    """Rows to learn from; None where nothing is trained or there are none."""
+    examinations: dict[str, Examination]
+    """Rows to evaluate on, by split."""
+
+
+def run_trainer(
+    trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], directory: RunDirectory, *, sizing: Sizing
+) -> TrainResult:
+    """Encode the rows, find the batch sizes, and let the trainer work."""
     config = assembly.config
     ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows)
-    loader = training_loader(assembly, splits, ledger, directory=directory)
-    examinations = {
-        split: prepare(assembly, rows, split=split, ledger=ledger)
-        for split, rows in splits.items()
-        if split != "training" or (config.trainer.type == "none" and "training" in config.trainer.evaluate)
-    }
+    material = read_material(assembly, splits, ledger, progress=directory.progress)
     tell_left_out(ledger, directory)
-    note_work(directory, assembly, splits, ledger)
-    evaluation_batch_size = config.trainer.eval_batch_size or config.trainer.batch_size
+    begun = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
+    sizes = run_sizes(
+        trainer, assembly, sizing, encoded=material.training, examinations=material.examinations, begun=begun
+    )
+    loader = training_loader(assembly, material.training, size=sizes.training)
+    note_work(directory, assembly, splits, ledger, batch_sizes={**sizes.records(), **begun})
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> Metrics:
-        examination: Examination | None = examinations.get(split)
+        examination = material.examinations.get(split)
         if examination is None:
             return {}
-        metrics = mean_loss(assembly, examination.encoded, batch_size=evaluation_batch_size)
+        with sizing.work("evaluation", sizes.evaluation) as capacity:
+            metrics = mean_loss(assembly, examination.encoded, batch_size=capacity.rows, limit=capacity.limit)
         if generated:
-            scores = score(
-                assembly,
-                examination.rows,
-                batch_size=evaluation_batch_size,
-                max_rows=max_rows,
-                progress=directory.progress,
-            )
+            with sizing.work("generation", sizes.generation) as capacity:
+                scores = score(
+                    assembly,
+                    examination.rows,
+                    batch_size=capacity.rows,
+                    limit=capacity.limit,
+                    max_rows=max_rows,
+                    progress=directory.progress,
+                )
             metrics |= scores.flat
+        after = sizing.after(sizes)
+        if after != sizes:
+            directory.note(batch_sizes=after.records())
         return metrics
 
     work = Work(
@@ -61,32 +83,61 @@ def run_trainer(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], d
         run=directory,
         device=assembly.lm.device,
     )
-    result = trainer.train(work)
+    with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
+        result = trainer.train(work)
     if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
         assembly.lm.save(directory.folder / "model")
     return result
 
 
-def training_loader(
-    assembly: Assembly, splits: dict[str, Rows], ledger: Ledger, *, directory: RunDirectory
-) -> Loader | None:
-    """Batches of the training rows; None where nothing is trained or there are none."""
-    config = assembly.config
-    trainer = config.trainer
-    if trainer.type == "none" or "training" not in splits:
+def find_sizes(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], *, sizing: Sizing) -> BatchSizes:
+    """The batch sizes that a run would begin with."""
+    ledger = Ledger(None, max_bad_rows=assembly.config.data.max_bad_rows)
+    material = read_material(assembly, splits, ledger)
+    return run_sizes(trainer, assembly, sizing, encoded=material.training, examinations=material.examinations, begun={})
+
+
+def read_material(
+    assembly: Assembly, splits: dict[str, Rows], ledger: Ledger, *, progress: ShowProgress | None = None
+) -> Material:
+    """All rows of a run; those that cannot be used go to the ledger."""
+    trainer = assembly.config.trainer
+    training = encode_training(assembly, splits, ledger, progress=progress)
+    examinations = {
+        split: prepare(assembly, rows, split=split, ledger=ledger)
+        for split, rows in splits.items()
+        if split != "training" or (trainer.type == "none" and "training" in trainer.evaluate)
+    }
+    return Material(training, examinations)
+
+
+def encode_training(
+    assembly: Assembly, splits: dict[str, Rows], ledger: Ledger, *, progress: ShowProgress | None
+) -> EncodedRows | None:
+    """The training rows, encoded; None where nothing is trained or there are none."""
+    if assembly.config.trainer.type == "none" or "training" not in splits:
         return None
-    schema = row_schema(config, supervised=True)
+    schema = row_schema(assembly.config, supervised=True)
     rows = splits["training"]
-    with directory.progress(len(rows), "reading") if len(rows) >= READING_IS_SHOWN else nullcontext() as display:
-        encoded = EncodedRows.build(
+    shown = progress is not None and len(rows) >= READING_IS_SHOWN
+    with progress(len(rows), "reading") if progress is not None and shown else nullcontext() as display:
+        return EncodedRows.build(
             rows, assembly.encoder, schema=schema, ledger=ledger, progress=display.advance if display else None
         )
+
+
+def training_loader(assembly: Assembly, encoded: EncodedRows | None, *, size: BatchSize | None) -> Loader | None:
+    """Batches of the training rows; None where there are none."""
+    if encoded is None or size is None:
+        return None
+    config = assembly.config
+    trainer = config.trainer
     loader = Loader(
         encoded,
         batching=config.data.batching,
         options=config.data.loader,
-        batch_size=trainer.batch_size,
-        batches_per_step=trainer.accumulation if isinstance(trainer, FinetuneTrainer) else 1,
+        batch_size=size.rows,
+        batches_per_step=trainer.accumulation(size.rows) if isinstance(trainer, FinetuneTrainer) else 1,
         seed=config.seed,
         pad_token_id=assembly.lm.tokenizer.pad_token_id,
     )
@@ -125,26 +176,21 @@ def check_validation_metric(config: Config) -> None:
     raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {wanted}; {hint}")])
 
 
-def note_work(directory: RunDirectory, assembly: Assembly, splits: dict[str, Rows], ledger: Ledger) -> None:
+def note_work(
+    directory: RunDirectory,
+    assembly: Assembly,
+    splits: dict[str, Rows],
+    ledger: Ledger,
+    *,
+    batch_sizes: dict[str, Any],
+) -> None:
     """Write down what the run works on, and with which sizes."""
-    trainer = assembly.config.trainer
-    said = trainer.model_fields_set
-    device = str(assembly.lm.device)
-
-    def size(rows: int, key: str) -> dict[str, object]:
-        return {"rows": rows, "origin": "file" if key in said else "default", "device": device}
-
-    evaluation = trainer.eval_batch_size or trainer.batch_size
-    key = "eval_batch_size" if trainer.eval_batch_size else "batch_size"
-    sizes = {"generation": size(evaluation, key), "evaluation": size(evaluation, key)}
-    if trainer.type != "none":
-        sizes["training"] = size(trainer.batch_size, "batch_size")
     directory.note(
-        device=device,
+        device=str(assembly.lm.device),
         data={split: {"rows": len(rows), "fingerprint": rows.fingerprint} for split, rows in splits.items()},
         ledger={split: counts.left_out for split, counts in ledger.splits.items()},
         labels={name: list(labels) for name, labels in assembly.labels.items()},
-        batch_sizes=sizes,
+        batch_sizes=batch_sizes,
         parameters=sum(parameter.numel() for parameter in assembly.lm.module.parameters()),
         trained_parameters=sum(p.numel() for p in assembly.lm.module.parameters() if p.requires_grad),
     )

@@ -256,7 +256,7 @@ def test_a_trainer_beside_the_file_is_found(colours: Any, tmp_path: Path) -> Non
         "    def train(self, work): return TrainResult(run=work.run.folder, metrics={}, steps=self.options['steps'])\n"
     )
     (tmp_path / "beside_the_file.py").write_text(code)
-    target = {"type": "custom", "target": "beside_the_file:Nothing", "options": {"steps": 3}}
+    target = {"type": "custom", "target": "beside_the_file:Nothing", "batch_size": 16, "options": {"steps": 3}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(colours.config(trainer=target)))
     assert Model(tmp_path / "run.yaml", quiet=True).train(run=tmp_path / "run").steps == 3
 

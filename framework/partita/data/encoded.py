@@ -76,6 +76,14 @@ class EncodedRows:
         return np.diff(self.starts_N1).astype(np.int32)
 
     @property
+    def learned_tokens(self) -> np.ndarray:
+        """Learned tokens of each row, [N], int64."""
+        spans_S2 = self.spans_S2.reshape(-1, 2).astype(np.int64)
+        totals_S1 = np.concatenate([[0], np.cumsum(spans_S2[:, 1] - spans_S2[:, 0])])
+        learned_N: np.ndarray = np.diff(totals_S1[self.span_starts_N1])
+        return learned_N
+
+    @property
     def fingerprint(self) -> str:
         """A hash of keys, ids and learned tokens."""
         arrays = (self.ids_L, self.starts_N1, self.spans_S2, self.span_starts_N1)

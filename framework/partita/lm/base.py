@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from partita_trainers.base import LanguageModel
+from partita_trainers.batch_size.trial import Timing
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,21 @@ class GenerativeModel(LanguageModel, Protocol):
     @property
     def context_length(self) -> int | None:
         """Longest sequence in tokens, virtual tokens of an adapter already taken off; None for no limit."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Tokens that mean text: within the embedding, and not special."""
+
+    def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
+        """New tokens that any row of a batch reaches beside a prompt of that length: fewer where positions end."""
+
+    def generate_worst_case(
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+    ) -> Timing:
+        """Read `rows` prompts of that length and generate up to the last token, for measuring; raises what it meets."""
+
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
+        """Seconds of one decode step with `length` tokens behind it; raises what it meets."""
 
     @property
     def fingerprint(self) -> str:

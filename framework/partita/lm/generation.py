@@ -17,7 +17,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.config import Config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """Settings that mean something only where sampling is on."""
@@ -101,22 +101,12 @@ def generate_batch(
     tokenizer: "PreTrainedTokenizerFast",
 ) -> list[Generated]:
     """Answers to the requests whose padded prompts are `inputs`; the model is in evaluation mode."""
-    from transformers import GenerationConfig, StoppingCriteriaList
+    from transformers import StoppingCriteriaList
 
     limits = [request.max_new_tokens for request in requests]
     width = inputs["input_ids"].shape[1]
-    arguments = dict(options.arguments)
-    if "min_new_tokens" in arguments:
-        arguments["min_new_tokens"] = min(arguments["min_new_tokens"], max(limits))
     ends = sorted({*end_ids, *options.stop_token_ids})
-    settings = GenerationConfig(
-        **arguments,
-        max_new_tokens=max(limits),
-        eos_token_id=ends or None,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        use_cache=True,
-    )
+    settings = generation_settings(options, max_new_tokens=max(limits), end_ids=ends, tokenizer=tokenizer)
     criterion = RowLimits(limits, stop=options.stop, prompt_length=width, tokenizer=tokenizer)
     with torch.no_grad():
         sequences = model.generate(
@@ -127,6 +117,25 @@ def generate_batch(
         finish(row, limit=limit, ends=ends, stop=options.stop, tokenizer=tokenizer)
         for row, limit in zip(rows, limits, strict=True)
     ]
+
+
+def generation_settings(
+    options: GenerationOptions, *, max_new_tokens: int, end_ids: Sequence[int], tokenizer: "PreTrainedTokenizerFast"
+) -> "GenerationConfig":
+    """transformers' settings of a batch."""
+    from transformers import GenerationConfig
+
+    arguments = dict(options.arguments)
+    if "min_new_tokens" in arguments:
+        arguments["min_new_tokens"] = min(arguments["min_new_tokens"], max_new_tokens)
+    return GenerationConfig(
+        **arguments,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(end_ids) or None,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        use_cache=True,
+    )
 
 
 def finish(

@@ -33,11 +33,13 @@ from partita.lm.saving import (
 )
 from partita.lm.tokenizers import tokenizer_digest
 from partita.lm.trained import freeze, recompute_activations, trained_parameters
+from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
 from partita_schema.adapter import AdaloraAdapter, LoraAdapter
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch
+from partita_trainers.batch_size.trial import Timing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -342,6 +344,27 @@ class HuggingFaceModel:
                 )
                 answers.update(zip(group, found, strict=True))
         return [answers[index] for index in range(len(requests))]
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Tokens that mean text: within the embedding, and not special."""
+        return ordinary_tokens(self)
+
+    def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
+        """New tokens that any row of a batch reaches beside a prompt of that length."""
+        return reachable_tokens(self, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+    def generate_worst_case(
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+    ) -> Timing:
+        """Read prompts and generate up to the last token; random states are as before afterwards."""
+        with seeded(0, device=self.device), self.evaluating():
+            return generate_worst_case(self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options)
+
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
+        """Seconds of one decode step; random states are as before afterwards."""
+        with seeded(0, device=self.device), self.evaluating():
+            return time_decode_step(self, rows, length=length, options=options)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
+from partita_trainers.batch_size.trial import Timing
 
 Answer = str | Exception
 """What stands for a prompt: its answer, or an error to raise."""
@@ -114,6 +115,28 @@ class ScriptedModel:
         self.calls += 1
         self.rows += len(requests)
         return [self.generated(request, options) for request in requests]
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Its characters."""
+        special = set(self.tokenizer.all_special_ids)
+        return [token for token in range(len(self.tokenizer)) if token not in special]
+
+    def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
+        """What the context leaves."""
+        return (
+            new_tokens if self.context_length is None else max(1, min(new_tokens, self.context_length - prompt_tokens))
+        )
+
+    def generate_worst_case(
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+    ) -> Timing:
+        """It takes no time and no memory."""
+        return Timing(prefill_seconds=1e-6 * rows, decode_seconds=1e-6)
+
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
+        """It takes no time."""
+        return 1e-6
 
     def generated(self, request: GenerationRequest, options: GenerationOptions) -> Generated:
         needed = len(request.input_ids) + request.max_new_tokens

@@ -44,6 +44,11 @@ class RunDirectory:
         """The run came to its end, and nothing more is asked of it."""
         return self.manifest.get("status") == "done"
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """The run has come to a checkpoint, and goes on from there."""
+        return any(self.checkpoints.glob("step-*"))
+
     def log_step(self, record: Mapping[str, Any]) -> None:
         """Append a line to log.jsonl, and pass it to the trackers."""
         with (self.folder / "log.jsonl").open("a", encoding="utf8") as file:

@@ -26,12 +26,12 @@ WRITE_ERRORS = (
 """What the system says when a folder takes no more, or not from this user, or is none."""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The file holds all of `text` or what it held before."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """The file holds all of `content` or what it held before."""
     beside = path.with_name(f".{path.name}.writing")
     try:
-        with beside.open("w", encoding="utf8") as file:
-            file.write(text)
+        with beside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -33,6 +33,7 @@ FLAGS = {
     "validate": {"--set"},
     "explain": {"--set", "--json"},
     "preview": {"--rows", "-n", "--dataset", "--set"},
+    "tune": {"--dataset", "--plot", "--fresh", "--set", "--quiet", "-q", "--json"},
     "train": {"--dataset", "--run", "--set", "--quiet", "-q", "--json"},
     "predict": {
         "--dataset",

@@ -149,7 +149,7 @@ def test_only_another_run_is_refused_and_every_difference_is_named(tmp_path: Pat
         pass
     assert str(caught.value) == (
         f"{tmp_path} holds a run of another file:\n"
-        "  trainer.batch_size: 8 -> 4\n"
+        "  trainer.batch_size: 'auto' -> 4\n"
         "  trainer.learning_rate: None -> 0.1\n"
         "give this run another folder with --run"
     )

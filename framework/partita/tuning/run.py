@@ -1,0 +1,126 @@
+"""The sizes of a run: those that it began with, or found before its first step."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from partita.assembly import Assembly
+from partita.data.encoded import EncodedRows
+from partita.data.rows import Rows
+from partita.evaluation import Examination
+from partita.inference.prompts import EncodedPrompts
+from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.trials import EpochVolume
+from partita_schema.rows import row_schema
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.base import Trainer, TrialWork
+from partita_trainers.batch_size.trial import BatchSize, Trial
+
+logger = logging.getLogger(__name__)
+
+
+def run_sizes(
+    trainer: Trainer,
+    assembly: Assembly,
+    sizing: Sizing,
+    *,
+    encoded: EncodedRows | None,
+    examinations: Mapping[str, Examination],
+    begun: Mapping[str, Any],
+) -> BatchSizes:
+    """Sizes of all that a run does.
+
+    `begun` holds the records of a run that has taken steps already: it goes on as it began. Otherwise training comes
+    first, and while the state of its optimizers is on the device, what will have to run beside it. Raises OutOfMemory
+    where not even one row fits, and ConfigError where a custom trainer does not say what to try.
+    """
+    sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
+    with training_trial(trainer, assembly, encoded, needed=needs_trial(assembly, begun)) as trial:
+        if encoded is not None and sizes.training is None:
+            written = sizing.written("training", None)
+            if written is None and trial is not None:
+                written = sizing.training(trial, most_learned=most_learned([encoded]))
+            elif trial is not None:
+                trial.warm_up()
+            sizes = replace(sizes, training=written)
+        sizing.beside_training = trial is not None
+        try:
+            return evaluation_sizes(assembly, sizing, examinations, sizes=sizes)
+        finally:
+            sizing.beside_training = False
+
+
+def needs_trial(assembly: Assembly, begun: Mapping[str, Any]) -> bool:
+    """Whether any size has to be found."""
+    trainer = assembly.config.trainer
+    return not begun and "auto" in (trainer.batch_size, trainer.eval_batch_size)
+
+
+@contextmanager
+def training_trial(
+    trainer: Trainer, assembly: Assembly, encoded: EncodedRows | None, *, needed: bool
+) -> Iterator[Trial | None]:
+    """The trainer's trial, where there is training and a size is to be found beside it or for it."""
+    if encoded is None or not needed:
+        yield None
+        return
+    config, lm = assembly.config, assembly.lm
+    batching = config.data.batching
+    work = TrialWork(
+        config=config,
+        lm=lm,
+        device=lm.device,
+        longest_row=int(encoded.lengths.max()),
+        most_learned=most_learned([encoded]),
+        token_ids=lm.token_ids,
+        max_rows=len(encoded),
+        volume=EpochVolume(encoded.lengths, batching=batching, seed=config.seed),
+    )
+    # A class of the user's may lack the method; what is evaluated beside its training is then tried without it.
+    declare = getattr(trainer, "trial", None)
+    with (declare(work) if declare is not None else None) or nullcontext() as trial:
+        yield trial
+
+
+def evaluation_sizes(
+    assembly: Assembly, sizing: Sizing, examinations: Mapping[str, Examination], *, sizes: BatchSizes
+) -> BatchSizes:
+    """`sizes` with those of evaluations and of generated answers, where there are any."""
+    if not examinations or evaluates_never(assembly):
+        return sizes
+    held = [examination.encoded for examination in examinations.values()]
+    if sizes.evaluation is None:
+        lengths = np.concatenate([encoded.lengths for encoded in held])
+        sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
+    if sizes.generation is None and generates(assembly):
+        prompts = prompt_lengths(assembly, [examination.rows for examination in examinations.values()])
+        sizes = replace(sizes, generation=sizing.generation(prompts))
+    return sizes
+
+
+def evaluates_never(assembly: Assembly) -> bool:
+    trainer = assembly.config.trainer
+    return isinstance(trainer, FinetuneTrainer) and trainer.skip_all_evaluation
+
+
+def generates(assembly: Assembly) -> bool:
+    """Whether answers are generated during the run or at its end."""
+    trainer = assembly.config.trainer
+    if not isinstance(trainer, FinetuneTrainer):
+        return True
+    return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
+
+
+def prompt_lengths(assembly: Assembly, sources: Iterable[Rows]) -> np.ndarray:
+    """Tokens of each row's prompt; 0 for rows without one."""
+    schema = row_schema(assembly.config, supervised=False)
+    return np.concatenate([EncodedPrompts(rows, assembly.encoder, schema).lengths for rows in sources])
+
+
+def most_learned(sources: Sequence[EncodedRows]) -> int:
+    """Most learned tokens of a row."""
+    return max(int(encoded.learned_tokens.max(initial=0)) for encoded in sources)

@@ -1,0 +1,235 @@
+"""The batch sizes of a model in memory: written in the file, known from before, or found now."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.assembly import Assembly
+from partita.inference.halving import BatchLimit, Capacity
+from partita.runs.manifest import versions
+from partita.tuning.trials import EvaluationTrial, GenerationTrial
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.batch_size.cache import Cache, bucket
+from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.search import foretold_bytes, sizes_to_look_at
+from partita_trainers.batch_size.trial import BatchSize, Purpose, Trial
+from partita_trainers.batch_size.tune import Sizes, tune, verify
+
+logger = logging.getLogger(__name__)
+
+FRAGMENTATION = 2.2
+"""How much more than it holds a process takes where the C library manages memory as it likes; measured on Linux."""
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
+ROWS_THAT_COUNT = 4096
+"""Data of more rows than this is alike in its choice of a size."""
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Sizes by what they are for; None where there is no such work."""
+
+    generation: BatchSize | None = None
+    evaluation: BatchSize | None = None
+    training: BatchSize | None = None
+
+    def found(self) -> dict[str, BatchSize]:
+        """Those that there are."""
+        named = {"generation": self.generation, "evaluation": self.evaluation, "training": self.training}
+        return {name: size for name, size in named.items() if size is not None}
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """As JSON, for the manifest."""
+        return {name: size.record() for name, size in self.found().items()}
+
+
+class Sizing:
+    """Finds sizes for one model, and remembers them.
+
+    A size that was found for longer prompts serves shorter ones. One that turned out too large stays at what fitted.
+    """
+
+    def __init__(self, assembly: Assembly, *, cache: Cache | None) -> None:
+        """`cache` keeps sizes between runs; None for nowhere."""
+        self.assembly, self.cache = assembly, cache
+        self.config, self.lm = assembly.config, assembly.lm
+        self.memory = device_memory(self.lm.device, memory_budget=self.config.trainer.memory_budget)
+        self.device = str(self.lm.device)
+        self.known: dict[Purpose, tuple[BatchSize, int]] = {}
+        """Sizes, and the number of rows that they were found for."""
+        self.limits: dict[Purpose, BatchLimit] = {}
+        """What jobs have come to since."""
+        self.beside_training = False
+        """Whether the state of optimizers is on the device now."""
+
+    # Where sizes come from
+
+    def generation(
+        self, lengths: np.ndarray, *, rows: int | None = None, max_new_tokens: int | None = None
+    ) -> BatchSize:
+        """Rows of a batch of answers. `lengths` are tokens of prompts, 0 for those that are not asked.
+
+        `rows` is the caller's wish, over the file's.
+        """
+        asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
+        given = self.written("generation", rows) or self.single_row("generation", len(asked))
+        if given is not None:
+            return given
+        wanted = max_new_tokens or self.assembly.max_new_tokens
+        trial = GenerationTrial(self.lm, self.assembly.generation, lengths=asked, wanted_tokens=wanted)
+        return self.find(trial, options=[self.assembly.generation.arguments, len(self.assembly.generation.stop)])
+
+    def evaluation(self, lengths: np.ndarray, most_learned: int, *, rows: int | None = None) -> BatchSize:
+        """Rows of a forward pass without gradients. `lengths` are tokens of rows with their answers."""
+        given = self.written("evaluation", rows) or self.single_row("evaluation", len(lengths))
+        if given is not None:
+            return given
+        return self.find(EvaluationTrial(self.lm, lengths=lengths, most_learned=most_learned), options=[most_learned])
+
+    def training(self, trial: Trial, *, most_learned: int) -> BatchSize:
+        """Rows of a batch of training; a divisor of the rows of a step where the file fixes those."""
+        trainer = self.config.trainer
+        step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
+        sizes = sizes_to_look_at if step_rows is None else divisors_of(step_rows)
+        found = self.find(trial, options=[most_learned, step_rows], sizes=sizes, max_rows=step_rows)
+        if step_rows is not None and found.fits:
+            largest, could = max(sizes(found.fits)), min(found.fits, step_rows)
+            if 2 * largest <= could:
+                logger.warning(
+                    "effective_batch_size %s can be cut into batches of %s at most, and %s would fit; "
+                    "a number with more divisors would be faster",
+                    *(f"{count:,}" for count in (step_rows, largest, could)),
+                )
+        return found
+
+    def written(self, purpose: Purpose, rows: int | None) -> BatchSize | None:
+        """The size that the caller or the file gives as a number."""
+        trainer = self.config.trainer
+        chosen: int | str = trainer.batch_size
+        if purpose != "training" and trainer.eval_batch_size is not None:
+            chosen = trainer.eval_batch_size
+        chosen = rows if rows is not None else chosen
+        return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
+
+    def single_row(self, purpose: Purpose, rows: int) -> BatchSize | None:
+        """For a single row there is nothing to find; for none at all neither."""
+        if rows > 1 or purpose in self.known:
+            return None
+        return BatchSize(rows=1, origin="default", device=self.device)
+
+    def find(
+        self,
+        trial: Trial,
+        *,
+        options: Sequence[Any],
+        sizes: Sizes = sizes_to_look_at,
+        max_rows: int | None = None,
+    ) -> BatchSize:
+        """The size in memory, else the one of an earlier run, tried once more, else a new one."""
+        known = self.remembered(trial)
+        if known is not None:
+            return known
+        limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
+        limit = min(limits, default=None)
+        key = self.key(trial, options=options, max_rows=limit)
+        earlier = self.cache.load(key) if self.cache is not None else None
+        found = verify(trial, self.memory, earlier, max_rows=limit) if earlier is not None else None
+        if found is None:
+            found = tune(trial, self.memory, device=self.device, max_rows=limit, sizes=sizes)
+            if self.cache is not None:
+                self.cache.save(key, found)
+        self.memory.clear()
+        self.known[trial.purpose] = (found, trial.max_rows)
+        self.limits.pop(trial.purpose, None)
+        return found
+
+    def remembered(self, trial: Trial) -> BatchSize | None:
+        """A size of this process for work that is no harder."""
+        if trial.purpose not in self.known:
+            return None
+        found, rows_then = self.known[trial.purpose]
+        harder = trial.prompt_tokens > (found.prompt_tokens or 0) or trial.new_tokens > (found.new_tokens or 0)
+        held_down = found.rows >= rows_then and trial.max_rows > rows_then
+        return None if harder or held_down else found
+
+    def key(self, trial: Trial, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
+        """All that decides a size, as JSON."""
+        config = self.config
+        sections = ("base_model", "model_parameters", "adapter", "quantization", "trust_remote_code")
+        trainer = config.trainer.model_dump(mode="json", include={"memory_budget", "gradient_checkpointing"})
+        if trial.purpose == "training":
+            trainer = config.trainer.model_dump(mode="json", exclude={"batch_size", "eval_batch_size"})
+        module = self.lm.module
+        usual = trial.volume(1).tokens // max(1, trial.volume(1).batches)
+        installed = versions()
+        return {
+            "purpose": trial.purpose,
+            "model": config.model_dump(mode="json", include=set(sections)),
+            "folder": str(self.assembly.folder),
+            "parameters": sum(parameter.numel() for parameter in module.parameters()),
+            "dtypes": sorted({str(parameter.dtype) for parameter in module.parameters()}),
+            "trainer": trainer,
+            "beside_training": self.beside_training,
+            "device": self.memory.identity,
+            "threads": torch.get_num_threads() if self.lm.device.type == "cpu" else None,
+            "versions": {name: installed.get(name) for name in PACKAGES},
+            "prompt_tokens": bucket(trial.prompt_tokens),
+            "usual_tokens": bucket(usual),
+            "new_tokens": trial.new_tokens,
+            "rows": min(trial.max_rows, ROWS_THAT_COUNT).bit_length(),
+            "max_rows": max_rows,
+            "options": list(options),
+        }
+
+    # How sizes are used
+
+    def limit(self, purpose: Purpose, size: BatchSize) -> BatchLimit:
+        """What cuts the batches of jobs; it stays where running out of memory has brought it."""
+        if purpose not in self.limits or self.limits[purpose].rows > size.rows:
+            self.limits[purpose] = BatchLimit(size.rows)
+        return self.limits[purpose]
+
+    def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
+        """What a job may put on the device at once."""
+        written = size.origin == "file"
+        return Capacity(size.rows, self.limit(purpose, size), written=written, guard=lambda: self.guard(size))
+
+    @contextmanager
+    def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[Capacity]:
+        """Around work of that purpose. There is a size for all that a run does."""
+        if size is None:
+            raise AssertionError(f"no batch size was looked for, for {purpose}")
+        capacity = self.capacity(purpose, size)
+        with capacity.guard():
+            yield capacity
+
+    def guard(self, size: BatchSize) -> AbstractContextManager[None]:
+        """Around work in batches of a size: memory is guarded, and managed strictly where it is short."""
+        fitting = [probe for probe in size.probes if probe.verdict == "fits"]
+        short = False
+        if fitting and size.budget_bytes is not None:
+            short = FRAGMENTATION * foretold_bytes(fitting, size.rows) > size.budget_bytes
+        return self.memory.guard(exact=short)
+
+    def after(self, sizes: BatchSizes) -> BatchSizes:
+        """The sizes as they are now that work was done: those that were too large, with what fitted."""
+        return replace(sizes, **{name: self.lowered(name, size) for name, size in sizes.found().items()})
+
+    def lowered(self, purpose: Any, size: BatchSize) -> BatchSize:
+        limit = self.limits.get(purpose)
+        if limit is None or not limit.out_of_memory:
+            return size
+        return replace(size, rows=min(size.rows, limit.rows), out_of_memory=True)
+
+
+def divisors_of(step_rows: int) -> Sizes:
+    """Divisors of the rows of a step, up to a largest one: batches of such sizes fill it exactly."""
+
+    def sizes(largest: int) -> list[int]:
+        return [rows for rows in range(1, min(largest, step_rows) + 1) if step_rows % rows == 0]
+
+    return sizes

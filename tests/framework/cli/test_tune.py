@@ -1,0 +1,159 @@
+"""What `partita tune` asks a model for, and where the answer goes; how it looks is tested in tests/framework/report."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.cli.main import run
+from partita_trainers.batch_size.trial import BatchSize, Probe
+
+SIZE = BatchSize(
+    rows=8,
+    origin="tuned",
+    device="cpu",
+    fits=8,
+    best=8,
+    probes=(Probe(1, "fits", 10**7, 10**7, 0.1, 0.01, 2.0), Probe(8, "fits", 5 * 10**7, 5 * 10**7, 0.4, 0.02, 7.5)),
+    prompt_tokens=20,
+    new_tokens=5,
+    budget_bytes=6 * 10**7,
+    seconds=1.5,
+)
+
+
+@dataclass
+class Tuned:
+    """A model whose sizes are known; takes down what it was asked for."""
+
+    sizes: dict[str, BatchSize]
+    opened: list[Any] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+
+    def open(self, path: Path, *, overrides: list[str], quiet: bool) -> "Tuned":
+        self.opened.append((str(path), overrides, quiet))
+        return self
+
+    def tune(self, dataset: str | None, *, fresh: bool) -> "Tuned":
+        self.asked.append((dataset, fresh))
+        return self
+
+    def found(self) -> dict[str, BatchSize]:
+        return self.sizes
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
+    found = Tuned({"generation": SIZE, "evaluation": BatchSize(4, "file", "cpu")})
+    # The module hides behind the function of the same name in its package.
+    monkeypatch.setattr(sys.modules["partita.cli.tune"], "open_model", found.open)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command in this process: exit code, standard output, standard error."""
+
+    def command(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["partita", "tune", *words])
+        with pytest.raises(SystemExit) as caught:
+            run()
+        shown = capsys.readouterr()
+        return int(caught.value.code or 0), shown.out, shown.err
+
+    return command
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def test_sizes_are_printed_and_flags_reach_the_model(model: Tuned, call: Call) -> None:
+    code, shown, told = call("run.yaml", "--dataset", "rows.csv", "--fresh", "--set", "seed=5", "-q")
+    assert (code, told) == (0, "")
+    assert shown.startswith("generation: 8 rows (fits 8, best 8), tuned in 1.50 s on cpu; prompts of at most\n")
+    assert shown.endswith("\n\nevaluation: 4 rows, as the file says\n")
+    assert model.opened == [("run.yaml", ["seed=5"], True)]
+    assert model.asked == [("rows.csv", True)]
+
+
+def test_without_flags_the_data_of_the_file_and_earlier_results_count(model: Tuned, call: Call) -> None:
+    assert call("run.yaml")[0] == 0
+    assert model.opened == [("run.yaml", [], False)]
+    assert model.asked == [(None, False)]
+
+
+def test_json_holds_the_records_and_nothing_else(model: Tuned, call: Call, tmp_path: Path) -> None:
+    code, shown, told = call("run.yaml", "--json", "--plot", "plot.svg")
+    assert (code, told) == (0, "")
+    assert (tmp_path / "plot.svg").exists()
+    records = json.loads(shown)
+    assert records.keys() == {"generation", "evaluation"}
+    assert records["generation"]["probes"][1]["used_bytes"] == 50_000_000
+    assert records["generation"]["fits"] == 8
+    assert records["evaluation"]["origin"] == "file"
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG\r\n"), ("a.svg", b"<?xml"), ("a.html", b"<!DOCTYPE")])
+def test_a_plot_is_written_by_its_ending_and_named(
+    name: str, start: bytes, model: Tuned, call: Call, tmp_path: Path
+) -> None:
+    code, shown, _ = call("run.yaml", "--plot", name)
+    assert code == 0
+    assert shown.endswith(f"\n\ndrawn in {name}\n")
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_the_title_of_a_page_names_the_file(model: Tuned, call: Call, tmp_path: Path) -> None:
+    call("runs/first", "--plot", "a.html")
+    assert "<title>Batch sizes of runs/first</title>" in (tmp_path / "a.html").read_text(encoding="utf8")
+
+
+def test_another_ending_is_refused_before_anything_is_measured(model: Tuned, call: Call) -> None:
+    message = "error: a.pdf has the ending '.pdf'; plots are written as .png, .svg or .html\n"
+    assert call("run.yaml", "--plot", "a.pdf") == (2, "", message)
+    assert model.opened == []
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
+    model: Tuned, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = "error: plots are drawn with matplotlib, which is missing here; pip install 'partita[plot]'\n"
+    assert call("run.yaml", "--plot", "a.png") == (1, "", message)
+    assert model.opened == []
+
+
+def test_a_picture_of_sizes_of_the_file_is_refused_after_they_were_printed(
+    model: Tuned, call: Call, tmp_path: Path
+) -> None:
+    del model.sizes["generation"]
+    code, shown, told = call("run.yaml", "--plot", "a.png")
+    assert (code, shown) == (2, "evaluation: 4 rows, as the file says\n")
+    assert told == (
+        "error: a.png: no size was measured, so there is nothing to draw (evaluation is 4 rows); "
+        "write batch_size: auto\n"
+    )
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_help_loads_no_heavy_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "partita", "tune", "--help"],
+        env=os.environ | {"COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Trains nothing and answers nothing" in re.sub(r"\s+", " ", done.stdout)
+    loaded = {line.split("|")[-1].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "partita" in loaded
+    assert loaded.isdisjoint({"torch", "transformers", "matplotlib", "numpy", "datasets"})
