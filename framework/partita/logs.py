@@ -17,6 +17,6 @@ def show_log(*, quiet: bool) -> None:
         logger.propagate = False
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    for noise in ("transformers", "bitsandbytes", "torch", "accelerate", "datasets", "huggingface_hub"):
+    for noise in ("transformers", "bitsandbytes", "torch", "accelerate", "datasets", "huggingface_hub", "matplotlib"):
         logging.getLogger(noise).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")

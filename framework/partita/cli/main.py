@@ -17,6 +17,7 @@ from partita.cli.predict import predict
 from partita.cli.preview import preview
 from partita.cli.schema import schema
 from partita.cli.train import train
+from partita.cli.tune import tune
 from partita.cli.validate import validate
 from partita_schema.errors import ConfigError, DataError, PartitaError
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (init, validate, explain, preview, train, predict, evaluate, convert, schema):
+for command in (init, validate, explain, preview, tune, train, predict, evaluate, convert, schema):
     app.command()(command)
 
 

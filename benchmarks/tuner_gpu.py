@@ -1,0 +1,141 @@
+"""The tuner on a GPU beside brute force: a new model of 1.2 billion parameters in bf16, three lengths of prompts.
+
+Needs a GPU, and says so without one. For prompts of 128, 512 and 2,048 tokens and 128 new ones: the largest batch that
+truly generates all of its tokens, by trying, beside what the tuner says fits; how long the probes took; and whether a
+job goes on after a batch that did not fit. All of it with expandable segments and without.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Limit, parse_arguments, report
+
+LENGTHS = (128, 512, 2048)
+NEW_TOKENS = 128
+ROWS = 20_000
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__ or "")
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("not run: torch sees no GPU here")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder, "model"))
+        for segments in ("True",) if arguments.quick else ("True", "False"):
+            for length in LENGTHS[:1] if arguments.quick else LENGTHS:
+                rows.append(one(folder, length, segments=segments))
+                print(rows[-1], flush=True)
+    limits = [
+        Limit("share of what truly fits, least", min(row["share"] for row in rows), 0.94, "min"),
+        Limit("share of what truly fits, most", max(row["share"] for row in rows), 1.0, "max"),
+        Limit("rows lost after a batch that did not fit", sum(row["lost"] for row in rows), 0, "max"),
+    ]
+    device = torch.cuda.get_device_name()
+    about = f"{' '.join((__doc__ or '').split())} Device: {device}."
+    report("tuner_gpu", rows, limits, arguments=arguments, about=about)
+
+
+def make_model(folder: Path) -> None:
+    """A Llama of 1.24 billion parameters with random weights, and a tokenizer of bytes."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from partita.lm.tokenizers import byte_tokenizer
+
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    byte_tokenizer(max_length=8192).save_pretrained(folder)
+
+
+def one(folder: str, length: int, *, segments: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTORCH_ALLOC_CONF": f"expandable_segments:{segments}"}
+    words = [sys.executable, __file__, "--one", folder, str(length)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {"expandable segments": segments == "True", **found}
+
+
+def measure(folder: str, length: int) -> dict[str, Any]:
+    """The tuner's answer and the truth, in one process: a GPU recovers from what does not fit."""
+    import numpy as np
+    import torch
+
+    from partita.lm.base import GenerationRequest
+    from partita.model import Model
+    from partita_trainers.batch_size.memory import attempt
+
+    config = {
+        "base_model": f"{folder}/model",
+        "model_parameters": {"dtype": "bfloat16"},
+        "input_features": [{"name": "prompt", "type": "text"}],
+        "output_features": [{"name": "response", "type": "text"}],
+        "generation": {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS},
+        "trainer": {"type": "none"},
+    }
+    model = Model(config, quiet=True)
+    assembly = model.ready()
+    os.environ["PARTITA_CACHE"] = f"{folder}/cache"
+    started = time.perf_counter()
+    found = model.sizing.generation(np.full(ROWS, length))
+    seconds = time.perf_counter() - started
+    fits = found.fits or 0
+
+    def runs(rows: int) -> bool:
+        ids = [7] * length
+        requests = [GenerationRequest(ids, NEW_TOKENS)] * (rows - 1) + [GenerationRequest(ids[1:], NEW_TOKENS)]
+        _, failure = attempt(lambda: assembly.lm.generate(requests, assembly.generation, seed=0))
+        torch.cuda.empty_cache()
+        return failure is None
+
+    low, high = (fits, 2 * fits) if runs(fits) else (0, fits)
+    while runs(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    questions = [{"prompt": "x" * (length - 8)}] * min(3 * high, 4000)
+    os.chdir(folder)
+    stats = model.predict(questions, batch_size=min(2 * high, len(questions)), fresh=True).stats
+    return {
+        "prompt tokens": length,
+        "tuner": fits,
+        "truth": low,
+        "share": round(fits / low, 4),
+        "chosen": found.rows,
+        "probes": len(found.probes),
+        "out of memory in probes": sum(probe.verdict == "out of memory" for probe in found.probes),
+        "tuning s": round(seconds, 2),
+        "rows/s foretold": round(dict(found.paces).get(found.rows, 0.0), 1),
+        "batches that did not fit": stats.out_of_memory,
+        "lost": stats.rows - stats.ok,
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
+    else:
+        main()

@@ -1,0 +1,48 @@
+"""`partita tune`: the batch sizes that fit and that are fast, and how they were found."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, open_model
+
+
+def tune(
+    source: FileOrRun,
+    dataset: Annotated[
+        str | None, typer.Option(help="Rows to measure with. Default: the file's data.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Where to draw what was measured: .png, .svg, or .html with tables.", show_default=False),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure anew instead of using what was found before.")
+    ] = False,
+    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which batch sizes fit the device and which are fast. Trains nothing and answers nothing."""
+    if plot is not None:
+        from partita.report.tuning_plot import check_plot, write_plot
+
+        # Before minutes of measuring.
+        check_plot(plot)
+    sizes = open_model(source, overrides=overrides, quiet=quiet).tune(dataset, fresh=fresh).found()
+    if as_json:
+        from partita.runs.files import strict_json
+
+        print(strict_json({purpose: size.record() for purpose, size in sizes.items()}, indent=2))
+    else:
+        from rich.console import Console
+
+        from partita.report.terminal import print_sizes
+
+        print_sizes(sizes, Console(file=sys.stdout))
+    if plot is not None:
+        write_plot(plot, sizes, title=f"Batch sizes of {source}")
+        if not as_json:
+            print(f"\ndrawn in {plot}")

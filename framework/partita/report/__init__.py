@@ -1,0 +1,1 @@
+"""Measurements in words, tables and pictures."""

@@ -1,0 +1,84 @@
+"""A page of how batch sizes were found: one file, without scripts, readable in light and in dark."""
+
+from collections.abc import Mapping
+
+from jinja2 import Environment, StrictUndefined
+
+from partita.report.batch_sizes import digits, heading, probe_table, speed_points
+from partita_trainers.batch_size.trial import BatchSize
+
+PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ title }}</title>
+<style>
+:root { color-scheme: light dark; --ink: #30343a; --paper: #fdfdfc; --faint: #8a909955; --shade: #8a909922; }
+@media (prefers-color-scheme: dark) { :root { --ink: #d8dbe0; --paper: #17191d; } }
+body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif;
+  color: var(--ink); background: var(--paper); }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.15rem; margin-top: 2.5rem; border-bottom: 1px solid var(--faint); }
+svg { width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
+caption { text-align: left; font-weight: 600; }
+th, td { padding: .15rem .9rem .15rem 0; text-align: right; border-bottom: 1px solid var(--faint); }
+th:last-child, td:last-child { text-align: left; }
+.speeds td, .speeds th { text-align: right !important; }
+tr.used { font-weight: 700; background: var(--shade); }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+{% for part in parts %}
+<section>
+<h2>{{ part.name }}</h2>
+<p>{{ part.sentence }}</p>
+{% if part.picture %}<div class="scroll">{{ part.picture | safe }}</div>{% endif %}
+{% if part.table.rows %}
+<div class="scroll"><table>
+<caption>Sizes that were tried, in this order</caption>
+<thead><tr>{% for cell in part.table.titles %}<th scope="col">{{ cell }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in part.table.rows %}
+<tr{% if part.table.used[loop.index0] %} class="used"{% endif %}>
+{% for cell in row %}<td>{{ cell }}</td>{% endfor %}
+</tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% endif %}
+{% if part.speeds %}
+<div class="scroll"><table class="speeds">
+<caption>Rows of the data a second</caption>
+<tbody>
+<tr><th scope="row">rows</th>{% for rows, _ in part.speeds %}<td>{{ rows }}</td>{% endfor %}</tr>
+<tr><th scope="row">rows/s</th>{% for _, speed in part.speeds %}<td>{{ speed }}</td>{% endfor %}</tr>
+</tbody>
+</table></div>
+{% endif %}
+</section>
+{% endfor %}
+</body>
+</html>
+"""
+
+
+def page(sizes: Mapping[str, BatchSize], *, title: str, pictures: Mapping[str, str]) -> str:
+    """HTML with a section for each size; `pictures` holds the SVG of those that have one."""
+    parts = [
+        {
+            "name": name,
+            "sentence": heading(name, size),
+            "picture": pictures.get(name),
+            "table": probe_table(name, size),
+            "speeds": [(f"{rows:,}", digits(speed)) for rows, speed in speed_points(size)],
+        }
+        for name, size in sizes.items()
+    ]
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(PAGE).render(title=title, parts=parts)
