@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from partita.data.splits import check_columns, open_splits
 from partita.evaluation import mean_loss, prepare, score
 from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
+from partita.inference.static import generate_requests
 from partita.lm.base import GenerationRequest
 from partita.lm.fingerprint import folder_digest
 from partita.runs.directory import RunDirectory, open_run
@@ -40,6 +41,7 @@ from partita_schema.records import FORMAT_VERSION
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.trial import BatchSize
 from partita_trainers.registry import build_trainer
 
 if TYPE_CHECKING:
@@ -161,7 +163,13 @@ class Model:
             )
         target = Path(output) if output is not None else None
         fingerprint = self.fingerprint(assembly, rows)
-        return predict_rows(
+        used: list[BatchSize] = []
+
+        def capacity(lengths: np.ndarray) -> Capacity:
+            used.append(self.sizing.generation(lengths, rows=batch_size))
+            return self.sizing.capacity("generation", used[-1])
+
+        predictions = predict_rows(
             lm=assembly.lm,
             rows=rows,
             encoder=assembly.encoder,
@@ -170,7 +178,7 @@ class Model:
             config=self.config,
             generation=assembly.generation,
             max_new_tokens=assembly.max_new_tokens,
-            capacity=self.generation_capacity(batch_size),
+            capacity=capacity,
             seed=self.sampling_seed,
             journal_path=self.journal(target, fingerprint),
             output=target,
@@ -179,6 +187,8 @@ class Model:
             fresh=fresh,
             progress=self.progress,
         )
+        self.note_memory(BatchSizes(generation=used[-1]))
+        return predictions
 
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
         """Metrics by output feature on rows with known answers, and `loss` under the key `model`.
@@ -198,6 +208,7 @@ class Model:
         with sizing.work("generation", size) as capacity:
             rows = examination.rows
             scores = score(assembly, rows, batch_size=capacity.rows, limit=capacity.limit, progress=self.progress)
+        self.note_memory(BatchSizes(generation=size))
         return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
 
     def generate(
@@ -210,18 +221,14 @@ class Model:
         ids = [tokenizer(text)["input_ids"] for text in texts]
         limit = max_new_tokens or assembly.max_new_tokens
         requests = [GenerationRequest(one, self.room(assembly, one, limit)) for one in ids]
-        order = sorted(range(len(texts)), key=lambda index: -len(ids[index]))
         lengths = np.array([len(one) for one in ids])
         size = self.sizing.generation(lengths, rows=batch_size, max_new_tokens=limit)
-        answers = [""] * len(texts)
-        with self.sizing.guard(size):
-            for start in range(0, len(order), size.rows):
-                chosen = order[start : start + size.rows]
-                batch = [requests[index] for index in chosen]
-                found = assembly.lm.generate(batch, assembly.generation, seed=self.sampling_seed + start)
-                for index, generated in zip(chosen, found, strict=True):
-                    answers[index] = generated.text
-        return answers
+        with self.sizing.work("generation", size) as capacity:
+            found = generate_requests(
+                assembly.lm, requests, options=assembly.generation, capacity=capacity, seed=self.sampling_seed
+            )
+        self.note_memory(BatchSizes(generation=size))
+        return [generated.text for generated in found]
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """The batch sizes that this machine allows and what is best of them, measured now.
@@ -230,25 +237,24 @@ class Model:
         `trainer: {type: none}`: those of generation, and of evaluation where `dataset` has answers. `dataset` takes the
         place of data.source, or of the rows that would be evaluated. `fresh` forgets what earlier runs have found.
         """
-        cache = None if fresh else Cache.of_user()
         if self.config.trainer.type != "none" and self.run is None:
-            return self.tune_training(dataset, cache=cache)
+            return self.tune_training(dataset, fresh=fresh)
         assembly = self.ready()
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
-        sizing = self._sizing = Sizing(assembly, cache=cache)
+        sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh)
         generation = sizing.generation(prompt_lengths(assembly, [rows]))
         if any(output.source_column not in rows.columns for output in self.config.output_features):
             return BatchSizes(generation=generation)
         encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
         return BatchSizes(generation=generation, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
 
-    def tune_training(self, dataset: Any, *, cache: Cache | None) -> BatchSizes:
+    def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """The sizes that `train` would find; nothing is written but what earlier runs have found."""
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
         training = splits.get("training")
         assembly = self.assemble(find_labels(self.config, training), training, trainable=True)
-        return find_sizes(trainer, assembly, splits, sizing=Sizing(assembly, cache=cache))
+        return find_sizes(trainer, assembly, splits, sizing=Sizing(assembly, cache=Cache.of_user(), fresh=fresh))
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
@@ -342,13 +348,12 @@ class Model:
             self._sizing = Sizing(self.ready(), cache=Cache.of_user())
         return self._sizing
 
-    def generation_capacity(self, rows: int | None) -> Callable[[np.ndarray], Capacity]:
-        """From the lengths of prompts to what a job may put on the device at once; `rows` is over the file's."""
-
-        def capacity(lengths: np.ndarray) -> Capacity:
-            return self.sizing.capacity("generation", self.sizing.generation(lengths, rows=rows))
-
-        return capacity
+    def note_memory(self, used: BatchSizes) -> None:
+        """Keep in the run's manifest which sizes were too large after all, and what fitted."""
+        after = self.sizing.after(used)
+        if after != used and self.run is not None and os.access(self.run / MANIFESTS[0], os.W_OK):
+            directory = RunDirectory(self.run, config=self.config)
+            directory.note(batch_sizes={**directory.manifest.get("batch_sizes", {}), **after.records()})
 
     @property
     def sampling_seed(self) -> int:

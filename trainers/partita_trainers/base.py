@@ -206,6 +206,8 @@ class TrialWork:
     """No batch of the data can hold more rows."""
     volume: "Callable[[int], Volume]"
     """volume(rows): batches and tokens of an epoch in batches of that many rows."""
+    estimated_bytes: Callable[[int], int]
+    """estimated_bytes(rows): what a batch should take by a formula, for devices that cannot measure it."""
 
 
 class Trainer(Protocol):

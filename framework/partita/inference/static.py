@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.halving import BatchLimit, in_parts
+from partita.inference.halving import BatchLimit, Capacity, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita_schema.errors import ModelError
+from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.memory import attempt, is_broken_device
 
 if TYPE_CHECKING:
@@ -123,6 +123,42 @@ def generate_rows(
             seeds=(seed, position),
             limit=limit,
         ).generate()
+
+
+def generate_requests(
+    lm: "GenerativeModel",
+    requests: Sequence[GenerationRequest],
+    *,
+    options: GenerationOptions,
+    capacity: Capacity,
+    seed: int,
+) -> list[Generated]:
+    """Answers to all requests, in their order. Raises OutOfMemory where one does not fit alone."""
+    order = sorted(range(len(requests)), key=lambda index: -len(requests[index].input_ids))
+    answers: dict[int, Generated] = {}
+    for start in range(0, len(order), capacity.rows):
+        batch = [requests[index] for index in order[start : start + capacity.rows]]
+
+        def work(
+            places: range, batch: list[GenerationRequest] = batch, start: int = start
+        ) -> tuple[list[Generated] | None, Exception | None]:
+            chosen = [batch[place] for place in places]
+            return attempt(lambda: lm.generate(chosen, options, seed=seed + start + places.start))
+
+        def longest(places: range, batch: list[GenerationRequest] = batch) -> int:
+            return max(len(batch[place].input_ids) + batch[place].max_new_tokens for place in places)
+
+        def describe(places: range, batch: list[GenerationRequest] = batch) -> str:
+            return f"{len(places):,} prompts of {len(batch[places[0]].input_ids):,} tokens"
+
+        for part in in_parts(len(batch), work, limit=capacity.limit, tokens=longest, describe=describe):
+            if part.result is None:
+                raise OutOfMemory(
+                    f"a prompt of {len(batch[part.places[0]].input_ids):,} tokens does not fit in memory even alone; "
+                    "shorten it, or write a smaller max_new_tokens"
+                ) from part.failure
+            answers.update(zip((order[start + place] for place in part.places), part.result, strict=True))
+    return [answers[index] for index in range(len(requests))]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from partita_trainers.base import LanguageModel
-from partita_trainers.batch_size.trial import Timing
+from partita_trainers.batch_size.trial import Purpose, Timing
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,9 @@ class GenerativeModel(LanguageModel, Protocol):
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
     ) -> Timing:
         """Read `rows` prompts of that length and generate up to the last token, for measuring; raises what it meets."""
+
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+        """What a batch should take by a formula, of rows of `tokens` with `learned` labels or `new_tokens` to come."""
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
         """Seconds of one decode step with `length` tokens behind it; raises what it meets."""

@@ -17,6 +17,7 @@ from partita.lm.generation import end_token_ids, generate_batch, left_padded, ma
 from partita.lm.hub import BASE, find_sources, quiet_libraries
 from partita.lm.loading import context_length, find_device, load_base, local_folder, quiet_progress
 from partita.lm.loss import AnswerPositions, answer_loss
+from partita.lm.memory_formula import forward_bytes, generation_bytes, training_bytes
 from partita.lm.merging import merged_model
 from partita.lm.noise import EmbeddingNoise
 from partita.lm.quantization import choose_kernels, quantized_layers
@@ -39,7 +40,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import Timing
+from partita_trainers.batch_size.trial import Purpose, Timing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -360,6 +361,15 @@ class HuggingFaceModel:
         """Read prompts and generate up to the last token; random states are as before afterwards."""
         with seeded(0, device=self.device), self.evaluating():
             return generate_worst_case(self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options)
+
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+        """What a batch should take by the shape of the model."""
+        if purpose == "generation":
+            return generation_bytes(self.base, rows, prompt_tokens=tokens, new_tokens=new_tokens)
+        if purpose == "evaluation":
+            return forward_bytes(self.base, rows, tokens=tokens, learned=learned)
+        recomputed = self.config.trainer.type == "finetune" and self.config.trainer.gradient_checkpointing
+        return training_bytes(self.base, rows, tokens=tokens, learned=learned, recomputed=recomputed)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
         """Seconds of one decode step; random states are as before afterwards."""

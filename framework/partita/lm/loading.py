@@ -1,6 +1,8 @@
 """Base models: from a folder, the Hub or random weights, in the type and place that the file asks for."""
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,27 @@ logger = logging.getLogger(__name__)
 
 
 def find_device(parameters: ModelParameters) -> torch.device:
-    """The device that the file asks for; auto is the first accelerator that torch sees. Raises ModelError."""
+    """The device that the file asks for; auto is the first accelerator that torch sees. Raises ModelError.
+
+    A CUDA device that nothing has used yet gets an allocator that fragments less.
+    """
+    device = asked_device(parameters)
+    if device.type == "cuda":
+        grow_segments()
+    return device
+
+
+def grow_segments() -> None:
+    """Let CUDA's allocator grow its segments, unless the user has set it up or it has begun without."""
+    chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    # Elsewhere torch only warns that it cannot.
+    able = sys.platform == "linux" and torch.version.hip is None
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types there
+    if able and not chosen and not begun:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def asked_device(parameters: ModelParameters) -> torch.device:
     wanted = parameters.device
     if wanted == "auto":
         for kind in ("cuda", "xpu", "mps"):

@@ -17,7 +17,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import Timing
+from partita_trainers.batch_size.trial import Purpose, Timing
 
 Answer = str | Exception
 """What stands for a prompt: its answer, or an error to raise."""
@@ -133,6 +133,10 @@ class ScriptedModel:
     ) -> Timing:
         """It takes no time and no memory."""
         return Timing(prefill_seconds=1e-6 * rows, decode_seconds=1e-6)
+
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+        """A byte a token."""
+        return rows * (tokens + new_tokens)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
         """It takes no time."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Decode steps at the end that are run, of which the first is not timed."""
-TIMED_STEPS = 5
-"""Decode steps of a speed measurement, of which the first two are not timed."""
+TIMED_STEPS = 4
+"""Decode steps of a speed measurement, of which the first is not timed."""
 
 
 class Clock:
@@ -57,7 +57,7 @@ def generate_worst_case(
     inputs = lm.prompt_inputs(requests, beams=beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
     clock = Clock(lm.device)
-    cache = run(lm, inputs, options, new_tokens=2 if short else new_tokens, clock=clock)
+    cache = run(lm, inputs, options, new_tokens=1 if short else new_tokens, clock=clock)
     seconds = clock.seconds
     if not short:
         return Timing(prefill_seconds=seconds[0], decode_seconds=median(seconds[1:] or [0.0]))
@@ -79,20 +79,23 @@ def time_decode_step(lm: "HuggingFaceModel", rows: int, *, length: int, options:
     Raises what the device raises.
     """
     beams = int(options.arguments.get("num_beams", 1))
+    if lm.context_length is not None:
+        # Learned positions end there: a step beyond is an error, on a GPU one that breaks the device.
+        length = min(length, lm.context_length - TIMED_STEPS)
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS)
     inputs = lm.prompt_inputs(start, beams=beams)
     clock = Clock(lm.device)
     if can_skip(lm, options):
-        cache = run(lm, inputs, options, new_tokens=2, clock=clock)
+        cache = run(lm, inputs, options, new_tokens=1, clock=clock)
         if lengthen(cache, max(3, length - 1)):
             clock = Clock(lm.device)
             run(lm, longer(inputs, max(4, length)), options, new_tokens=TIMED_STEPS, clock=clock, cache=cache)
-            return median(clock.seconds[2:])
+            return median(clock.seconds[1:])
         del cache
     requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS)
     clock = Clock(lm.device)
     run(lm, lm.prompt_inputs(requests, beams=beams), options, new_tokens=TIMED_STEPS, clock=clock)
-    return median(clock.seconds[2:])
+    return median(clock.seconds[1:])
 
 
 def worst_requests(

@@ -69,16 +69,21 @@ def training_trial(
         yield None
         return
     config, lm = assembly.config, assembly.lm
-    batching = config.data.batching
+    longest, learned = int(encoded.lengths.max()), most_learned([encoded])
+
+    def estimated_bytes(rows: int) -> int:
+        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=learned)
+
     work = TrialWork(
         config=config,
         lm=lm,
         device=lm.device,
-        longest_row=int(encoded.lengths.max()),
-        most_learned=most_learned([encoded]),
+        longest_row=longest,
+        most_learned=learned,
         token_ids=lm.token_ids,
         max_rows=len(encoded),
-        volume=EpochVolume(encoded.lengths, batching=batching, seed=config.seed),
+        volume=EpochVolume(encoded.lengths, batching=config.data.batching, seed=config.seed),
+        estimated_bytes=estimated_bytes,
     )
     # A class of the user's may lack the method; what is evaluated beside its training is then tried without it.
     declare = getattr(trainer, "trial", None)

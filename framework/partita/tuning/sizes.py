@@ -1,7 +1,7 @@
 """The batch sizes of a model in memory: written in the file, known from before, or found now."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,20 +47,30 @@ class BatchSizes:
         return {name: size.record() for name, size in self.found().items()}
 
 
+@dataclass(frozen=True)
+class Known:
+    """A size of this process."""
+
+    size: BatchSize
+    rows: int
+    """Rows of the data that it was found for."""
+    key: Mapping[str, Any]
+    """Where it is kept between runs."""
+
+
 class Sizing:
     """Finds sizes for one model, and remembers them.
 
     A size that was found for longer prompts serves shorter ones. One that turned out too large stays at what fitted.
     """
 
-    def __init__(self, assembly: Assembly, *, cache: Cache | None) -> None:
-        """`cache` keeps sizes between runs; None for nowhere."""
-        self.assembly, self.cache = assembly, cache
+    def __init__(self, assembly: Assembly, *, cache: Cache, fresh: bool = False) -> None:
+        """`cache` keeps sizes between runs; with `fresh` those that it holds are not looked at."""
+        self.assembly, self.cache, self.fresh = assembly, cache, fresh
         self.config, self.lm = assembly.config, assembly.lm
         self.memory = device_memory(self.lm.device, memory_budget=self.config.trainer.memory_budget)
         self.device = str(self.lm.device)
-        self.known: dict[Purpose, tuple[BatchSize, int]] = {}
-        """Sizes, and the number of rows that they were found for."""
+        self.known: dict[Purpose, Known] = {}
         self.limits: dict[Purpose, BatchLimit] = {}
         """What jobs have come to since."""
         self.beside_training = False
@@ -76,7 +86,7 @@ class Sizing:
         `rows` is the caller's wish, over the file's.
         """
         asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
-        given = self.written("generation", rows) or self.single_row("generation", len(asked))
+        given = self.written("generation", rows) or self.single_row(len(asked))
         if given is not None:
             return given
         wanted = max_new_tokens or self.assembly.max_new_tokens
@@ -85,7 +95,7 @@ class Sizing:
 
     def evaluation(self, lengths: np.ndarray, most_learned: int, *, rows: int | None = None) -> BatchSize:
         """Rows of a forward pass without gradients. `lengths` are tokens of rows with their answers."""
-        given = self.written("evaluation", rows) or self.single_row("evaluation", len(lengths))
+        given = self.written("evaluation", rows) or self.single_row(len(lengths))
         if given is not None:
             return given
         return self.find(EvaluationTrial(self.lm, lengths=lengths, most_learned=most_learned), options=[most_learned])
@@ -115,11 +125,9 @@ class Sizing:
         chosen = rows if rows is not None else chosen
         return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
 
-    def single_row(self, purpose: Purpose, rows: int) -> BatchSize | None:
+    def single_row(self, rows: int) -> BatchSize | None:
         """For a single row there is nothing to find; for none at all neither."""
-        if rows > 1 or purpose in self.known:
-            return None
-        return BatchSize(rows=1, origin="default", device=self.device)
+        return BatchSize(rows=1, origin="default", device=self.device) if rows <= 1 else None
 
     def find(
         self,
@@ -136,25 +144,25 @@ class Sizing:
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
         limit = min(limits, default=None)
         key = self.key(trial, options=options, max_rows=limit)
-        earlier = self.cache.load(key) if self.cache is not None else None
+        earlier = None if self.fresh else self.cache.load(key)
         found = verify(trial, self.memory, earlier, max_rows=limit) if earlier is not None else None
         if found is None:
             found = tune(trial, self.memory, device=self.device, max_rows=limit, sizes=sizes)
-            if self.cache is not None:
-                self.cache.save(key, found)
+            self.cache.save(key, found)
         self.memory.clear()
-        self.known[trial.purpose] = (found, trial.max_rows)
+        self.known[trial.purpose] = Known(found, rows=trial.max_rows, key=key)
         self.limits.pop(trial.purpose, None)
         return found
 
     def remembered(self, trial: Trial) -> BatchSize | None:
         """A size of this process for work that is no harder."""
-        if trial.purpose not in self.known:
+        known = self.known.get(trial.purpose)
+        if known is None:
             return None
-        found, rows_then = self.known[trial.purpose]
-        harder = trial.prompt_tokens > (found.prompt_tokens or 0) or trial.new_tokens > (found.new_tokens or 0)
-        held_down = found.rows >= rows_then and trial.max_rows > rows_then
-        return None if harder or held_down else found
+        size = known.size
+        harder = trial.prompt_tokens > (size.prompt_tokens or 0) or trial.new_tokens > (size.new_tokens or 0)
+        held_down = size.rows >= known.rows and trial.max_rows > known.rows
+        return None if harder or held_down else size
 
     def key(self, trial: Trial, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
         """All that decides a size, as JSON."""
@@ -216,14 +224,22 @@ class Sizing:
         return self.memory.guard(exact=short)
 
     def after(self, sizes: BatchSizes) -> BatchSizes:
-        """The sizes as they are now that work was done: those that were too large, with what fitted."""
-        return replace(sizes, **{name: self.lowered(name, size) for name, size in sizes.found().items()})
+        """The sizes as they are now that work was done: those that were too large, with what fitted.
 
-    def lowered(self, purpose: Any, size: BatchSize) -> BatchSize:
+        Later jobs begin with that, in this process and in others.
+        """
+        return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.found().items()})
+
+    def settled(self, purpose: Any, size: BatchSize) -> BatchSize:
         limit = self.limits.get(purpose)
         if limit is None or not limit.out_of_memory:
             return size
-        return replace(size, rows=min(size.rows, limit.rows), out_of_memory=True)
+        lowered = replace(size, rows=min(size.rows, limit.rows), out_of_memory=True)
+        known = self.known.get(purpose)
+        if known is not None and known.size == size != lowered:
+            self.known[purpose] = replace(known, size=lowered)
+            self.cache.save(known.key, lowered)
+        return lowered
 
 
 def divisors_of(step_rows: int) -> Sizes:

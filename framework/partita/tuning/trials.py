@@ -51,11 +51,6 @@ class GenerationTrial:
         """N; less where the model's positions end before."""
         return self.lm.reachable_tokens(self.prompt_tokens, self.wanted_tokens)
 
-    @property
-    def usual_length(self) -> int:
-        """Places of the cache in the middle of a usual answer."""
-        return max(4, round(float(self.lengths.mean())) + self.new_tokens // 2)
-
     def warm_up(self) -> None:
         """A few tokens for a short prompt."""
         self.decode_step(1)
@@ -66,9 +61,17 @@ class GenerationTrial:
             rows, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, options=self.options
         )
 
+    def estimated_bytes(self, rows: int) -> int:
+        """What a batch should take by a formula, each beam a row."""
+        wide = rows * int(self.options.arguments.get("num_beams", 1))
+        return self.lm.estimated_bytes(
+            "generation", wide, tokens=self.prompt_tokens, new_tokens=self.new_tokens, learned=0
+        )
+
     def decode_step(self, rows: int) -> float:
-        """Seconds of a step in the middle of a usual answer."""
-        return self.lm.time_decode_step(rows, length=self.usual_length, options=self.options)
+        """Seconds of a step in the middle of an answer, in a batch of the usual length with its padding."""
+        length = round(self.volume(rows).tokens / len(self.lengths)) + self.new_tokens // 2
+        return self.lm.time_decode_step(rows, length=max(4, length), options=self.options)
 
     def volume(self, rows: int) -> Volume:
         """All prompts, the longest first, in batches of this many."""
@@ -111,6 +114,12 @@ class EvaluationTrial:
         with torch.no_grad():
             self.lm.loss(self.lm.module, batch)
         return Timing(prefill_seconds=now(self.lm.device) - started)
+
+    def estimated_bytes(self, rows: int) -> int:
+        """What a batch should take by a formula."""
+        return self.lm.estimated_bytes(
+            "evaluation", rows, tokens=self.prompt_tokens, new_tokens=0, learned=self.most_learned
+        )
 
     def decode_step(self, rows: int) -> float:
         """0: nothing is generated."""

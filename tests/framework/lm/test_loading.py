@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 import typing
 from pathlib import Path
 
@@ -157,6 +159,7 @@ def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path:
 
 
 def test_devices_are_found_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert find_device(ModelParameters()) == torch.device("cpu")
@@ -167,6 +170,34 @@ def test_devices_are_found_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_device(ModelParameters()) == torch.device("cuda", 0)
     with pytest.raises(ModelError, match=r"there is no cuda:3; torch sees 1 cuda devices"):
         find_device(ModelParameters(device="cuda:3"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch grows segments on Linux")
+@pytest.mark.parametrize(
+    ("mine", "begun", "expected"),
+    [
+        ({}, False, "expandable_segments:True"),
+        ({}, True, None),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, False, "max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, False, None),
+    ],
+)
+def test_cuda_grows_its_segments_unless_it_is_set_up_or_has_begun(
+    monkeypatch: pytest.MonkeyPatch, mine: dict[str, str], begun: bool, expected: str | None
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that what is set below is taken back
+        monkeypatch.delenv(name)
+    for name, value in mine.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
+    monkeypatch.setattr(torch.version, "hip", None)
+    find_device(ModelParameters(device="cpu"))
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == mine.get("PYTORCH_ALLOC_CONF")
+    find_device(ModelParameters())
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
 
 
 def test_weights_are_in_the_type_that_is_asked_for_and_in_float32_where_they_are_trained(

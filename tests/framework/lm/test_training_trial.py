@@ -112,6 +112,7 @@ def try_sizes(small: Any, lm: Any) -> list[torch.Tensor]:
         token_ids=range(2, 250),
         max_rows=20,
         volume=lambda rows: Volume(batches=1, tokens=800),
+        estimated_bytes=lambda rows: rows,
     )
     with Finetune(lm.config.trainer).trial(work) as trial:
         for rows in (1, 4, 6):
@@ -172,6 +173,7 @@ def test_rotary_positions_that_grow_with_the_rows_are_as_short_as_before(small: 
         token_ids=range(2, 250),
         max_rows=20,
         volume=lambda rows: Volume(batches=1, tokens=800),
+        estimated_bytes=lambda rows: rows,
     )
     with Finetune(lm.config.trainer).trial(work) as trial:
         trial.run(2)

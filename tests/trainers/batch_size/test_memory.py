@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 import weakref
@@ -58,6 +59,9 @@ FULL: list[BaseException] = [
         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input"
     ),
     RuntimeError('handles_.at(i) INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":396'),
+    RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1016'),
+    RuntimeError("CUDA driver error: out of memory"),
+    torch.AcceleratorError("CUDA error: out of memory"),
     RuntimeError("std::bad_alloc"),
     RuntimeError("could not create a primitive"),
 ]
@@ -66,6 +70,7 @@ SOMETHING_ELSE: list[BaseException] = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x5 and 6x7)"),
     RuntimeError("The size of tensor a (5) must match the size of tensor b (6) at non-singleton dimension 1"),
     RuntimeError("expected scalar type Float but found Half"),
+    RuntimeError("Expected A to be torch.int8, got torch.int32"),
     RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
     RuntimeError("CUDA error: device-side assert triggered"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
@@ -118,6 +123,10 @@ def test_twenty_other_errors_are_looked_at() -> None:
         "integer out of range",
         "nonzero is not supported for tensors with more than INT_MAX elements",
         "Expected tensor.numel() < 2^31 to be true",
+        "parameter tensor is too large to be indexed with int32",
+        "value cannot be converted to type int32_t without overflow",
+        "input tensor must fit into 32-bit index math",
+        "Invalid buffer size: 20.00 GiB",
     ],
 )
 def test_what_kernels_cannot_count_is_too_large_and_not_out_of_memory(message: str) -> None:
@@ -133,12 +142,14 @@ def test_what_kernels_cannot_count_is_too_large_and_not_out_of_memory(message: s
         "CUDA error: misaligned address",
         "CUDA error: unspecified launch failure",
         "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: the launch timed out and was terminated",
+        "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
     ],
 )
 def test_a_device_that_answers_nothing_any_more_is_never_tried_again(message: str) -> None:
     assert is_broken_device(RuntimeError(message))
     assert is_broken_device(torch.AcceleratorError(message))
-    with pytest.raises(RuntimeError, match="CUDA error"):
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         attempt(lambda: fail(RuntimeError(message)))
 
 
@@ -397,7 +408,7 @@ def forward(rows):
         model(input_ids=torch.ones(rows, 256, dtype=torch.long))
 forward(1)
 found = {}
-for rows in (8, 16, 32, 64):
+for rows in (16, 32, 64, 128):
     with memory.measure() as peak:
         forward(rows)
     found[rows] = peak.taken_bytes
@@ -427,7 +438,7 @@ def run(code: str) -> str:
 @ON_LINUX
 def test_the_measured_peak_is_a_straight_line_over_the_rows() -> None:
     peaks = {int(rows): taken for rows, taken in json.loads(run(PEAKS)).items()}
-    slopes = [(peaks[more] - peaks[less]) / (more - less) for less, more in ((8, 16), (16, 32), (32, 64))]
+    slopes = [(peaks[more] - peaks[less]) / (more - less) for less, more in ((16, 32), (32, 64), (64, 128))]
     assert max(slopes) <= 1.05 * min(slopes), peaks
     hidden, logits = 256 * 352 * 4, 256 * 500 * 4
     assert min(slopes) > max(hidden, logits), "less than one layer's hidden states cannot be"

@@ -35,6 +35,7 @@ def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> Tr
         token_ids=tuple(range(3, 23)),
         max_rows=48,
         volume=lambda rows: Volume(batches=-(-48 // rows), tokens=480),
+        estimated_bytes=lambda rows: rows,
     )
 
 

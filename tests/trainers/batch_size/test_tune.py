@@ -30,6 +30,7 @@ class Device:
     clock: float = 0.0
 
     identity = "a formula"
+    slows_work = False
 
     def budget(self) -> int:
         return self.budget_bytes
@@ -84,6 +85,9 @@ class Work:
         seconds = 0.001 + rows * self.prompt_tokens * self.seconds_a_token
         self.device.clock += seconds
         return Timing(prefill_seconds=seconds, decode_seconds=self.step_constant + self.step_a_row * rows)
+
+    def estimated_bytes(self, rows: int) -> int:
+        return rows * self.device.bytes_a_row
 
     def decode_step(self, rows: int) -> float:
         seconds = self.step_constant + self.step_a_row * rows
@@ -201,6 +205,19 @@ def test_one_row_that_the_device_refuses_is_told_as_well(device: Device) -> None
     )
 
 
+def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def silent() -> Iterator[Peak]:
+        yield Peak()
+
+    monkeypatch.setattr(device, "measure", silent)
+    found = tune(Work(device, seconds_a_token=0.000001), device, device="mps")
+    assert found.fits == 180
+    assert [probe.taken_bytes for probe in found.probes[:2]] == [50_000_000, 200_000_000]
+
+
 def test_errors_that_are_not_memory_are_passed_on(device: Device) -> None:
     work = Work(device)
     work.run = lambda rows: {}["key"]  # type: ignore[method-assign]
@@ -260,8 +277,8 @@ def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Devi
 def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0")
-    line = f"batch size for generation: {found.rows} rows (up to 180 fit) of at most 400 tokens and 100 new ones; "
-    assert caplog.messages == [f"{line}3 probes, {found.seconds:.1f} s"]
+    line = f"batch size for generation: {found.rows} rows (up to 180 fit) of at most 400 tokens and 100 new ones, "
+    assert caplog.messages == [f"{line}on cuda:0; 3 probes, {found.seconds:.1f} s"]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))

@@ -6,7 +6,6 @@ and work that allocates a lot, such as a growing cache, becomes slower.
 """
 
 import ctypes
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,13 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 EXACT_THRESHOLD = 128 * 1024
 USUAL_THRESHOLD, USUAL_TRIM = 32 * 2**20, 64 * 2**20
 """Where glibc arrives by itself once large blocks have been freed."""
-SPARE_BLOCKS, SPARE_BLOCK_BYTES = 16, 896 * 1024
+SPARE_BLOCKS, SPARE_BLOCK_BYTES = 16, 272 * 1024
 """Blocks that are left free in the heap before the limit on data falls. oneDNN, which computes in bf16, does not look
-whether it got its scratch memory: at a limit of nearly nothing one refusal in ten ended the process. With these blocks,
-and batches of some MB, none of 140 did."""
+whether it got the 258,376 bytes that describe a product of matrices: with tensors of 1 MB and a limit amid the work,
+3 backward passes of 150 ended the process, and with these blocks none. Larger ones would serve tensors too, whose peaks
+are then less exact."""
+HEAD_BYTES = 24
+"""What is left in use at the head of each: between them no two free blocks grow into one that a large tensor gets."""
 
 
 def status(field: str, *, proc: Path = Path("/proc/self")) -> int | None:
@@ -56,6 +58,15 @@ def meminfo(field: str, *, proc: Path = Path("/proc")) -> int | None:
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
     except (OSError, ValueError):
         return None
+
+
+def processor(*, proc: Path = Path("/proc")) -> str | None:
+    """The name of the processor."""
+    try:
+        lines = (proc / "cpuinfo").read_text(encoding="utf8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def cgroup_room(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -108,15 +119,21 @@ def read_group(folder: Path, names: tuple[str, str, str]) -> tuple[int, int] | N
         if limit == "max" or int(limit) >= UNLIMITED:
             return None
         used = int((folder / used_name).read_text(encoding="ascii"))
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
     dropped = next((int(line.split()[1]) for line in lines if line.startswith(f"{cache_name} ")), 0)
     return int(limit), max(0, used - dropped)
 
 
 def limit_room(*, proc: Path = Path("/proc/self")) -> int | None:
     """Bytes that the limits on this process's address space and data leave; None without one."""
+    # Not on every system, where the rest of this module is only asked in vain.
+    import resource
+
     rooms = []
     for kind, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         soft, _ = resource.getrlimit(kind)
@@ -126,20 +143,33 @@ def limit_room(*, proc: Path = Path("/proc/self")) -> int | None:
     return min(rooms, default=None)
 
 
+class Allocator:
+    """glibc's settings, which are the process's and cannot be read: how many have asked for exact allocations."""
+
+    exact = 0
+
+
 @contextmanager
 def exact_allocations() -> Iterator[None]:
-    """Inside, freed memory goes back to the system at once. Without glibc nothing changes."""
+    """Inside, freed memory goes back to the system at once. Without glibc nothing changes. It may be nested."""
     library = c_library()
     if library is None:
         yield
         return
-    library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD)
+    Allocator.exact += 1
+    set_thresholds(library)
     library.malloc_trim(0)
     try:
         yield
     finally:
-        library.mallopt(M_MMAP_THRESHOLD, USUAL_THRESHOLD)
-        library.mallopt(M_TRIM_THRESHOLD, USUAL_TRIM)
+        Allocator.exact -= 1
+        set_thresholds(library)
+
+
+def set_thresholds(library: ctypes.CDLL) -> None:
+    """As exact as somebody has asked for."""
+    library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if Allocator.exact else USUAL_THRESHOLD)
+    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if Allocator.exact else USUAL_TRIM)
 
 
 def give_back() -> None:
@@ -152,7 +182,13 @@ def give_back() -> None:
 def c_library() -> ctypes.CDLL | None:
     """The process's C library, where it is glibc."""
     library = ctypes.CDLL(None)
-    return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+    if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
+        return None
+    library.malloc.restype = library.realloc.restype = ctypes.c_void_p
+    library.malloc.argtypes = [ctypes.c_size_t]
+    library.realloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    return library
 
 
 @contextmanager
@@ -160,17 +196,17 @@ def data_limit(room: int) -> Iterator[None]:
     """Inside, the process may have `room` bytes more of data: an allocation beyond is refused, and nothing is killed.
 
     Some blocks are left free in the heap first: code that never looks whether it got memory asks for little. Without
-    VmData, and where a tighter limit stands, nothing changes. `exact_allocations` belongs inside, not around.
+    VmData, and where a tighter limit stands, nothing changes.
     """
+    import resource
+
     held = status("VmData")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = (held or 0) + room
-    if held is None or (soft != resource.RLIM_INFINITY and soft <= limit):
+    if held is None or (soft != resource.RLIM_INFINITY and soft <= held + room):
         yield
         return
     with spare_blocks():
-        held = status("VmData") or held
-        limit = held + room
+        limit = (status("VmData") or held) + room
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         try:
             yield
@@ -180,25 +216,19 @@ def data_limit(room: int) -> Iterator[None]:
 
 @contextmanager
 def spare_blocks() -> Iterator[None]:
-    """Inside, the heap has free blocks between blocks that are in use, so that they cannot grow together and go."""
+    """Inside, the heap has free blocks, which no larger allocation can use; nothing of them is in memory."""
     library = c_library()
     if library is None:
         yield
         return
-    library.mallopt(
-        M_MMAP_THRESHOLD, USUAL_THRESHOLD
-    )  # or these blocks would be mappings, which go when they are freed
-    library.malloc.restype = ctypes.c_void_p
-    library.malloc.argtypes = [ctypes.c_size_t]
-    library.free.argtypes = [ctypes.c_void_p]
-    spare, between = [], []
-    for _ in range(SPARE_BLOCKS):
-        spare.append(library.malloc(SPARE_BLOCK_BYTES))
-        between.append(library.malloc(24))
-    for block in spare:
-        library.free(block)
+    # Larger than the threshold they would be mappings, which are gone once they are freed.
+    library.mallopt(M_MMAP_THRESHOLD, USUAL_THRESHOLD)
+    blocks = [library.malloc(SPARE_BLOCK_BYTES) for _ in range(SPARE_BLOCKS + 1)]
+    # Cut where they are, and not freed: the last one grows into the top of the heap, and is the one too many.
+    heads = [library.realloc(block, HEAD_BYTES) for block in blocks if block]
+    set_thresholds(library)
     try:
         yield
     finally:
-        for block in between:
-            library.free(block)
+        for head in heads:
+            library.free(head)

@@ -5,6 +5,7 @@ process than refuse, is given a limit that it refuses at.
 """
 
 import gc
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -28,24 +29,27 @@ FULL = (
     "cudnn_status_not_supported",
     "handles_.at",
     "ur_result_error_out_of_",
+    "nvml_success == r",
     "bad_alloc",
     "could not create a primitive",
     "could not create a memory object",
 )
 """What devices and allocators write in a plain RuntimeError when memory is full.
 
-cuDNN says that something is not supported where its workspace cannot be had, a pool of handles asserts, and oneDNN
-cannot create a primitive where there is no memory for it.
+cuDNN says that something is not supported where its workspace cannot be had, a pool of handles asserts, the report of
+a full device fails itself where NVML does not answer, and oneDNN cannot create a primitive without memory for it.
 """
 TOO_LARGE = (
     "invalid configuration argument",
     "canuse32bitindexmath",
     "integer out of range",
-    "int32",
+    "indexed with int32",
+    "without overflow",
     "32-bit index",
     "2^31",
     "2**31",
     "int_max",
+    "invalid buffer size",
 )
 """What kernels write that cannot count so many elements or rows."""
 BROKEN = (
@@ -56,6 +60,8 @@ BROKEN = (
     "illegal instruction",
     "uncorrectable ecc",
     "device kernel image is invalid",
+    "launch timed out",
+    "ur_result_error_device_lost",
 )
 """What a device writes that answers nothing any more."""
 
@@ -137,6 +143,10 @@ class DeviceMemory(Protocol):
     """The memory of one device, as this process sees it."""
 
     @property
+    def slows_work(self) -> bool:
+        """Whether work takes longer while it is measured."""
+
+    @property
     def identity(self) -> str:
         """What decides how much there is: the device's name and its memory."""
 
@@ -175,14 +185,17 @@ def within(total: int, allowed: int | float | None) -> int | None:
 class HostMemory:
     """The memory of a machine. On Linux peaks are measured; elsewhere they are not known."""
 
+    slows_work = True
+
     def __init__(self, device: torch.device, allowed: int | float | None) -> None:
-        self.total = linux.cgroup_total() or linux.meminfo("MemTotal") or 0
+        totals = (linux.cgroup_total(), linux.meminfo("MemTotal") or physical_memory())
+        self.total = min((total for total in totals if total), default=0)
         self.allowed = within(self.total, allowed)
 
     @property
     def identity(self) -> str:
         """The processor and the memory."""
-        return f"{platform.processor() or platform.machine()}, {self.total} bytes"
+        return f"{linux.processor() or platform.processor() or platform.machine()}, {self.total} bytes"
 
     def rooms(self) -> dict[str, int]:
         """What each limit of the machine leaves, by its name."""
@@ -211,16 +224,20 @@ class HostMemory:
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
-        """VmHWM over VmRSS, while memory is given back as soon as it is free."""
+        """VmHWM over VmRSS, while memory is given back as soon as it is free.
+
+        Where VmHWM may not be reset, as in some containers, a peak below an earlier one is not known.
+        """
         peak = Peak()
         with ExitStack() as stack:
             stack.enter_context(self.guard(exact=True))
-            before = linux.status("VmRSS") if linux.reset_peak() else None
+            from_here = linux.reset_peak()
+            before, highest = linux.status("VmRSS"), linux.status("VmHWM")
             try:
                 yield peak
             finally:
                 after = linux.status("VmHWM")
-                if before is not None and after is not None:
+                if before is not None and highest is not None and after is not None and (from_here or after > highest):
                     peak.used_bytes = peak.taken_bytes = max(0, after - before)
 
     @contextmanager
@@ -242,12 +259,22 @@ class HostMemory:
             linux.give_back()
 
 
+def physical_memory() -> int | None:
+    """Bytes of the machine, from systems without a /proc; None where they do not say it."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 UNKNOWN_ROOM = 4 * 10**9
 """What a machine is taken to have free that says nothing."""
 
 
 class AcceleratorMemory:
     """The memory of a GPU of CUDA, ROCm or XPU, whose allocator counts."""
+
+    slows_work = False
 
     def __init__(self, device: torch.device, allowed: int | float | None) -> None:
         self.device = device
@@ -313,6 +340,8 @@ class AcceleratorMemory:
 
 class AppleMemory:
     """The memory of MPS, which keeps what it has taken: what it has after the work is the peak."""
+
+    slows_work = False
 
     def __init__(self, device: torch.device, allowed: int | float | None) -> None:
         self.total = int(torch.mps.recommended_max_memory())

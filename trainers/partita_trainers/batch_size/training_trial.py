@@ -84,6 +84,10 @@ class TrainingTrial:
         finally:
             clear_gradients(work.lm.module)
 
+    def estimated_bytes(self, rows: int) -> int:
+        """What a batch should take by a formula."""
+        return self.work.estimated_bytes(rows)
+
     def decode_step(self, rows: int) -> float:
         """0: nothing is generated."""
         return 0.0

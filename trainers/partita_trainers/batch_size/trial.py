@@ -61,6 +61,9 @@ class Trial(Protocol):
         Raises whatever the device raises. Leaves no tensor behind.
         """
 
+    def estimated_bytes(self, rows: int) -> int:
+        """What a batch should take by a formula, for devices that cannot measure it."""
+
     def decode_step(self, rows: int) -> float:
         """Seconds of one decode step at the usual length of the data; 0 where nothing is generated."""
 

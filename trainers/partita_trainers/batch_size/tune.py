@@ -20,9 +20,8 @@ from partita_trainers.batch_size.search import (
     line,
     next_rows,
     sizes_to_look_at,
-    sort_out,
 )
-from partita_trainers.batch_size.trial import BatchSize, Probe, Timing, Trial, Volume
+from partita_trainers.batch_size.trial import BatchSize, Probe, Trial, Volume
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,9 @@ SHARE_OF_THE_WORK = 0.1
 NOT_WORTH_SAVING = 2.0
 """Seconds that it may take whatever the work."""
 SHORT_SECONDS = 0.25
-"""A run that is shorter is timed once more, apart from the measuring of memory, which slows it down."""
+"""A run that is shorter is timed once more, apart from the measuring of memory."""
+WORTH_TELLING = 5.0
+"""Seconds of a probe from which on a person would like to know what is going on."""
 MORE_MEMORY = 1.25
 """How much more memory than when a size was found makes it worth finding again."""
 
@@ -127,6 +128,8 @@ class Search:
     def __init__(self, trial: Trial, memory: DeviceMemory, *, cap: int, sizes: Sizes) -> None:
         self.trial, self.memory, self.cap, self.sizes = trial, memory, cap, sizes
         self.probes: list[Probe] = []
+        self.prefills: dict[int, float] = {}
+        """Seconds of reading prompts of the greatest length, by rows."""
         self.steps: dict[int, float] = {}
         """Seconds of a decode step at the usual length, by rows."""
         self.volumes: dict[int, Volume] = {}
@@ -143,9 +146,36 @@ class Search:
         """
         while (rows := self.next_rows()) is not None:
             probe = try_rows(self.trial, self.memory, rows, budget=self.budget)
-            self.probes.append(probe)
             if rows == 1 and probe.verdict != "fits":
                 raise OutOfMemory(too_large(self.trial, probe, self.memory, budget=self.budget))
+            self.probes.append(self.timed(probe))
+            level = logging.INFO if probe.seconds > WORTH_TELLING else logging.DEBUG
+            taken = gigabytes(probe.taken_bytes) if probe.taken_bytes is not None else "refused"
+            logger.log(level, "tried %s rows: %s, %s in %.1f s", f"{rows:,}", probe.verdict, taken, probe.seconds)
+
+    def timed(self, probe: Probe) -> Probe:
+        """The probe with times that measuring has not stretched; those of the first, and of all that are short.
+
+        Where measuring does not slow work down, times count as they are as well.
+        """
+        if probe.prefill_seconds is None:
+            return probe
+        if self.probes and probe.prefill_seconds >= SHORT_SECONDS:
+            if not self.memory.slows_work:
+                self.prefills[probe.rows] = probe.prefill_seconds
+            return probe
+        started = time.perf_counter()
+        with self.memory.guard():
+            timing, _ = attempt(lambda: self.trial.run(probe.rows))
+        if timing is None:
+            return probe
+        self.prefills[probe.rows] = timing.prefill_seconds
+        return replace(
+            probe,
+            prefill_seconds=timing.prefill_seconds,
+            decode_seconds=timing.decode_seconds,
+            seconds=probe.seconds + time.perf_counter() - started,
+        )
 
     def next_rows(self) -> int | None:
         """The size to try next. Where a probe costs too much, none larger than what would be chosen."""
@@ -168,8 +198,7 @@ class Search:
     @property
     def prefill(self) -> tuple[float, float]:
         """Seconds of a batch, and of each token in it."""
-        fitting, _ = sort_out(self.probes)
-        return line([(p.rows * self.trial.prompt_tokens, p.prefill_seconds or 0.0) for p in fitting])
+        return line([(rows * self.trial.prompt_tokens, seconds) for rows, seconds in self.prefills.items()])
 
     @property
     def fits(self) -> int:
@@ -226,23 +255,17 @@ def try_rows(trial: Trial, memory: DeviceMemory, rows: int, *, budget: int) -> P
     if timing is None or failure is not None:
         seconds = time.perf_counter() - started
         return Probe(rows, "out of memory", used_bytes=None, taken_bytes=None, seconds=seconds)
-    if timing.prefill_seconds < SHORT_SECONDS:
-        timing = timed_again(trial, rows) or timing
+    estimated = trial.estimated_bytes(rows) if peak.taken_bytes is None else None
     probe = Probe(
         rows,
         "fits",
-        used_bytes=peak.used_bytes,
-        taken_bytes=peak.taken_bytes,
+        used_bytes=peak.used_bytes if estimated is None else estimated,
+        taken_bytes=peak.taken_bytes if estimated is None else estimated,
         prefill_seconds=timing.prefill_seconds,
         decode_seconds=timing.decode_seconds,
         seconds=time.perf_counter() - started,
     )
     return judged(probe, budget)
-
-
-def timed_again(trial: Trial, rows: int) -> Timing | None:
-    timing, _ = attempt(lambda: trial.run(rows))
-    return timing
 
 
 def judged(probe: Probe, budget: int) -> Probe:
@@ -258,7 +281,7 @@ def told(found: BatchSize, trial: Trial) -> str:
     how = f"{len(found.probes)} probes, {found.seconds:.1f} s" if found.origin == "tuned" else "known, tried again"
     return (
         f"batch size for {trial.purpose}: {found.rows:,} rows (up to {found.fits:,} fit) of at most "
-        f"{trial.prompt_tokens:,} tokens{new}; {how}"
+        f"{trial.prompt_tokens:,} tokens{new}, on {found.device}; {how}"
     )
 
 

@@ -1,0 +1,189 @@
+"""How the allocator and the limit on data behave, in processes of their own; what /proc and control groups omit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita_trainers.batch_size import linux
+from partita_trainers.batch_size.memory import device_memory
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="this is about Linux")
+
+GB = 10**9
+
+BLOCKS = """
+import ctypes, resource
+from partita_trainers.batch_size import linux
+library = linux.c_library()
+def most(size):
+    blocks = []
+    while len(blocks) < 100 and (block := library.malloc(size)):
+        blocks.append(block)
+    for block in blocks:
+        library.free(block)
+    return len(blocks)
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_at_the_limit_small_blocks_are_there_that_large_ones_cannot_use(exact: bool) -> None:
+    code = f"""
+{BLOCKS}
+from contextlib import nullcontext
+for _ in range(2):
+    held = linux.status("VmRSS")
+    with linux.data_limit(0), linux.exact_allocations() if {exact} else nullcontext():
+        assert most(260 * 1024) >= linux.SPARE_BLOCKS, most(260 * 1024)
+        assert most(2 * linux.SPARE_BLOCK_BYTES) == 0
+        assert linux.status("VmRSS") - held < 4 * 2**20, "the blocks themselves take memory"
+assert most(2 * linux.SPARE_BLOCK_BYTES) == 100
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_exact_work_inside_exact_work_leaves_it_exact() -> None:
+    code = f"""
+{BLOCKS}
+def kept():
+    "Whether memory of freed blocks stays with the process."
+    linux.give_back()
+    before = linux.status("VmData")
+    blocks = [library.malloc(8 * 2**20) for _ in range(4)]
+    ends = library.malloc(24)
+    for block in blocks:
+        library.free(block)
+    grown = linux.status("VmData") - before
+    library.free(ends)
+    return grown > 16 * 2**20
+with linux.data_limit(10**9), linux.exact_allocations():
+    assert not kept()
+    with linux.data_limit(10**8), linux.exact_allocations():
+        assert not kept()
+    assert not kept(), "the inner one ended the outer one"
+    with linux.data_limit(10**8):
+        assert not kept(), "a limit without it ended it"
+assert kept()
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_what_a_peak_is_measured_to_be_is_what_was_held_at_once() -> None:
+    code = """
+import torch
+from partita_trainers.batch_size.memory import device_memory
+memory = device_memory(torch.device("cpu"))
+def work(megabytes):
+    for _ in range(3):
+        first = torch.ones(megabytes * 250_000)
+        second = torch.ones(megabytes * 500_000)
+        del first, second
+work(1)
+for megabytes in (8, 16, 64):
+    with memory.measure() as peak:
+        work(megabytes)
+    assert abs(peak.taken_bytes / (3 * megabytes * 10**6) - 1) < 0.05, (megabytes, peak)
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_a_peak_is_told_also_of_work_that_raised() -> None:
+    code = """
+import torch
+from partita_trainers.batch_size.memory import device_memory
+memory = device_memory(torch.device("cpu"))
+try:
+    with memory.measure() as peak:
+        held = torch.ones(25_000_000)
+        raise KeyError("stop")
+except KeyError:
+    pass
+assert 95_000_000 < peak.used_bytes < 110_000_000, peak
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_where_peaks_cannot_be_reset_one_below_an_earlier_one_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = device_memory(torch.device("cpu"))
+    known = {"VmRSS": 2 * GB, "VmHWM": 3 * GB}
+    monkeypatch.setattr(linux, "reset_peak", lambda: False)
+    monkeypatch.setattr(linux, "status", lambda field, **place: known.get(field))
+    with memory.measure() as peak:
+        pass
+    assert peak.used_bytes is None
+    with memory.measure() as peak:
+        known["VmHWM"] = 5 * GB
+    assert peak.used_bytes == 3 * GB
+
+
+WORK = """
+import json, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from partita_trainers.batch_size import linux
+from partita_trainers.batch_size.memory import attempt
+torch.set_num_threads(1)
+shape = dict(vocab_size=2000, hidden_size=256, intermediate_size=704, num_hidden_layers=2, num_attention_heads=4)
+config = LlamaConfig(**shape)
+def forward(rows):
+    with torch.no_grad():
+        model(input_ids=torch.ones(rows, 128, dtype=torch.long))
+def backward(rows):
+    ids = torch.ones(rows, 128, dtype=torch.long)
+    model(input_ids=ids, labels=ids).loss.backward()
+    model.zero_grad()
+def generate(rows):
+    ids = torch.ones(rows, 128, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    with torch.no_grad():
+        model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=True, pad_token_id=0)
+def fits(work, megabytes):
+    "Raises what is not recognised; a crash ends the process."
+    with linux.data_limit(megabytes * 10**6), linux.exact_allocations():
+        return attempt(lambda: work(16))[1] is None
+found = []
+for dtype in (torch.float32, torch.bfloat16):
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    for work in (forward, backward, generate):
+        work(1)
+        found.append([fits(work, megabytes) for megabytes in (0, 1, 5, 13, 30, 2000)])
+print(json.dumps(found))
+"""
+
+
+def test_a_model_that_reaches_a_limit_anywhere_is_out_of_memory_and_the_process_lives() -> None:
+    found = json.loads(run(WORK))
+    assert all(not row[0] and row[-1] for row in found), found
+
+
+def test_a_group_without_statistics_still_limits(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
+    (tmp_path / "memory.max").write_text(f"{4 * GB}\n", encoding="ascii")
+    (tmp_path / "memory.current").write_text(f"{GB}\n", encoding="ascii")
+    assert linux.cgroup_room(proc=tmp_path, root=tmp_path) == 3 * GB
+
+
+def test_a_group_larger_than_the_machine_does_not_enlarge_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "cgroup_total", lambda: 500 * GB)
+    monkeypatch.setattr(linux, "meminfo", lambda field: 100 * GB)
+    assert device_memory(torch.device("cpu")).identity.endswith(f", {100 * GB} bytes")
+
+
+def test_a_processor_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Xeon Gold 6130\nflags\t: fpu\n", encoding="ascii")
+    assert linux.processor(proc=tmp_path) == "Xeon Gold 6130"
+    assert linux.processor(proc=tmp_path / "absent") is None
+    assert (linux.processor() or "") in device_memory(torch.device("cpu")).identity
