@@ -68,8 +68,9 @@ BROKEN = (
 SHARE_OF_HOST, SHARE_OF_DEVICE = 0.8, 0.98
 DEVICE_MARGIN = 256 * 10**6
 """Bytes of a GPU that libraries may still take for themselves."""
-OVERSHOOT = 1.05
-"""How far beyond its budget the work may go before a CPU refuses: what is counted there is a little more than used."""
+OVERSHOOT, OVERSHOOT_BYTES = 1.05, 64 * 10**6
+"""How far beyond its budget the work may go before a CPU refuses: data that was asked for and is not in memory counts
+there too."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -248,7 +249,7 @@ class HostMemory:
             return
         linux.give_back()
         with (
-            linux.data_limit(int(OVERSHOOT * self.budget())),
+            linux.data_limit(int(OVERSHOOT * self.budget()) + OVERSHOOT_BYTES),
             linux.exact_allocations() if exact else nullcontext(),
         ):
             yield

@@ -78,20 +78,27 @@ def tune(
     return found
 
 
-def verify(trial: Trial, memory: DeviceMemory, known: BatchSize, *, max_rows: int | None = None) -> BatchSize | None:
+def verify(
+    trial: Trial,
+    memory: DeviceMemory,
+    known: BatchSize,
+    *,
+    max_rows: int | None = None,
+    sizes: Sizes = sizes_to_look_at,
+) -> BatchSize | None:
     """A size that was found earlier, tried once more; None where it has to be found again.
 
-    That is so where its probe does not fit, and where it was held down by memory of which there is more now.
+    That is so where its probe does not fit, and where it was held down by memory of which there is more now. Raises
+    OutOfMemory where not even the warm-up fits.
     """
     started = time.perf_counter()
     cap = capped(trial, max_rows)
     rows = min(known.rows, cap)
-    trial.warm_up()
-    memory.clear()
+    warm_up(trial, memory)
     budget = memory.budget()
     if known.budget_bytes is None or known.fits is None:
         return None
-    if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > known.fits:
+    if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.fits)):
         return None
     probe = try_rows(trial, memory, rows, budget=budget)
     if probe.verdict != "fits":
@@ -117,6 +124,16 @@ def verify(trial: Trial, memory: DeviceMemory, known: BatchSize, *, max_rows: in
     return found
 
 
+def warm_up(trial: Trial, memory: DeviceMemory) -> None:
+    """Make what stays on the device once work has begun, such as the state of optimizers. Raises OutOfMemory."""
+    with memory.guard():
+        _, failure = attempt(trial.warm_up)
+    memory.clear()
+    if failure is not None:
+        probe = Probe(1, "out of memory", used_bytes=None, taken_bytes=None)
+        raise OutOfMemory(too_large(trial, probe, memory, budget=memory.budget()))
+
+
 def capped(trial: Trial, max_rows: int | None) -> int:
     """Most rows that are worth trying."""
     return min(trial.max_rows, max_rows or MOST_ROWS, MOST_ROWS)
@@ -135,8 +152,7 @@ class Search:
         self.volumes: dict[int, Volume] = {}
         self.num_rows = self.volume(1).batches
         self.started = time.perf_counter()
-        trial.warm_up()
-        memory.clear()
+        warm_up(trial, memory)
         self.budget = memory.budget()
 
     def probe_memory(self) -> None:
