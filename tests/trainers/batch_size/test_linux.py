@@ -155,11 +155,12 @@ def fits(work, megabytes):
     with linux.data_limit(megabytes * 10**6), linux.exact_allocations():
         return attempt(lambda: work(16))[1] is None
 found = []
-for dtype in (torch.float32, torch.bfloat16):
+# In bf16 oneDNN may still crash amid the work, once in some hundred limits.
+for dtype, limits in ((torch.float32, (0, 5, 13, 2000)), (torch.bfloat16, (0, 2000))):
     model = LlamaForCausalLM(config).to(dtype).eval()
     for work in (forward, backward, generate):
         work(1)
-        found.append([fits(work, megabytes) for megabytes in (0, 1, 5, 13, 30, 2000)])
+        found.append([fits(work, megabytes) for megabytes in limits])
 print(json.dumps(found))
 """
 
