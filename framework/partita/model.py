@@ -201,14 +201,14 @@ class Model:
         examination = prepare(assembly, rows, split="test", ledger=ledger)
         sizing = self.sizing
         encoded = examination.encoded
-        size = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
-        with sizing.work("evaluation", size) as capacity:
+        evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
+        with sizing.work("evaluation", evaluation) as capacity:
             loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit)
-        size = sizing.generation(prompt_lengths(assembly, [examination.rows]), rows=batch_size)
-        with sizing.work("generation", size) as capacity:
+        generation = sizing.generation(prompt_lengths(assembly, [examination.rows]), rows=batch_size)
+        with sizing.work("generation", generation) as capacity:
             rows = examination.rows
             scores = score(assembly, rows, batch_size=capacity.rows, limit=capacity.limit, progress=self.progress)
-        self.note_memory(BatchSizes(generation=size))
+        self.note_memory(BatchSizes(generation=generation, evaluation=evaluation))
         return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
 
     def generate(

@@ -90,15 +90,19 @@ def predict_rows(
     if generation.arguments.get("do_sample"):
         begun = None if fresh or allowed.written else Journal.begun_with(journal_path, SAMPLED_WITH)
         parts[SAMPLED_WITH] = str(allowed.rows) if begun is None else begun
+    planned, limit = int(parts.get(SAMPLED_WITH, allowed.rows)), allowed.limit
+    if planned > limit.rows and not limit.out_of_memory:
+        # A size that was found since would cut the batches, and so change the answers: only memory may do that.
+        limit = BatchLimit(planned)
     job = Job(
         lm,
         prompts,
         decoder,
         generation,
         max_new_tokens=max_new_tokens,
-        batch_size=int(parts.get(SAMPLED_WITH, allowed.rows)),
+        batch_size=planned,
         seed=seed,
-        limit=allowed.limit,
+        limit=limit,
     )
     with (
         allowed.guard(),

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -346,7 +347,7 @@ class HuggingFaceModel:
                 answers.update(zip(group, found, strict=True))
         return [answers[index] for index in range(len(requests))]
 
-    @property
+    @cached_property
     def token_ids(self) -> Sequence[int]:
         """Tokens that mean text: within the embedding, and not special."""
         return ordinary_tokens(self)

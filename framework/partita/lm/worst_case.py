@@ -102,7 +102,7 @@ def worst_requests(
     lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int
 ) -> list[GenerationRequest]:
     """Prompts of random tokens, all of the same length but the last, which is one shorter."""
-    ordinary = torch.tensor(ordinary_tokens(lm))
+    ordinary = torch.tensor(lm.token_ids)
     chance = torch.Generator().manual_seed(rows)
     ids_BS = ordinary[torch.randint(len(ordinary), (rows, prompt_tokens), generator=chance)].tolist()
     if rows > 1 and prompt_tokens > 1:

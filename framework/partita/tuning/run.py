@@ -15,10 +15,12 @@ from partita.evaluation import Examination
 from partita.inference.prompts import EncodedPrompts
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita.tuning.trials import EpochVolume
+from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Trainer, TrialWork
 from partita_trainers.batch_size.trial import BatchSize, Trial
+from partita_trainers.batch_size.tune import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,10 @@ def run_sizes(
             if written is None and trial is not None:
                 written = sizing.training(trial, most_learned=most_learned([encoded]))
             elif trial is not None:
-                trial.warm_up()
+                warm_up(trial, sizing.memory)
+            elif written is None:
+                message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.trial gave None"
+                raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
             sizes = replace(sizes, training=written)
         sizing.beside_training = trial is not None
         try:

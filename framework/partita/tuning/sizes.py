@@ -145,7 +145,7 @@ class Sizing:
         limit = min(limits, default=None)
         key = self.key(trial, options=options, max_rows=limit)
         earlier = None if self.fresh else self.cache.load(key)
-        found = verify(trial, self.memory, earlier, max_rows=limit) if earlier is not None else None
+        found = verify(trial, self.memory, earlier, max_rows=limit, sizes=sizes) if earlier is not None else None
         if found is None:
             found = tune(trial, self.memory, device=self.device, max_rows=limit, sizes=sizes)
             self.cache.save(key, found)
@@ -197,9 +197,10 @@ class Sizing:
 
     def limit(self, purpose: Purpose, size: BatchSize) -> BatchLimit:
         """What cuts the batches of jobs; it stays where running out of memory has brought it."""
-        if purpose not in self.limits or self.limits[purpose].rows > size.rows:
-            self.limits[purpose] = BatchLimit(size.rows)
-        return self.limits[purpose]
+        known = self.limits.get(purpose)
+        if known is None or not known.out_of_memory or known.rows > size.rows:
+            known = self.limits[purpose] = BatchLimit(size.rows)
+        return known
 
     def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
         """What a job may put on the device at once."""

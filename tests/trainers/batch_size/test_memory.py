@@ -349,6 +349,9 @@ class Library:
     def get_device_name(self, device: object) -> str:
         return "A100"
 
+    def get_per_process_memory_fraction(self, device: object) -> float:
+        return self.fractions[-1] if self.fractions else 1.0
+
     def set_per_process_memory_fraction(self, fraction: float, device: object) -> None:
         self.fractions.append(fraction)
 
@@ -383,6 +386,9 @@ def test_on_a_gpu_the_users_amount_holds_for_the_model_too(
     assert made.describe() == "memory_budget 24.00 GB less 10.00 GB that the process holds"
     with made.guard():
         assert library.fractions == [pytest.approx(0.3)]
+        with made.guard():
+            pass
+        assert library.fractions[-1] == pytest.approx(0.3), "the inner one ended the outer one"
     assert library.fractions[-1] == 1.0
 
 

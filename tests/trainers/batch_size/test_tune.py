@@ -274,6 +274,14 @@ def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Devi
     assert (small.rows, limited.rows) == (7, 5)
 
 
+def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_offered(device: Device) -> None:
+    earlier = known(device, rows=6)
+    work = Work(device, num_rows=5, seconds_a_token=0.000001)
+    found = verify(work, device, earlier, sizes=lambda largest: [n for n in (1, 2, 3, 4, 6, 12) if n <= largest])
+    assert found is not None
+    assert found.rows == 4
+
+
 def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0")

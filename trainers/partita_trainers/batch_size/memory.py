@@ -325,14 +325,15 @@ class AcceleratorMemory:
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
         """The device refuses by itself; with a limit of the user's, the allocator does so there."""
-        limited = self.allowed is not None and hasattr(self.library, "set_per_process_memory_fraction")
-        if limited and self.allowed is not None:
-            self.library.set_per_process_memory_fraction(min(1.0, self.allowed / self.total), self.device)
+        if self.allowed is None or not hasattr(self.library, "get_per_process_memory_fraction"):
+            yield
+            return
+        before = self.library.get_per_process_memory_fraction(self.device)
+        self.library.set_per_process_memory_fraction(min(1.0, self.allowed / self.total), self.device)
         try:
             yield
         finally:
-            if limited:
-                self.library.set_per_process_memory_fraction(1.0, self.device)
+            self.library.set_per_process_memory_fraction(before, self.device)
 
     def clear(self) -> None:
         """Collect garbage, and give the device back what the allocator keeps."""

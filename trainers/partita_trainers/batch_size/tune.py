@@ -33,6 +33,8 @@ NOT_WORTH_SAVING = 2.0
 """Seconds that it may take whatever the work."""
 SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
+TELLS_MORE = 3
+"""How much larger than the one before a probe has to be to improve what is foretold."""
 WORTH_TELLING = 5.0
 """Seconds of a probe from which on a person would like to know what is going on."""
 MORE_MEMORY = 1.25
@@ -88,12 +90,13 @@ def verify(
 ) -> BatchSize | None:
     """A size that was found earlier, tried once more; None where it has to be found again.
 
-    That is so where its probe does not fit, and where it was held down by memory of which there is more now. Raises
-    OutOfMemory where not even the warm-up fits.
+    Where the work allows fewer rows now, it is the largest of `sizes` that it allows. It has to be found again where
+    its probe does not fit, and where it was held down by memory of which there is more now. Raises OutOfMemory where
+    not even the warm-up fits.
     """
     started = time.perf_counter()
     cap = capped(trial, max_rows)
-    rows = min(known.rows, cap)
+    rows = max(sizes(min(known.rows, cap)))
     warm_up(trial, memory)
     budget = memory.budget()
     if known.budget_bytes is None or known.fits is None:
@@ -194,22 +197,29 @@ class Search:
         )
 
     def next_rows(self) -> int | None:
-        """The size to try next. Where a probe costs too much, none larger than what would be chosen."""
+        """The size to try next. Where a probe costs too much, none larger than what would be chosen needs proof.
+
+        The largest that fits is then foretold; better from a smaller probe, where memory is what limits it.
+        """
         rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
-        if rows is None or not self.probes or self.is_affordable(rows):
+        if rows is None or not self.probes:
+            return rows
+        affordable = self.affordable_rows()
+        if rows <= affordable:
             return rows
         wanted = self.best()
-        if is_comfortable(self.probes, wanted, budget=self.budget):
-            return None
-        return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
+        if not is_comfortable(self.probes, wanted, budget=self.budget):
+            return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
+        tells_more = affordable >= TELLS_MORE * self.probes[-1].rows
+        return affordable if tells_more and self.fits < self.cap else None
 
-    def is_affordable(self, rows: int) -> bool:
-        """Whether a probe stays within its share of the work."""
+    def affordable_rows(self) -> int:
+        """Rows of a probe that stays within its share of the work."""
         spent = time.perf_counter() - self.started
         constant, each = self.prefill
-        expected = constant + each * rows * self.trial.prompt_tokens
         work = self.num_rows / self.speed(self.best())
-        return spent + expected <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work)
+        left = max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work) - spent - constant
+        return int(left / (each * self.trial.prompt_tokens)) if left > 0 and each > 0 else (self.cap if left > 0 else 0)
 
     @property
     def prefill(self) -> tuple[float, float]:
