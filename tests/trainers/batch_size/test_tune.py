@@ -193,6 +193,15 @@ def test_one_row_that_takes_too_much_is_one_error_with_the_arithmetic(device: De
     )
 
 
+def test_where_the_users_amount_is_too_small_the_error_says_that_first(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.budget_bytes = 0
+    monkeypatch.setattr(device, "describe", lambda: "memory_budget 300.0 MB less 437.9 MB that the process holds")
+    with pytest.raises(OutOfMemory, match=r"holds\)\. Write a larger trainer\.memory_budget, a smaller preproc"):
+        tune(Work(device), device, device="cpu")
+
+
 def test_one_row_that_the_device_refuses_is_told_as_well(device: Device) -> None:
     device.bytes_a_row = 11 * GB
     work = Work(device, new_tokens=0, purpose="training")

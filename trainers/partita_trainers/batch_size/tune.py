@@ -320,8 +320,10 @@ def too_large(trial: Trial, probe: Probe, memory: DeviceMemory, *, budget: int) 
     if trial.new_tokens:
         shorter += " or generation.max_new_tokens"
     less = ", trainer.gradient_checkpointing: true" if trial.purpose == "training" else ""
+    sum_of_it = memory.describe()
+    more = "a larger trainer.memory_budget, " if sum_of_it.startswith("memory_budget") else ""
     return (
         f"not even one row fits for {trial.purpose}: one of {trial.prompt_tokens:,} tokens{new} takes {needs}{short}; "
-        f"{gigabytes(budget)} may be taken ({memory.describe()}). Write a smaller {shorter}{less}, "
+        f"{gigabytes(budget)} may be taken ({sum_of_it}). Write {more}a smaller {shorter}{less}, "
         "quantization: {bits: 4}, or a smaller base_model"
     )
