@@ -33,8 +33,10 @@ NOT_WORTH_SAVING = 2.0
 """Seconds that it may take whatever the work."""
 SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
-TELLS_MORE = 3
-"""How much larger than the one before a probe has to be to improve what is foretold."""
+FAR_ABOVE = 4
+"""How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
+UNPROVEN = 0.97
+"""Share of what is foretold to fit that is told, where it was not tried."""
 WORTH_TELLING = 5.0
 """Seconds of a probe from which on a person would like to know what is going on."""
 MORE_MEMORY = 1.25
@@ -199,7 +201,7 @@ class Search:
     def next_rows(self) -> int | None:
         """The size to try next. Where a probe costs too much, none larger than what would be chosen needs proof.
 
-        The largest that fits is then foretold; better from a smaller probe, where memory is what limits it.
+        The largest that fits is then foretold: where it is not far above the one that would be chosen from that one.
         """
         rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
         if rows is None or not self.probes:
@@ -210,8 +212,8 @@ class Search:
         wanted = self.best()
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
-        tells_more = affordable >= TELLS_MORE * self.probes[-1].rows
-        return affordable if tells_more and self.fits < self.cap else None
+        tried = max(probe.rows for probe in self.probes)
+        return wanted if wanted > tried and self.fits < min(self.cap, FAR_ABOVE * wanted) else None
 
     def affordable_rows(self) -> int:
         """Rows of a probe that stays within its share of the work."""
@@ -232,7 +234,7 @@ class Search:
         proven = largest_fitting(self.probes, cap=self.cap, budget=self.budget)
         if next_rows(self.probes, cap=self.cap, budget=self.budget) is None:
             return proven
-        return min(self.cap, max(proven, foretold_rows(self.probes, budget=self.budget)))
+        return min(self.cap, max(proven, int(UNPROVEN * foretold_rows(self.probes, budget=self.budget))))
 
     def best(self) -> int:
         """The smallest size that comes within 2 % of the fastest of those that fit."""
