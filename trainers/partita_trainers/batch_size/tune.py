@@ -204,10 +204,7 @@ class Search:
         The largest that fits is then foretold: where it is not far above the one that would be chosen from that one.
         """
         rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
-        if rows is None or not self.probes:
-            return rows
-        affordable = self.affordable_rows()
-        if rows <= affordable:
+        if rows is None or not self.probes or self.is_affordable(rows):
             return rows
         wanted = self.best()
         if not is_comfortable(self.probes, wanted, budget=self.budget):
@@ -215,13 +212,13 @@ class Search:
         tried = max(probe.rows for probe in self.probes)
         return wanted if wanted > tried and self.fits < min(self.cap, FAR_ABOVE * wanted) else None
 
-    def affordable_rows(self) -> int:
-        """Rows of a probe that stays within its share of the work."""
+    def is_affordable(self, rows: int) -> bool:
+        """Whether a probe stays within its share of the work."""
         spent = time.perf_counter() - self.started
         constant, each = self.prefill
         work = self.num_rows / self.speed(self.best())
-        left = max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work) - spent - constant
-        return int(left / (each * self.trial.prompt_tokens)) if left > 0 and each > 0 else (self.cap if left > 0 else 0)
+        expected = constant + each * rows * self.trial.prompt_tokens
+        return spent + expected <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work)
 
     @property
     def prefill(self) -> tuple[float, float]:
