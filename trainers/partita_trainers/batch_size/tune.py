@@ -35,7 +35,7 @@ SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
 FAR_ABOVE = 4
 """How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
-UNPROVEN = 0.97
+UNPROVEN = 0.98
 """Share of what is foretold to fit that is told, where it was not tried."""
 WORTH_TELLING = 5.0
 """Seconds of a probe from which on a person would like to know what is going on."""
@@ -207,6 +207,8 @@ class Search:
         if rows is None or not self.probes or self.is_affordable(rows):
             return rows
         wanted = self.best()
+        if wanted >= self.fits:
+            return rows  # memory decides, and every row counts
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
         tried = max(probe.rows for probe in self.probes)
