@@ -1,0 +1,200 @@
+"""What sizes are tried with: the work at its worst, and what the data comes to, against a plain count."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.data.encoded import EncodedRows
+from partita.data.encoder import build_encoder
+from partita.data.ledger import Ledger
+from partita.data.loader import Loader
+from partita.data.planner import IndexedPlanner
+from partita.data.sources import open_rows
+from partita.lm.base import GenerationOptions
+from partita.lm.tokenizers import byte_tokenizer
+from partita.tuning import trials
+from partita.tuning.trials import EpochVolume, EvaluationTrial, GenerationTrial, sorted_volume
+from partita_schema.config import Config
+from partita_schema.data import BucketBatching, FixedBatching, LoaderOptions
+from partita_schema.rows import row_schema
+from partita_trainers.base import Batch
+from partita_trainers.batch_size.trial import Timing, Volume
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)
+ROWS = st.integers(1, 80)
+BATCHING = st.one_of(
+    st.builds(FixedBatching, type=st.just("fixed"), shuffle=st.booleans()),
+    st.builds(BucketBatching, type=st.just("bucket"), window=st.integers(1, 40)),
+)
+
+
+@dataclass
+class Asked:
+    """A language model that takes down what it is asked to do."""
+
+    context_length: int | None = None
+    vocabulary: int = 50
+    seen: list[Any] = field(default_factory=list)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    module: Any = field(default_factory=lambda: torch.nn.Linear(1, 1))
+
+    @property
+    def token_ids(self) -> range:
+        return range(self.vocabulary)
+
+    def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
+        return new_tokens if self.context_length is None else min(new_tokens, self.context_length - prompt_tokens)
+
+    def generate_worst_case(
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+    ) -> Timing:
+        self.seen.append((rows, prompt_tokens, new_tokens, options))
+        return Timing(1.0, 0.5)
+
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
+        self.seen.append((rows, length, options))
+        return 0.25
+
+    def loss(self, module: Any, batch: Batch) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        assert not module.training
+        self.seen.append(batch)
+        return torch.zeros(())
+
+
+OPTIONS = GenerationOptions({"do_sample": False, "num_beams": 1})
+
+
+def counted(batches: list[list[int]]) -> Volume:
+    """Batches that hold rows, and their padded tokens, one after another."""
+    held = [batch for batch in batches if batch]
+    return Volume(batches=len(held), tokens=sum(len(batch) * max(batch) for batch in held))
+
+
+@given(LENGTHS, ROWS)
+def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows: int) -> None:
+    ordered = sorted(lengths.tolist(), reverse=True)
+    expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
+    assert sorted_volume(lengths, rows) == expected
+    generation = GenerationTrial(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    evaluation = EvaluationTrial(Asked(), lengths=lengths, most_learned=1)  # type: ignore[arg-type]
+    assert generation.volume(rows) == evaluation.volume(rows) == expected
+    assert sorted_volume(lengths, 1) == Volume(batches=len(lengths), tokens=int(lengths.sum()))
+
+
+def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
+    lengths = np.full(3_000_000, 1000, dtype=np.int32)
+    assert sorted_volume(lengths, 256).tokens == 3_000_000_000
+
+
+@given(LENGTHS, ROWS, BATCHING, st.integers(0, 5))
+def test_an_epoch_is_counted_as_it_is_planned(lengths: np.ndarray, rows: int, batching: Any, seed: int) -> None:
+    planner = IndexedPlanner(lengths, batching=batching, batch_size=rows, batches_per_step=3, seed=seed)
+    planned = [lengths[batch].tolist() for step in planner.steps(0) for batch in step]
+    assert EpochVolume(lengths, batching=batching, seed=seed)(rows) == counted(planned)
+
+
+def encode(sizes: list[int]) -> EncodedRows:
+    """Real rows whose questions have that many characters."""
+    config = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "question"}],
+            "output_features": [{"name": "answer", "type": "text"}],
+            "trainer": {"type": "finetune"},
+        }
+    )
+    return EncodedRows.build(
+        open_rows([{"question": "q" * size, "answer": "a"} for size in sizes], folder=Path()),
+        build_encoder(config, tokenizer=byte_tokenizer(), context_length=64),
+        schema=row_schema(config, supervised=True),
+        ledger=Ledger(None, max_bad_rows=0),
+    )
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20).map(encode), st.integers(1, 9), BATCHING)
+@settings(max_examples=30, deadline=None)
+def test_an_epoch_is_counted_as_a_loader_makes_it(encoded: EncodedRows, rows: int, batching: Any) -> None:
+    loader = Loader(
+        encoded,
+        batching=batching,
+        options=LoaderOptions(),
+        batch_size=rows,
+        batches_per_step=2,
+        seed=7,
+        pad_token_id=0,
+    )
+    steps = loader.steps()
+    batches = [batch for _ in range(loader.steps_per_epoch) for batch in next(steps).batches if batch.rows]
+    made = Volume(batches=len(batches), tokens=sum(batch.input_ids_BT.numel() for batch in batches))
+    assert EpochVolume(encoded.lengths, batching=batching, seed=7)(rows) == made
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_large_data_is_foretold_from_a_part_of_it(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 5000)
+    batching = FixedBatching(type="fixed")
+    whole = EpochVolume(lengths, batching=batching, seed=1)(rows)
+    monkeypatch.setattr(trials, "SAMPLED_ROWS", 500)
+    foretold = EpochVolume(lengths, batching=batching, seed=1)
+    assert len(foretold.lengths) == 500
+    assert foretold(rows).batches == whole.batches
+    assert foretold(rows).tokens == pytest.approx(whole.tokens, rel=0.1)
+
+
+# The work
+
+
+def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens() -> None:
+    lm = Asked()
+    trial = GenerationTrial(lm, OPTIONS, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
+    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("generation", 3, 30, 40)
+    assert trial.run(2) == Timing(1.0, 0.5)
+    assert lm.seen.pop() == (2, 30, 40, OPTIONS)
+    assert trial.decode_step(3) == 0.25
+    rows, length, options = lm.seen.pop()
+    assert (rows, options) == (3, OPTIONS)
+    assert length == 30 + 20, "in the middle of an answer, behind a batch as wide as its longest prompt"
+    trial.warm_up()
+    assert lm.seen.pop()[0] == 1
+
+
+def test_new_tokens_are_those_that_the_context_leaves() -> None:
+    lm = Asked(context_length=64)
+    trial = GenerationTrial(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
+    assert trial.new_tokens == 4
+
+
+@pytest.mark.parametrize(("beams", "expected"), [(1, 10), (3, 7)])
+def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(
+    monkeypatch: pytest.MonkeyPatch, beams: int, expected: int
+) -> None:
+    monkeypatch.setattr(trials, "MOST_ELEMENTS", 50 * 3 * 7 + 10)
+    options = GenerationOptions({"num_beams": beams})
+    lengths = np.full(10, 4)
+    generation = GenerationTrial(Asked(), options, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    assert generation.max_rows == expected
+    evaluation = EvaluationTrial(Asked(), lengths=lengths, most_learned=3)  # type: ignore[arg-type]
+    assert evaluation.max_rows == 7
+    monkeypatch.setattr(trials, "MOST_ELEMENTS", 1)
+    assert generation.max_rows == evaluation.max_rows == 1
+
+
+def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
+    lm = Asked()
+    trial = EvaluationTrial(lm, lengths=np.array([5, 30, 12]), most_learned=9)  # type: ignore[arg-type]
+    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("evaluation", 3, 30, 0)
+    timing = trial.run(3)
+    batch = lm.seen.pop()
+    assert batch.input_ids_BT.shape == (3, 30)
+    assert batch.loss_tokens == 27
+    assert timing.prefill_seconds >= 0
+    assert (timing.decode_seconds, trial.decode_step(3)) == (0.0, 0.0)
+    trial.warm_up()
+    assert lm.seen.pop().rows == 1

@@ -1,0 +1,265 @@
+"""Batch sizes from the file to the answers, on a device with a ceiling: found, used, kept, and lowered where it falls.
+
+The models are real; only memory and time are counted, by the rules in conftest.py.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from partita import Model
+from partita_schema.errors import OutOfMemory, PartitaError
+
+ZERO_SHOT = {"type": "none", "batch_size": "auto"}
+
+
+def statuses(found: Any) -> set[str]:
+    return {row["status"] for row in found}
+
+
+def test_what_is_tuned_is_used_to_predict_and_to_evaluate(device: Any, zero_shot: Any, asked: Any) -> None:
+    device.leave(7 * device.answer + device.answer // 2)
+    model = zero_shot()
+    sizes = model.tune(asked).found()
+    assert sizes.keys() == {"generation", "evaluation"}
+    found = sizes["generation"]
+    assert (found.rows, found.fits, found.best, found.origin) == (7, 7, 7, "tuned")
+    assert (found.prompt_tokens, found.new_tokens, found.device) == (8, device.new_tokens, "cpu")
+    assert found.budget_bytes == 7 * device.answer + device.answer // 2
+    assert [(probe.rows, probe.used_bytes, probe.verdict) for probe in found.probes] == [
+        (rows, rows * device.answer, "fits") for rows in (1, 4, 7)
+    ]
+    assert sizes["evaluation"].fits == (7 * device.answer + device.answer // 2) // device.loss
+    device.passes.clear()
+    predictions = model.predict(asked)
+    assert statuses(predictions) == {"ok"}
+    assert (predictions.stats.batches, predictions.stats.batch_size, predictions.stats.out_of_memory) == (4, 7, 0)
+    passes = device.work()
+    assert {one.rows for one in passes} == {7}, "nothing is probed again, and every batch is full"
+    model.evaluate(asked)
+    passes = device.work()
+    assert {one.rows for one in passes if one.held} == {7}
+    assert max(one.rows for one in passes if not one.held) == sizes["evaluation"].rows
+
+
+def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
+    device: Any, zero_shot: Any, asked: Any
+) -> None:
+    device.leave(7 * device.answer + device.answer // 2)
+    model = zero_shot()
+    for wanted, expected in ((2, 2), (None, 7), (4, 4), (6, 6), (1, 1), (None, 7)):
+        found = model.predict(asked, batch_size=wanted, fresh=True)
+        passes = [one for one in device.work() if one.held == 8]
+        assert max(one.rows for one in passes) == expected
+        assert found.stats.batch_size == expected
+        assert statuses(found) == {"ok"}
+    model.evaluate(asked, batch_size=3)
+    assert max(one.rows for one in device.work()) == 3
+
+
+def test_a_size_of_the_caller_that_is_too_large_is_cut(device: Any, zero_shot: Any, asked: Any) -> None:
+    device.leave(7 * device.answer + device.answer // 2)
+    found = zero_shot().predict(asked, batch_size=28)
+    assert statuses(found) == {"ok"}
+    assert (found.stats.batch_size, found.stats.out_of_memory) == (7, 2)
+
+
+def test_one_row_is_not_probed_and_nothing_is_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
+    model = zero_shot()
+    assert statuses(model.predict(asked[:1])) == {"ok"}
+    assert not any(one.measured for one in device.passes)
+    assert model.tune(asked[:1]).found()["generation"].origin == "default"
+    assert not any(one.measured for one in device.passes)
+    assert statuses(model.predict(asked)) == {"ok"}
+    assert any(one.measured for one in device.passes)
+    assert statuses(model.predict(asked[:1], fresh=True)) == {"ok"}
+    assert statuses(model.predict([{"text": ""}, {"text": ""}])) == {"skipped"}
+    device.passes.clear()
+    assert model.generate("3 red balls")
+    assert not any(one.measured for one in device.passes)
+
+
+def test_rows_that_are_not_asked_count_for_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
+    device.leave(7 * device.answer + device.answer // 2)
+    rows = [*asked, {"text": ""}, {"text": "ball " * 100}]
+    model = zero_shot()
+    found = model.predict(rows)
+    assert [row["status"] for row in found][-2:] == ["skipped", "error"]
+    assert statuses(list(found)[:-2]) == {"ok"}
+    assert found.stats.batch_size == 7
+    assert model.tune(rows).found()["generation"].prompt_tokens == 8
+
+
+def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, asked: Any) -> None:
+    output = [{"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}}]
+    settings = make(trainer=ZERO_SHOT, output_features=output)
+    del settings["generation"]
+    model = Model(settings, quiet=True)
+    found = model.tune(asked).found()["generation"]
+    assert found.new_tokens == model.ready().max_new_tokens < 15
+    device.passes.clear()
+    assert statuses(model.predict(asked)) == {"ok"}
+    assert max(one.rows for one in device.work()) == found.rows
+
+
+def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, asked: Any) -> None:
+    straight = zero_shot()
+    expected = [row["colour_raw"] for row in straight.predict(asked)]
+    device.fall(3 * device.answer + device.answer // 2, when=lambda one: one.held > 30 and one.rows > 4)
+    model = zero_shot()
+    found = model.predict(asked, fresh=True)
+    assert [row["colour_raw"] for row in found] == expected
+    assert statuses(found) == {"ok"}
+    assert found.stats.out_of_memory > 0
+    assert found.stats.batch_size <= 3
+    device.passes.clear()
+    again = model.predict(asked, fresh=True)
+    assert again.stats.out_of_memory == 0, "what was learned once is not learned again"
+
+
+def test_sampled_answers_that_were_begun_go_on_in_their_batches(
+    device: Any, zero_shot: Any, asked: Any, tmp_path: Path
+) -> None:
+    sampled = {"do_sample": True, "temperature": 1.5}
+
+    def model(most: int) -> Any:
+        return zero_shot(generation=sampled, max_batch_size=most)
+
+    def texts(found: Any) -> list[str]:
+        return [row["colour_raw"] for row in found]
+
+    straight = texts(model(7).predict(asked, tmp_path / "straight.jsonl"))
+    count = 0
+
+    def stop(coming: Any) -> None:
+        nonlocal count
+        count += not coming.measured and coming.rows == 7 and coming.held == coming.tokens
+        if count == 3:
+            raise KeyboardInterrupt
+
+    device.before_pass = stop
+    with pytest.raises(KeyboardInterrupt):
+        model(7).predict(asked, tmp_path / "stopped.jsonl")
+    device.before_pass = lambda coming: None
+    shutil.rmtree(tmp_path / "cache")
+    found = model(4).predict(asked, tmp_path / "stopped.jsonl")
+    assert found.stats.resumed == 14
+    assert texts(found) == straight
+    assert texts(model(4).predict(asked, tmp_path / "other.jsonl")) != straight
+
+
+@pytest.mark.parametrize(
+    ("change", "origin"),
+    [
+        ({}, "cached"),
+        ({"generation": {"temperature": 0.5, "do_sample": True}}, "tuned"),
+        ({"generation": {"num_beams": 2}}, "tuned"),
+        ({"generation": {"max_new_tokens": 39}}, "tuned"),
+        ({"prompt": {"template": "Well, once more: what do you see here? {text}"}}, "tuned"),
+        ({"base_model": {"hidden_size": 64}}, "tuned"),
+        ({"trainer": {"memory_budget": 10**10}}, "tuned"),
+    ],
+)
+def test_what_decides_a_size_has_it_found_again(
+    device: Any, make: Any, asked: Any, change: dict[str, Any], origin: str
+) -> None:
+    settings = make(trainer=ZERO_SHOT)
+    Model(settings, quiet=True).predict(asked)
+    for section, values in change.items():
+        settings[section] = {**settings.get(section, {}), **values}
+    assert Model(settings, quiet=True).tune(asked).found()["generation"].origin == origin
+
+
+def test_less_memory_than_a_kept_size_needs_has_it_found_again(device: Any, zero_shot: Any, asked: Any) -> None:
+    for fits, origin in ((7, "tuned"), (7, "cached"), (4, "tuned"), (4, "cached"), (7, "tuned")):
+        device.leave(fits * device.answer + device.answer // 2)
+        found = zero_shot().tune(asked).found()["generation"]
+        assert (found.rows, found.origin) == (fits, origin)
+
+
+# Where nothing fits
+
+
+def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
+    device: Any,
+    make: Any,
+    asked: Any,
+    tmp_path: Path,
+    call: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    allowed = device.weights + device.answer // 2
+    (tmp_path / "zero.yaml").write_text(yaml.safe_dump(make(trainer={**ZERO_SHOT, "memory_budget": allowed})))
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    before = sorted(tmp_path.rglob("*"))
+    for words in (("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output", "out.csv"), ("tune", "zero.yaml")):
+        assert call(*words) == 1
+        told = capsys.readouterr().err
+        row = f"one of 8 tokens and {device.new_tokens} new tokens"
+        assert f"error: not even one row fits for generation: {row} takes 0.1 MB" in told
+        assert "0.0 MB too much; 0.0 MB may be taken (" in told
+        assert (
+            "Write a smaller preprocessing.global_max_sequence_length or generation.max_new_tokens, "
+            "quantization: {bits: 4}, or a smaller base_model"
+        ) in told
+        assert "Traceback" not in told
+    assert sorted(tmp_path.rglob("*")) == before, "no answers, no journal, no kept size"
+
+
+@pytest.mark.parametrize("left", [49_000, 1_000, 0], ids=["one row", "warm-up", "model"])
+def test_a_device_that_is_full_before_one_row_is_told_like_one_that_is_too_small(
+    device: Any, zero_shot: Any, asked: Any, tmp_path: Path, left: int
+) -> None:
+    device.leave(left)
+    with pytest.raises(OutOfMemory, match=r"not even one row fits for generation: .* takes more than the device has;"):
+        zero_shot().predict(asked, tmp_path / "out.csv")
+    assert list(tmp_path.iterdir()) == []
+
+
+# With this machine's own memory
+
+
+def test_sizes_are_measured_printed_and_drawn_for_files_that_train_or_do_not(
+    make: Any,
+    rows: Any,
+    tmp_path: Path,
+    call: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": "rows.jsonl"}
+    (tmp_path / "zero.yaml").write_text(yaml.safe_dump(make(trainer=ZERO_SHOT, data=data)))
+    (tmp_path / "train.yaml").write_text(
+        yaml.safe_dump(make(trainer={"batch_size": "auto", "effective_batch_size": 24}, data=data))
+    )
+    before = sorted(tmp_path.iterdir())
+    assert call("tune", "zero.yaml", "--plot", "zero.html", "-q") == 0
+    shown = capsys.readouterr().out
+    assert "generation: " in shown
+    assert "evaluation: " in shown
+    assert "tuned in " in shown
+    assert shown.endswith("\ndrawn in zero.html\n")
+    assert (tmp_path / "zero.html").read_text(encoding="utf8").startswith("<!DOCTYPE")
+    assert call("tune", "train.yaml", "--json", "-q") == 0
+    records = json.loads(capsys.readouterr().out)
+    assert records.keys() == {"training", "evaluation", "generation"}
+    for record in records.values():
+        assert record["probes"][0]["rows"] == 1
+        assert 24 % records["training"]["rows"] == 0
+        assert 1 <= record["rows"] <= record["fits"]
+        assert record["budget_bytes"] > 0
+        assert all(probe["verdict"] == "fits" and probe["prefill_seconds"] > 0 for probe in record["probes"])
+        if sys.platform == "linux":
+            assert all("taken_bytes" in probe for probe in record["probes"])
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "cache", tmp_path / "zero.html"])
+    with pytest.raises(PartitaError, match="nothing has been trained with this file yet"):
+        Model("train.yaml", quiet=True).predict(rows[:2])
