@@ -3,6 +3,7 @@
 python benchmarks/page.py
 """
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,29 @@ wall time. A limit that does not hold says so.
 """
 
 
+TOOLS = ("harness", "page")
+"""Files that are no benchmarks."""
+
+
 def page(folder: Path) -> str:
-    """The page of all results in `folder`."""
-    return "\n".join([HEAD, *(section(json.loads(path.read_text("utf8"))) for path in sorted(folder.glob("*.json")))])
+    """The page of all results in `folder`, and of the benchmarks that have none."""
+    results = sorted(folder.glob("*.json"))
+    sections = [section(json.loads(path.read_text("utf8"))) for path in results]
+    without = sorted(
+        path
+        for path in folder.parent.glob("*.py")
+        if path.stem not in TOOLS and path.stem not in {result.stem for result in results}
+    )
+    return "\n".join([HEAD, *sections, *([not_run(without)] if without else [])])
+
+
+def not_run(scripts: list[Path]) -> str:
+    """What is ready and has not been run."""
+    lines = ["## Not run", ""]
+    for path in scripts:
+        about = ast.get_docstring(ast.parse(path.read_text("utf8"))) or ""
+        lines.append(f"- `{path.stem}`: {' '.join(about.split())}")
+    return "\n".join([*lines, ""])
 
 
 def section(result: dict[str, Any]) -> str:
