@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +42,17 @@ def parse_arguments(description: str) -> argparse.Namespace:
         help="where the result goes; the default is benchmarks/results/NAME.json, with --quick nowhere",
     )
     return parser.parse_args()
+
+
+def run_script(words: Sequence[Any]) -> str:
+    """What a Python script prints, run with one thread in a process of its own; its errors end the benchmark."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
 
 
 def report(

@@ -6,16 +6,14 @@ batch 8, r 8 on all linear layers, constant 2e-4, fp32, no evaluation, no saving
 """
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from harness import SHARED, Limit, parse_arguments, report
+from harness import SHARED, Limit, parse_arguments, report, run_script
 
 CONTENDERS = {
     "Trainer, random batches": ("peer", "random"),
@@ -33,13 +31,13 @@ def main() -> None:
     rounds = 1 if arguments.quick else 5
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
-        run([SHARED / "peers" / "workload.py", folder])
+        run_script([SHARED / "peers" / "workload.py", folder])
         for _ in range(rounds):
             for name in chosen:
                 kind, mode = CONTENDERS[name]
                 script = SHARED / "peers" / "train_hf.py" if kind == "peer" else Path(__file__)
                 words = [folder, "tiny", mode] if kind == "peer" else ["--one", folder, mode]
-                found[name].append(json.loads(run([script, *words]).splitlines()[-1]))
+                found[name].append(json.loads(run_script([script, *words]).splitlines()[-1]))
                 print(name, found[name][-1], flush=True)
     rows = [row(name, results) for name, results in found.items()]
     rates = {name: [result["tokens_per_cpu_s"] for result in results] for name, results in found.items()}
@@ -71,16 +69,6 @@ def row(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         "steps": int(median("steps")),
         "peak MB": int(median("rss_mb")),
     }
-
-
-def run(words: list[Any]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
 
 
 def one(folder: str, batching: str) -> None:

@@ -11,14 +11,13 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from harness import SHARED, Limit, parse_arguments, report
+from harness import SHARED, Limit, parse_arguments, report, run_script
 
 ROOMS = {"tiny": (200_000_000, 350_000_000, 700_000_000), "small": (300_000_000, 500_000_000)}
 """Bytes beyond what the process holds with the model loaded."""
@@ -35,7 +34,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PARTITA_CACHE"] = f"{folder}/cache"
-        run([SHARED / "peers" / "workload.py", folder])
+        run_script([SHARED / "peers" / "workload.py", folder])
         for name in names:
             rows += [memory_row(folder, name, room) for room in ROOMS[name][: 1 if arguments.quick else None]]
         for name in names:
@@ -100,19 +99,9 @@ def speed_row(folder: str, name: str, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def run(words: list[Any]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
-
-
 def one(*words: str) -> dict[str, Any]:
     """A task in a process of its own: the last line it prints."""
-    found: dict[str, Any] = json.loads(run([__file__, "--one", *words]).splitlines()[-1])
+    found: dict[str, Any] = json.loads(run_script([__file__, "--one", *words]).splitlines()[-1])
     return found
 
 

@@ -231,7 +231,12 @@ def test_a_finished_run_is_found_by_a_file_that_generates_differently(
     monkeypatch.chdir(tmp_path)
     short = {"max_steps": 4, "evaluate_generated": False}
     Model(colours.config(trainer=short), quiet=True).train()
-    other = Model(colours.config(trainer={**short, "eval_batch_size": 4}, generation={"max_new_tokens": 3}), quiet=True)
+    other = Model(
+        colours.config(
+            trainer={**short, "eval_batch_size": 4, "memory_budget": "9GB"}, generation={"max_new_tokens": 3}
+        ),
+        quiet=True,
+    )
     assert {row["tokens"] for row in other.predict(colours.rows(3))} == {3}
     with pytest.raises(PartitaError, match=r"runs/run is of another file: trainer\.learning_rate: 0\.01 -> 0\.5"):
         Model(colours.config(trainer={**short, "learning_rate": 0.5}), quiet=True).predict(colours.rows(1))

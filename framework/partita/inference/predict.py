@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,21 +89,17 @@ def predict_rows(
         prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance)
     allowed = capacity(prompts.lengths)
     if generation.arguments.get("do_sample"):
-        begun = None if fresh or allowed.written else Journal.begun_with(journal_path, SAMPLED_WITH)
-        parts[SAMPLED_WITH] = str(allowed.rows) if begun is None else begun
-    planned, limit = int(parts.get(SAMPLED_WITH, allowed.rows)), allowed.limit
-    if planned > limit.rows and not limit.out_of_memory:
-        # A size that was found since would cut the batches, and so change the answers: only memory may do that.
-        limit = BatchLimit(planned)
+        allowed = _as_begun(allowed, journal_path, fresh=fresh)
+        parts[SAMPLED_WITH] = str(allowed.rows)
     job = Job(
         lm,
         prompts,
         decoder,
         generation,
         max_new_tokens=max_new_tokens,
-        batch_size=planned,
+        batch_size=allowed.rows,
         seed=seed,
-        limit=limit,
+        limit=allowed.limit,
     )
     with (
         allowed.guard(),
@@ -119,6 +116,18 @@ def predict_rows(
     if output is not None:
         predictions.write(output)
     return predictions
+
+
+def _as_begun(allowed: Capacity, journal_path: Path, *, fresh: bool) -> Capacity:
+    """What a sampled job may use: the rows that its journal began with, unless a person wrote others."""
+    begun = None if fresh or allowed.written else Journal.begun_with(journal_path, SAMPLED_WITH)
+    if begun is None:
+        return allowed
+    limit = allowed.limit
+    if int(begun) > limit.rows and not limit.out_of_memory:
+        # A size that was found since would cut the batches, and so change the answers: only memory may do that.
+        limit = BatchLimit(int(begun))
+    return replace(allowed, rows=int(begun), limit=limit)
 
 
 def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: int) -> str:

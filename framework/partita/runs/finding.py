@@ -20,6 +20,7 @@ FREE_KEYS = (
     "trainer.steps_per_checkpoint",
     "trainer.evaluate_test",
     "trainer.restore_best",
+    "trainer.memory_budget",
     "data.loader",
     "tracking",
 )
@@ -30,6 +31,8 @@ USE_KEYS = (
     "generation",
     "tracking",
     "trainer.eval_batch_size",
+    "trainer.max_batch_size",
+    "trainer.memory_budget",
     "trainer.max_generated_rows",
     "data.loader",
     "data.test",
