@@ -169,26 +169,28 @@ class Model:
             used.append(self.sizing.generation(lengths, rows=batch_size))
             return self.sizing.capacity("generation", used[-1])
 
-        predictions = predict_rows(
-            lm=assembly.lm,
-            rows=rows,
-            encoder=assembly.encoder,
-            schema=row_schema(self.config, supervised=False),
-            decoder=assembly.decoder,
-            config=self.config,
-            generation=assembly.generation,
-            max_new_tokens=assembly.max_new_tokens,
-            capacity=capacity,
-            seed=self.sampling_seed,
-            journal_path=self.journal(target, fingerprint),
-            output=target,
-            fingerprint=fingerprint,
-            retry_errors=retry_errors,
-            fresh=fresh,
-            progress=self.progress,
-        )
-        self.note_memory(BatchSizes(generation=used[-1]))
-        return predictions
+        try:
+            return predict_rows(
+                lm=assembly.lm,
+                rows=rows,
+                encoder=assembly.encoder,
+                schema=row_schema(self.config, supervised=False),
+                decoder=assembly.decoder,
+                config=self.config,
+                generation=assembly.generation,
+                max_new_tokens=assembly.max_new_tokens,
+                capacity=capacity,
+                seed=self.sampling_seed,
+                journal_path=self.journal(target, fingerprint),
+                output=target,
+                fingerprint=fingerprint,
+                retry_errors=retry_errors,
+                fresh=fresh,
+                progress=self.progress,
+            )
+        finally:
+            if used:
+                self.note_memory(BatchSizes(generation=used[-1]))
 
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
         """Metrics by output feature on rows with known answers, and `loss` under the key `model`.
@@ -244,9 +246,12 @@ class Model:
         sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh)
         generation = sizing.generation(prompt_lengths(assembly, [rows]))
         if any(output.source_column not in rows.columns for output in self.config.output_features):
+            sizing.fresh = False
             return BatchSizes(generation=generation)
         encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
-        return BatchSizes(generation=generation, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
+        evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]))
+        sizing.fresh = False  # what comes after uses what was found
+        return BatchSizes(generation=generation, evaluation=evaluation)
 
     def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """The sizes that `train` would find; nothing is written but what earlier runs have found."""

@@ -83,11 +83,22 @@ def run_trainer(
         run=directory,
         device=assembly.lm.device,
     )
-    with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
-        result = trainer.train(work)
+    try:
+        with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
+            result = trainer.train(work)
+    finally:
+        note_cuts(directory, sizing, sizes)
     if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
         assembly.lm.save(directory.folder / "model")
     return result
+
+
+def note_cuts(directory: RunDirectory, sizing: Sizing, sizes: BatchSizes) -> None:
+    """Where steps ran out of memory, say so beside the size as well, and let later runs begin with less."""
+    cuts = directory.manifest.get("out_of_memory")
+    if cuts and sizes.training is not None and not sizes.training.out_of_memory:
+        cut = sizing.training_was_cut(sizes.training, rows=int(cuts[-1]["now"]))
+        directory.note(batch_sizes={**directory.manifest["batch_sizes"], "training": cut.record()})
 
 
 def find_sizes(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], *, sizing: Sizing) -> BatchSizes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from partita_schema.errors import WriteError
 from partita_trainers.base import LanguageModel
 from partita_trainers.checkpoint import random_state, restore_random_state
 
@@ -23,7 +24,7 @@ def unchanged(lm: LanguageModel) -> Iterator[None]:
     state = random_state()
     put_back = remember(lm.module)
     with tempfile.TemporaryDirectory() as folder:
-        lm.save_checkpoint(Path(folder))
+        keep(lm, Path(folder))
         try:
             yield
         finally:
@@ -31,6 +32,17 @@ def unchanged(lm: LanguageModel) -> Iterator[None]:
             lm.load_checkpoint(Path(folder))
             put_back()
             restore_random_state(state)
+
+
+def keep(lm: LanguageModel, folder: Path) -> None:
+    """Write what training changes. Raises WriteError where there is no room for it."""
+    try:
+        lm.save_checkpoint(folder)
+    except OSError as error:
+        raise WriteError(
+            f"a copy of the trained weights cannot be written to {tempfile.gettempdir()} ({error}): set TMPDIR to a "
+            "folder with more room, or write numbers for trainer.batch_size, eval_batch_size and learning_rate"
+        ) from error
 
 
 def remember(module: torch.nn.Module) -> Callable[[], None]:

@@ -72,6 +72,10 @@ class GenerativeModel(LanguageModel, Protocol):
     def token_ids(self) -> Sequence[int]:
         """Tokens that mean text: within the embedding, and not special."""
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Logits of a position."""
+
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """New tokens that any row of a batch reaches beside a prompt of that length: fewer where positions end."""
 

@@ -352,6 +352,12 @@ class HuggingFaceModel:
         """Tokens that mean text: within the embedding, and not special."""
         return ordinary_tokens(self)
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Logits of a position."""
+        layer = self.base.get_output_embeddings()
+        return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
+
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """New tokens that any row of a batch reaches beside a prompt of that length."""
         return reachable_tokens(self, prompt_tokens=prompt_tokens, new_tokens=new_tokens)

@@ -53,6 +53,8 @@ def asked_device(parameters: ModelParameters) -> torch.device:
                 return torch.device(kind, 0) if kind != "mps" else torch.device(kind)
         return torch.device("cpu")
     device = torch.device(wanted)
+    if device.type in ("cuda", "xpu") and device.index is None:
+        device = torch.device(device.type, 0)
     if device.type != "cpu" and not is_there(device.type):
         raise ModelError(f"model_parameters.device: torch sees no {device.type} device here; write auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -49,9 +49,10 @@ class Shape:
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
         size = torch.tensor([], dtype=model.dtype).element_size()
-        heads = int(config.num_attention_heads)
+        heads = int(getattr(config, "num_attention_heads", None) or 1)  # state spaces have none
         hidden = int(config.hidden_size)
-        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        sizes = getattr(config, "intermediate_size", None) or 4 * hidden
+        inner = max(map(int, sizes)) if isinstance(sizes, list | tuple) else int(sizes)
         width = int(getattr(config, "head_dim", None) or hidden // heads)
         keys = int(getattr(config, "num_key_value_heads", None) or heads) * width
         self.layers = int(config.num_hidden_layers)

@@ -122,6 +122,11 @@ class ScriptedModel:
         special = set(self.tokenizer.all_special_ids)
         return [token for token in range(len(self.tokenizer)) if token not in special]
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Its characters and special tokens."""
+        return len(self.tokenizer)
+
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """What the context leaves."""
         return (

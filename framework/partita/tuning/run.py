@@ -14,7 +14,7 @@ from partita.data.rows import Rows
 from partita.evaluation import Examination
 from partita.inference.prompts import EncodedPrompts
 from partita.tuning.sizes import BatchSizes, Sizing
-from partita.tuning.trials import EpochVolume
+from partita.tuning.trials import EpochVolume, countable_rows
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
@@ -86,7 +86,7 @@ def training_trial(
         longest_row=longest,
         most_learned=learned,
         token_ids=lm.token_ids,
-        max_rows=len(encoded),
+        max_rows=countable_rows(len(encoded), vocabulary_size=lm.vocabulary_size, learned=learned),
         volume=EpochVolume(encoded.lengths, batching=config.data.batching, seed=config.seed),
         estimated_bytes=estimated_bytes,
     )

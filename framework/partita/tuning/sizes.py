@@ -98,14 +98,16 @@ class Sizing:
         given = self.written("evaluation", rows) or self.single_row(len(lengths))
         if given is not None:
             return given
-        return self.find(EvaluationTrial(self.lm, lengths=lengths, most_learned=most_learned), options=[most_learned])
+        trial = EvaluationTrial(self.lm, lengths=lengths, most_learned=most_learned)
+        return self.find(trial, options=[bucket(most_learned)])
 
     def training(self, trial: Trial, *, most_learned: int) -> BatchSize:
         """Rows of a batch of training; a divisor of the rows of a step where the file fixes those."""
         trainer = self.config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
         sizes = sizes_to_look_at if step_rows is None else divisors_of(step_rows)
-        found = self.find(trial, options=[most_learned, step_rows], sizes=sizes, max_rows=step_rows)
+        batching = self.config.data.batching.model_dump(mode="json")
+        found = self.find(trial, options=[most_learned, step_rows, batching], sizes=sizes, max_rows=step_rows)
         if step_rows is not None and found.fits:
             largest, could = max(sizes(found.fits)), min(found.fits, step_rows)
             if 2 * largest <= could:
@@ -138,7 +140,7 @@ class Sizing:
         max_rows: int | None = None,
     ) -> BatchSize:
         """The size in memory, else the one of an earlier run, tried once more, else a new one."""
-        known = self.remembered(trial)
+        known = self.remembered(trial, options)
         if known is not None:
             return known
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
@@ -154,15 +156,17 @@ class Sizing:
         self.limits.pop(trial.purpose, None)
         return found
 
-    def remembered(self, trial: Trial) -> BatchSize | None:
-        """A size of this process for work that is no harder."""
+    def remembered(self, trial: Trial, options: Sequence[Any]) -> BatchSize | None:
+        """A size of this process for work of the same kind that is no harder, and not far larger."""
         known = self.known.get(trial.purpose)
         if known is None:
             return None
         size = known.size
         harder = trial.prompt_tokens > (size.prompt_tokens or 0) or trial.new_tokens > (size.new_tokens or 0)
+        larger = min(trial.max_rows, ROWS_THAT_COUNT) > 2 * known.rows
         held_down = size.rows >= known.rows and trial.max_rows > known.rows
-        return None if harder or held_down else size
+        other = list(options) != known.key["options"]
+        return None if harder or larger or held_down or other else size
 
     def key(self, trial: Trial, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
         """All that decides a size, as JSON."""
@@ -230,6 +234,13 @@ class Sizing:
         Later jobs begin with that, in this process and in others.
         """
         return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.found().items()})
+
+    def training_was_cut(self, size: BatchSize, *, rows: int) -> BatchSize:
+        """The size of a training whose batches were cut: the plan keeps it, later runs begin with what fitted."""
+        known = self.known.get("training")
+        if known is not None and known.size == size:
+            self.cache.save(known.key, replace(size, rows=min(size.rows, rows), out_of_memory=True))
+        return replace(size, out_of_memory=True)
 
     def settled(self, purpose: Any, size: BatchSize) -> BatchSize:
         limit = self.limits.get(purpose)

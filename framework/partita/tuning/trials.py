@@ -38,7 +38,7 @@ class GenerationTrial:
     @property
     def max_rows(self) -> int:
         """Rows of the data, and no more than one tensor of logits can hold."""
-        wide = len(self.lm.token_ids) * int(self.options.arguments.get("num_beams", 1))
+        wide = self.lm.vocabulary_size * int(self.options.arguments.get("num_beams", 1))
         return max(1, min(len(self.lengths), MOST_ELEMENTS // wide))
 
     @property
@@ -94,8 +94,7 @@ class EvaluationTrial:
     @property
     def max_rows(self) -> int:
         """Rows of the data, and no more than one tensor of logits can hold."""
-        wide = len(self.lm.token_ids) * max(1, self.most_learned)
-        return max(1, min(len(self.lengths), MOST_ELEMENTS // wide))
+        return countable_rows(len(self.lengths), vocabulary_size=self.lm.vocabulary_size, learned=self.most_learned)
 
     @property
     def prompt_tokens(self) -> int:
@@ -128,6 +127,11 @@ class EvaluationTrial:
     def volume(self, rows: int) -> Volume:
         """All rows, the longest first, in batches of this many."""
         return sorted_volume(self.lengths, rows)
+
+
+def countable_rows(rows: int, *, vocabulary_size: int, learned: int) -> int:
+    """Rows whose logits kernels with 32-bit indices can count, up to `rows`."""
+    return max(1, min(rows, MOST_ELEMENTS // (vocabulary_size * max(1, learned))))
 
 
 def sorted_volume(lengths: np.ndarray, rows: int) -> Volume:

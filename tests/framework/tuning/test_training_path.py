@@ -107,7 +107,9 @@ def test_a_run_goes_on_with_the_sizes_that_it_began_with(
     train("stopped")
     assert not any(one.measured for one in device.passes)
     ended = stopped.manifest
-    assert ended["batch_sizes"] == begun["batch_sizes"]
+    kept = {name: size["rows"] for name, size in begun["batch_sizes"].items()}
+    assert {name: size["rows"] for name, size in ended["batch_sizes"].items()} == kept
+    assert ended["batch_sizes"]["training"].get("out_of_memory", False) is (fits == 3)
     assert (ended["starts"], ended["status"]) == (2, "done")
     assert [line["batch_hash"] for line in stopped.log] == [line["batch_hash"] for line in straight.log]
     assert ("out_of_memory" in ended) == (fits == 3)
@@ -123,6 +125,10 @@ def test_the_ceiling_falls_while_a_run_learns(device: Any, train: Any, run_in: A
     noted = cut.manifest
     assert (noted["starts"], noted["status"], noted["batch_sizes"]["training"]["rows"]) == (1, "done", 8)
     assert [(event["step"], event["rows"], event["now"]) for event in noted["out_of_memory"]] == [(4, 8, 4), (4, 4, 2)]
+    assert noted["batch_sizes"]["training"]["out_of_memory"] is True, "beside the size that the plan keeps"
+    train("next")
+    later = run_in("next").manifest["batch_sizes"]["training"]
+    assert (later["rows"], later["origin"]) == (2, "cached"), "a later run begins with what fitted"
     one, other = cut.log, straight.log
     assert [line["batch_hash"] for line in one] == [line["batch_hash"] for line in other]
     assert [line["rows"] for line in one] == [24] * 8

@@ -48,6 +48,10 @@ class Asked:
     def token_ids(self) -> range:
         return range(self.vocabulary)
 
+    @property
+    def vocabulary_size(self) -> int:
+        return self.vocabulary
+
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         return new_tokens if self.context_length is None else min(new_tokens, self.context_length - prompt_tokens)
 

@@ -78,6 +78,23 @@ def test_the_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.Monke
     assert Cache.of_user().folder == tmp_path / "xdg" / "partita" / "batch_sizes"
 
 
+def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PARTITA_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert Cache.of_user().folder.name == "batch_sizes"
+
+
+def test_fields_of_a_newer_version_are_left_out() -> None:
+    record = FOUND.record()
+    record["newer"] = record["probes"][0]["newer"] = 1
+    assert BatchSize.from_record(record) == FOUND
+
+
 def test_lengths_share_a_key_when_they_are_less_than_an_eighth_apart() -> None:
     assert bucket(461) == bucket(450) == 480
     assert bucket(461) != bucket(400)

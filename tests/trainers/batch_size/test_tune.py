@@ -227,6 +227,54 @@ def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
     assert [probe.taken_bytes for probe in found.probes[:2]] == [50_000_000, 200_000_000]
 
 
+def test_a_row_that_fits_only_while_it_is_measured_is_timed_then(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(device, num_rows=1)
+    plain = work.run
+
+    def run(rows: int) -> Timing:
+        if not measured:
+            raise torch.OutOfMemoryError("full")
+        return plain(rows)
+
+    measured: list[bool] = []
+
+    @contextmanager
+    def measure() -> Iterator[Peak]:
+        measured.append(True)
+        yield Peak(10, 10)
+        measured.clear()
+
+    work.run = run  # type: ignore[method-assign]
+    monkeypatch.setattr(device, "measure", measure)
+    assert tune(work, device, device="cpu").rows == 1
+
+
+def test_every_run_is_guarded(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[bool] = []
+
+    @contextmanager
+    def guard(*, exact: bool = False) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    work = Work(device, seconds_a_token=0.000001)
+    plain = work.decode_step
+    seen: list[bool] = []
+
+    def decode_step(rows: int) -> float:
+        seen.append(bool(inside))
+        return plain(rows)
+
+    work.decode_step = decode_step  # type: ignore[method-assign]
+    monkeypatch.setattr(device, "guard", guard)
+    tune(work, device, device="cpu")
+    assert seen
+    assert all(seen)
+
+
 def test_errors_that_are_not_memory_are_passed_on(device: Device) -> None:
     work = Work(device)
     work.run = lambda rows: {}["key"]  # type: ignore[method-assign]

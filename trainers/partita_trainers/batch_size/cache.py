@@ -28,8 +28,13 @@ class Cache:
     def of_user(cls) -> "Cache":
         """`PARTITA_CACHE`, else `partita` in the user's cache folder."""
         given = os.environ.get("PARTITA_CACHE")
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cls((Path(given) if given else base / "partita") / "batch_sizes")
+        if given:
+            return cls(Path(given) / "batch_sizes")
+        try:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError:  # a user without a home, as in many containers
+            base = Path(tempfile.gettempdir())
+        return cls(base / "partita" / "batch_sizes")
 
     def load(self, key: Mapping[str, Any]) -> BatchSize | None:
         """What was found under the same key."""

@@ -379,7 +379,9 @@ class AppleMemory:
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
-        """The device refuses by itself."""
+        """The device refuses by itself; with a limit of the user's, the allocator does so there."""
+        if self.allowed is not None:
+            torch.mps.set_per_process_memory_fraction(min(1.0, self.allowed / self.total))
         yield
 
     def clear(self) -> None:

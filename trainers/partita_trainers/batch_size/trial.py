@@ -98,7 +98,8 @@ class BatchSize:
     rows: int
     """The size that is used: `best`, within what the user allows."""
     origin: Origin
-    """file: the user wrote it; tuned: measured now; cached: measured earlier and tried again now."""
+    """file: the user wrote it; tuned: measured now; cached: measured earlier and tried again now; default: there was
+    nothing to choose, such as for a single row."""
     device: str
     fits: int | None = None
     """Most rows that fit the budget at the worst case."""
@@ -126,8 +127,13 @@ class BatchSize:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "BatchSize":
         """What `record` gave; keys of a newer version are left out. Raises TypeError where one is missing."""
-        names = {field.name for field in fields(cls)}
-        known = {name: value for name, value in record.items() if name in names}
-        probes = tuple(Probe(**probe) for probe in known.pop("probes", None) or ())
+        known = only_fields(cls, record)
+        probes = tuple(Probe(**only_fields(Probe, probe)) for probe in known.pop("probes", None) or ())
         paces = tuple((int(rows), float(speed)) for rows, speed in known.pop("paces", None) or ())
         return cls(**known, probes=probes, paces=paces)
+
+
+def only_fields(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record, what a dataclass has fields for."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in record.items() if name in names}

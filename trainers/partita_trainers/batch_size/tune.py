@@ -188,7 +188,8 @@ class Search:
         started = time.perf_counter()
         with self.memory.guard():
             timing, _ = attempt(lambda: self.trial.run(probe.rows))
-        if timing is None:
+        if timing is None:  # without exact allocation it does not fit
+            self.prefills[probe.rows] = probe.prefill_seconds
             return probe
         self.prefills[probe.rows] = timing.prefill_seconds
         return replace(
@@ -219,7 +220,9 @@ class Search:
         spent = time.perf_counter() - self.started
         constant, each = self.prefill
         work = self.num_rows / self.speed(self.best())
-        expected = constant + each * rows * self.trial.prompt_tokens
+        foretold = constant + each * rows * self.trial.prompt_tokens
+        before = self.probes[-1]
+        expected = max(foretold, before.seconds * rows / before.rows if before.rows > 1 else 0.0)
         return spent + expected <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work)
 
     @property
@@ -257,7 +260,8 @@ class Search:
 
     def time_step(self, rows: int) -> None:
         if rows not in self.steps:
-            seconds, failure = attempt(lambda: self.trial.decode_step(rows))
+            with self.memory.guard():
+                seconds, failure = attempt(lambda: self.trial.decode_step(rows))
             # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
             self.steps[rows] = seconds if failure is None and seconds is not None else float("inf")
 
