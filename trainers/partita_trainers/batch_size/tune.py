@@ -35,6 +35,8 @@ SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
 FAR_ABOVE = 4
 """How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
+TWICE = 2
+"""How much larger than what was tried a size may be to be tried as well, so that what fits is proven."""
 UNPROVEN = 0.98
 """Share of what is foretold to fit that is told, where it was not tried."""
 WORTH_TELLING = 5.0
@@ -202,7 +204,8 @@ class Search:
     def next_rows(self) -> int | None:
         """The size to try next. Where a probe costs too much, none larger than what would be chosen needs proof.
 
-        The largest that fits is then foretold: where it is not far above the one that would be chosen from that one.
+        The largest that fits is then foretold: where it is not far above the one that would be chosen, from that one;
+        and where it is near that, it is tried as well.
         """
         rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
         if rows is None or not self.probes or self.is_affordable(rows):
@@ -213,7 +216,11 @@ class Search:
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
         tried = max(probe.rows for probe in self.probes)
-        return wanted if wanted > tried and self.fits < min(self.cap, FAR_ABOVE * wanted) else None
+        if self.fits >= min(self.cap, FAR_ABOVE * wanted):
+            return None
+        if wanted > tried:
+            return wanted
+        return rows if rows <= TWICE * tried else None
 
     def is_affordable(self, rows: int) -> bool:
         """Whether a probe stays within its share of the work."""
