@@ -35,7 +35,7 @@ SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
 FAR_ABOVE = 4
 """How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
-TWICE = 2
+NEAR = 2
 """How much larger than what was tried a size may be to be tried as well, so that what fits is proven."""
 UNPROVEN = 0.98
 """Share of what is foretold to fit that is told, where it was not tried."""
@@ -220,7 +220,7 @@ class Search:
             return None
         if wanted > tried:
             return wanted
-        return rows if rows <= TWICE * tried else None
+        return rows if rows <= NEAR * tried else None
 
     def is_affordable(self, rows: int) -> bool:
         """Whether a probe stays within its share of the work."""
