@@ -1,7 +1,7 @@
 """From a trial and a device to a batch size: probes at the worst case, the time of the whole data, a choice.
 
 The cost is bounded: a probe that would take more than a tenth of the work itself, and more than two seconds, is made
-only where the memory is too short to do without it.
+only where memory is short.
 """
 
 import logging
