@@ -33,11 +33,11 @@ NOT_WORTH_SAVING = 2.0
 """Seconds that it may take whatever the work."""
 SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
-FAR_ABOVE = 4
+FAR_ABOVE = 8
 """How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
 NEAR = 2
 """How much larger than what was tried a size may be to be tried as well, so that what fits is proven."""
-UNPROVEN = 0.98
+UNPROVEN = 0.97
 """Share of what is foretold to fit that is told, where it was not tried."""
 WORTH_TELLING = 5.0
 """Seconds of a probe from which on a person would like to know what is going on."""
