@@ -35,8 +35,6 @@ SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
 FAR_ABOVE = 8
 """How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
-NEAR = 2
-"""How much larger than what was tried a size may be to be tried as well, so that what fits is proven."""
 UNPROVEN = 0.97
 """Share of what is foretold to fit that is told, where it was not tried."""
 WORTH_TELLING = 5.0
@@ -204,8 +202,7 @@ class Search:
     def next_rows(self) -> int | None:
         """The size to try next. Where a probe costs too much, none larger than what would be chosen needs proof.
 
-        The largest that fits is then foretold: where it is not far above the one that would be chosen, from that one;
-        and where it is near that, it is tried as well.
+        The largest that fits is then foretold where it is far above the one that would be chosen, and tried elsewhere.
         """
         rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
         if rows is None or not self.probes or self.is_affordable(rows):
@@ -215,12 +212,7 @@ class Search:
             return rows  # memory decides, and every row counts
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
-        tried = max(probe.rows for probe in self.probes)
-        if self.fits >= min(self.cap, FAR_ABOVE * wanted):
-            return None
-        if wanted > tried:
-            return wanted
-        return rows if rows <= NEAR * tried else None
+        return None if self.fits >= min(self.cap, FAR_ABOVE * wanted) else rows
 
     def is_affordable(self, rows: int) -> bool:
         """Whether a probe stays within its share of the work."""
