@@ -23,8 +23,8 @@ from harness import SHARED, Limit, parse_arguments, report, run_script
 
 ROOMS = {"tiny": (200_000_000, 350_000_000, 700_000_000), "small": (560_000_000, 800_000_000)}
 """Bytes beyond what the process holds with the model loaded."""
-SIZES = {"tiny": (4, 8, 16, 24, 32, 48, 64), "small": (8, 16, 24, 32)}
-ROUNDS = {"tiny": 3, "small": 1}
+SIZES = {"tiny": (4, 8, 16, 24, 32, 48, 64), "small": (16, 24, 32)}
+ROUNDS = {"tiny": 2, "small": 1}
 NEW_TOKENS = 32
 
 
@@ -68,11 +68,11 @@ def memory_row(folder: str, name: str, room: int) -> dict[str, Any]:
     if done.returncode:
         sys.exit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    truth = one("fit", folder, name, str(found["room"]))
+    truth = one("fit", folder, name, str(found["budget_bytes"]))
     row = {
         "what": "memory",
         "model": name,
-        "room MB": found["room"] // 10**6,
+        "room MB": found["budget_bytes"] // 10**6,
         "tuner": found["fits"],
         "truth": truth["rows"],
         "share": round(found["fits"] / truth["rows"], 4),
@@ -159,10 +159,9 @@ def tune(folder: str, name: str, room: str) -> dict[str, Any]:
     limits = {} if room == "plenty" else {"memory_budget": held_with_model(folder, name) + int(room)}
     model = load(folder, name, **limits)
     rows = questions(folder)
-    left = limits.get("memory_budget", 0) - held()
     cpu = time.process_time()
     found = model.tune(rows, fresh=True).generation
-    return {**found.record(), "room": left, "cpu": time.process_time() - cpu}
+    return {**found.record(), "cpu": time.process_time() - cpu}
 
 
 def held_with_model(folder: str, name: str) -> int:
