@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from partita_schema.adapter import Adapter
-from partita_schema.base import Base, Flag, Name, NonNegativeCount, broken
+from partita_schema.base import Base, Flag, Name, NonNegativeCount, broken, changed
 from partita_schema.data import Data, Preprocessing, RandomSplit, Split
-from partita_schema.features import Defaults, OutputFeature, TextInput
+from partita_schema.dialogue import Dialogue
+from partita_schema.features import Defaults, DialogueInput, InputFeature, OutputFeature
 from partita_schema.model import ModelParameters, Quantization, ScratchModel
 from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
 from partita_schema.trainer import FinetuneTrainer, NoTrainer, Trainer
@@ -37,8 +38,8 @@ class Config(Base):
     """Run code that comes with a model."""
     seed: NonNegativeCount = 42
     """Seed of everything random: weights, order, splits, sampling."""
-    input_features: Annotated[tuple[TextInput, ...], Field(min_length=1)]
-    """Columns that go into the prompt."""
+    input_features: Annotated[tuple[InputFeature, ...], Field(min_length=1)]
+    """Columns that go into the prompt; type: text may be left out."""
     output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
     """What the model answers. With several outputs the answer is one JSON object with their names as keys."""
     prompt: Prompt = Prompt()
@@ -109,6 +110,45 @@ class Config(Base):
         return self
 
     @model_validator(mode="after")
+    def dialogue_is_the_whole_prompt(self) -> "Config":
+        if self.dialogue_input is None:
+            if self.data.dialogue != Dialogue():
+                raise broken(
+                    "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it",
+                    at="data.dialogue",
+                )
+            return self
+        for place, feature in enumerate(self.input_features):
+            if feature is not self.dialogue_input:
+                what = "a second dialogue" if feature.type == "dialogue" else "another input"
+                raise broken(
+                    f"{what} beside {self.dialogue_input.name!r}, which is the whole prompt; remove it, "
+                    "or make it a message of the dialogue",
+                    at=f"input_features.{place}",
+                )
+        if len(self.output_features) > 1:
+            raise broken("a dialogue has one output, its reply; remove the others", at="output_features.1")
+        if self.output_features[0].type != "text":
+            raise broken(
+                f"the reply of a dialogue is a text, not a {self.output_features[0].type}; write type: text",
+                at="output_features.0.type",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def dialogue_has_no_template(self) -> "Config":
+        for key in ("template", "task", "examples", "retrieval") if self.dialogue_input else ():
+            if changed(self.prompt, key):
+                instead = "write system" if key in ("template", "task") else "put the examples into the dialogues"
+                raise broken(
+                    f"{key} has no place in a dialogue, whose messages are the prompt; remove it, or {instead}",
+                    at=f"prompt.{key}",
+                )
+        if self.dialogue_input and self.data.shaper is not None:
+            raise broken("a shaper of yours takes rows of text; remove it, or write type: text", at="data.shaper")
+        return self
+
+    @model_validator(mode="after")
     def quantized_weights_are_not_trained(self) -> "Config":
         if self.quantization is not None and isinstance(self.base_model, ScratchModel):
             raise broken("a new model has no weights worth quantizing; remove quantization", at="quantization")
@@ -126,6 +166,47 @@ class Config(Base):
         return self
 
     @model_validator(mode="after")
+    def streams_have_an_end(self) -> "Config":
+        if not self.data.streaming:
+            return self
+        at = "data.source.streaming" if self.data.mix is None else "data.mix.0.source.streaming"
+        if self.trainer.type == "none":
+            raise broken("with trainer: {type: none} all rows are needed each time; remove streaming", at=at)
+        if isinstance(self.trainer, FinetuneTrainer) and self.trainer.max_steps is None:
+            raise broken("a stream has no known length; write max_steps, the number of optimizer steps", at="trainer")
+        if isinstance(self.trainer, FinetuneTrainer) and self.trainer.epochs is not None:
+            raise broken(
+                "a stream has no known length; remove epochs, max_steps says when the run ends", at="trainer.epochs"
+            )
+        preprocessing = self.preprocessing
+        for key in ("split", "sample_ratio", "sample_size"):
+            if changed(preprocessing, key):
+                raise broken(
+                    f"{key} needs the number of rows, and a stream has none; remove it", at=f"preprocessing.{key}"
+                )
+        if self.prompt.retrieval is not None and self.prompt.retrieval.dataset is None:
+            raise broken(
+                "examples are not retrieved from a stream; write dataset, the rows to retrieve from",
+                at="prompt.retrieval",
+            )
+        for place, output in enumerate(self.output_features):
+            if output.type == "category" and output.labels is None:
+                raise broken(
+                    f"the beginning of a stream need not show every label of {output.name}; write them here",
+                    at=f"output_features.{place}.decoder.labels",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def size_of_a_batch_is_said_once(self) -> "Config":
+        if self.data.batching.type == "token_budget" and isinstance(self.trainer.batch_size, int):
+            raise broken(
+                "batch_size has no effect with data.batching: {type: token_budget}; write max_tokens or max_rows there",
+                at="trainer.batch_size",
+            )
+        return self
+
+    @model_validator(mode="after")
     def validation_metric_names_an_output(self) -> "Config":
         if not isinstance(self.trainer, FinetuneTrainer) or "." not in self.trainer.validation_metric:
             return self
@@ -137,6 +218,11 @@ class Config(Base):
                 at="trainer.validation_metric",
             )
         return self
+
+    @property
+    def dialogue_input(self) -> DialogueInput | None:
+        """The input that is a dialogue."""
+        return next((feature for feature in self.input_features if isinstance(feature, DialogueInput)), None)
 
     @property
     def split(self) -> Split:

@@ -1,38 +1,14 @@
-"""Where rows come from, how they are split, and how they are cut into batches."""
+"""The rows of a run: how they are split, made ready and checked."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from partita_schema.base import Base, Count, Flag, Name, NonNegativeCount, Number, Share, broken, changed
-
-
-class FileSource(Base):
-    """Rows in files."""
-
-    type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt"]
-    """Format of the files."""
-    path: Name
-    """A file, a glob, or a URL that fsspec opens. Relative paths start at the folder of the YAML file."""
-
-
-class HubSource(Base):
-    """Rows of a data set on the Hugging Face Hub, or of a folder in its layout."""
-
-    type: Literal["hub"]
-    """A Hub data set."""
-    name: Name
-    """Data set id, or a folder."""
-    subset: Name | None = None
-    """Configuration of the data set."""
-    split: Name = "train"
-    """Split of the data set."""
-    revision: Name | None = None
-    """Branch, tag or commit."""
-
-
-Source = Annotated[FileSource | HubSource, Field(discriminator="type")]
-"""A source by its type; a plain text stands for a path whose ending tells the type, or a Hub id."""
+from partita_schema.base import Base, Count, Name, NonNegativeCount, Number, Positive, Share, broken, changed
+from partita_schema.batching import AutoBatching, Batching
+from partita_schema.dialogue import Dialogue
+from partita_schema.sources import Source, WeightedSource, mix_names
+from partita_schema.target import check_target
 
 
 class RandomSplit(Base):
@@ -87,34 +63,17 @@ class FixedSplit(Base):
 Split = Annotated[RandomSplit | HashSplit | StratifySplit | FixedSplit, Field(discriminator="type")]
 
 
-class FixedBatching(Base):
-    """Rows in shuffled order, cut every batch_size rows."""
-
-    type: Literal["fixed"]
-    """No sorting."""
-    shuffle: Flag = True
-    """A new order each epoch."""
-
-
-class BucketBatching(Base):
-    """Rows of like length together: windows of shuffled rows are sorted by length, cut, and the batches shuffled."""
-
-    type: Literal["bucket"]
-    """Sorted windows."""
-    window: Count = 2048
-    """Rows sorted together; more is less padding and less randomness."""
-
-
-Batching = Annotated[FixedBatching | BucketBatching, Field(discriminator="type")]
-
-
 class LoaderOptions(Base):
-    """How batches are made ready."""
+    """How rows are made ready."""
 
     workers: NonNegativeCount = 0
-    """Processes that make batches beside the training; 0 for none. Batches are the same for any number."""
+    """Processes that encode rows beside the training; 0 for none. Batches are the same for any number."""
     prefetch: Count = 2
-    """Batches made ahead by each worker."""
+    """Windows of a stream that are read ahead."""
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    """How the processes are started. Default: the system's way."""
+    timeout: Positive = 60.0
+    """Seconds after which a process that gives nothing counts as hung."""
 
 
 class Data(Base):
@@ -122,18 +81,82 @@ class Data(Base):
 
     source: Source | Name | None = None
     """Rows to train on: a path, a glob, a Hub id, or a mapping with type. Default: what `train` is given."""
+    mix: tuple[WeightedSource, ...] | None = None
+    """Several sources in place of source, each with a weight."""
+    stop: Literal["first", "all", "all_once"] = "all"
+    """When an epoch of a mix ends. first: with the first source that ends. all: when each has ended once, the shorter
+    ones begin again. all_once: when each has ended, none begins again."""
     validation: Source | Name | None = None
     """Rows to validate on. Default: a share of source, by split."""
     test: Source | Name | None = None
     """Rows to test on. Default: a share of source, by split."""
     split: Split | None = None
-    """How source is divided. Default: random 90/5/5, less what has a source of its own."""
-    batching: Batching = BucketBatching(type="bucket")
+    """How source is divided. Default: random 90/5/5, less what has a source of its own; a stream is not divided."""
+    dialogue: Dialogue = Dialogue()
+    """How dialogues become rows."""
+    shaper: Annotated[str, AfterValidator(check_target)] | None = None
+    """`module:Class` that writes rows as text in place of prompt."""
+    batching: Batching = AutoBatching()
     """How rows are cut into batches."""
+    collate: Annotated[str, AfterValidator(check_target)] | None = None
+    """`module:Class` that makes tensors of a batch's rows in place of padding on the right."""
+    encode: Literal["online", "cache"] = "online"
+    """online: rows become tokens in each run, as they are needed. cache: once, on disk, for all runs with the same
+    data, tokenizer and prompt."""
+    resume: Literal["strict", "restart_epoch", "fresh"] = "strict"
+    """When an interrupted run's data or plan have changed. strict: stop and say what. restart_epoch: go on with the
+    weights at the beginning of the epoch. fresh: go on with the weights at the beginning of the data."""
     loader: LoaderOptions = LoaderOptions()
-    """How batches are made ready."""
+    """How rows are made ready."""
     max_bad_rows: NonNegativeCount | Share = Field(default=0.01, union_mode="left_to_right")
     """Bad rows that a run accepts: a number, or a share below 1. Above it the run stops."""
+
+    @model_validator(mode="after")
+    def rows_come_from_one_place(self) -> "Data":
+        if self.mix is not None and self.source is not None:
+            raise broken("source and mix both say where rows come from; move source into mix", at="mix")
+        if self.mix is not None and len(self.mix) < 2:
+            raise broken("a mix needs two sources; write source for a single one", at="mix")
+        if self.mix is None and changed(self, "stop"):
+            raise broken("stop has no effect without mix; remove it", at="stop")
+        return self
+
+    @model_validator(mode="after")
+    def sources_of_a_mix_have_names(self) -> "Data":
+        names = [part.name for part in self.mix or ()]
+        for number, name in enumerate(names):
+            if name is not None and "/" in name:
+                raise broken(f"got {name!r}; write a name without a slash", at=f"mix.{number}.name")
+            if name is not None and name in names[:number]:
+                raise broken(f"two sources are named {name!r}; write another name", at=f"mix.{number}.name")
+        return self
+
+    @model_validator(mode="after")
+    def streams_are_for_training(self) -> "Data":
+        for key in ("validation", "test"):
+            if getattr(getattr(self, key), "streaming", False):
+                raise broken(f"{key} rows are all needed each time; remove streaming", at=f"{key}.streaming")
+        kinds = {bool(getattr(part.source, "streaming", False)) for part in self.mix or ()}
+        if len(kinds) > 1:
+            raise broken("a mix has streams alone or none; write streaming: true for all of its sources", at="mix")
+        if self.streaming and self.split is not None:
+            raise broken(
+                "a stream is not divided; remove split, and write validation for rows to validate on", at="split"
+            )
+        if self.streaming and self.encode == "cache":
+            raise broken("a stream is encoded while it is read; remove encode: cache, or streaming", at="encode")
+        return self
+
+    @property
+    def mix_names(self) -> tuple[str, ...]:
+        """Names of the sources of a mix; () without one. Keys of their rows begin with `name/`."""
+        return mix_names(self.mix or ())
+
+    @property
+    def streaming(self) -> bool:
+        """Whether training rows are read while they are used."""
+        first = self.mix[0].source if self.mix else self.source
+        return bool(getattr(first, "streaming", False))
 
 
 class Preprocessing(Base):

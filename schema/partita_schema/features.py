@@ -1,10 +1,10 @@
-"""What goes in and what comes out: text in; text, category, number or JSON out."""
+"""What goes in and what comes out: text or dialogues in; text, category, number or JSON out."""
 
 import re
 import warnings
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Flag, Name, Number, broken
 
@@ -193,6 +193,23 @@ class TextInput(FeatureBase):
     """Inputs are text."""
     preprocessing: InputPreprocessing = InputPreprocessing()
     """How the column becomes part of the prompt."""
+
+
+class DialogueInput(FeatureBase):
+    """A dialogue that is answered: the whole prompt."""
+
+    type: Literal["dialogue"]
+    """A dialogue, in any of the formats of data.dialogue."""
+
+
+def text_unless_said(value: object) -> object:
+    return {**value, "type": "text"} if isinstance(value, dict) and "type" not in value else value
+
+
+InputFeature = Annotated[
+    Annotated[TextInput | DialogueInput, Field(discriminator="type")], BeforeValidator(text_unless_said)
+]
+"""An input by its type; text where none is written."""
 
 
 class TextOutput(FeatureBase):

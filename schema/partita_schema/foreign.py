@@ -2,14 +2,6 @@
 
 NOT_YET = {
     "simulation": "remove it; dialogues are not simulated yet",
-    "data.mix": "write one data.source",
-    "data.shape": "remove it",
-    "data.dialogue": "remove it",
-    "data.cache": "remove it",
-    "data.source.streaming": "remove it; the rows are read as an indexed file",
-    "data.streaming": "remove it; the rows are read as an indexed file",
-    "data.batching.max_tokens": "write batching: {type: bucket} and trainer.batch_size",
-    "trainer.packing": "remove it; data.batching: {type: bucket} avoids padding",
     "backend.processes": "remove it; a run is one process",
 }
 """Keys of later versions, by section without list places and tags."""
@@ -17,8 +9,7 @@ NOT_YET = {
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
     "backend": ("torchrun", "ray", "vllm", "endpoint", "deepspeed"),
-    "data.batching": ("token_budget", "pack", "packed"),
-    "data.source": ("mix", "simulation"),
+    "data.source": ("simulation",),
 }
 """Values of `type` of later versions."""
 
@@ -31,11 +22,19 @@ FOREIGN = {
     "auto_find_batch_size": "trainer.batch_size: auto",
     "auto_scale_batch_size": "trainer.batch_size: auto",
     "base_model_name": "base_model",
+    "bucket_by_length": "data.batching: {type: bucket}",
+    "data.batching.batch_size": "trainer.batch_size",
+    "data.batching.max_tokens": "data.batching.type: token_budget beside it",
+    "data.cache": "data.encode: cache",
+    "data.shape": "data.dialogue",
+    "data.streaming": "source: {type: ..., path: ..., streaming: true}",
     "bf16": "trainer.mixed_precision: bf16",
     "compute_dtype": "quantization.bnb_4bit_compute_dtype",
     "context_length": "preprocessing.global_max_sequence_length",
     "cutoff_len": "preprocessing.global_max_sequence_length",
     "data_files": "data.source",
+    "dataloader_drop_last": "data.batching.drop_last",
+    "dataloader_num_workers": "data.loader.workers",
     "dataset": "data.source",
     "datasets": "data.source",
     "double_quant": "quantization.bnb_4bit_use_double_quant",
@@ -51,7 +50,11 @@ FOREIGN = {
     "gradient_accumulation": "trainer.gradient_accumulation_steps",
     "gradient_clip": "trainer.gradient_clipping.clipglobalnorm",
     "group_by_length": "data.batching: {type: bucket}",
+    "history_size": "data.dialogue.context_turns",
+    "ignore_data_skip": "data.resume: restart_epoch",
     "inputs": "input_features",
+    "interleave": "data.mix",
+    "interleave_datasets": "data.mix",
     "json_mode": "output_features: [{type: json}]",
     "layers_to_freeze": "trainer.layers_to_freeze_regex",
     "load_best_model_at_end": "trainer.restore_best",
@@ -72,6 +75,7 @@ FOREIGN = {
     "max_seq_len": "preprocessing.global_max_sequence_length",
     "max_seq_length": "preprocessing.global_max_sequence_length",
     "max_tokens": "generation.max_new_tokens",
+    "max_tokens_per_batch": "data.batching: {type: token_budget, max_tokens: ...}",
     "max_train_steps": "trainer.max_steps",
     "merge_adapter": "adapter.postprocessor.merge_adapter_into_base_model",
     "metric_for_best_model": "trainer.validation_metric",
@@ -100,7 +104,8 @@ FOREIGN = {
     "resume_from_checkpoint": "nothing: train with the same --run",
     "output_dir": "nothing: train with --run DIR",
     "logging_steps": "nothing: every step is logged",
-    "sample_packing": "data.batching: {type: bucket}",
+    "packing": "data.batching: {type: pack}",
+    "sample_packing": "data.batching: {type: pack}",
     "save_steps": "trainer.steps_per_checkpoint",
     "save_total_limit": "trainer.keep_checkpoints",
     "schema": "decoder.json_schema",
@@ -131,6 +136,12 @@ FOREIGN_TYPES = {
     "trainer": {
         **dict.fromkeys(("sft", "supervised", "train", "full", "lora", "qlora", "fine_tune", "fine-tune"), "finetune"),
         **dict.fromkeys(("zero_shot", "zero-shot", "zeroshot", "inference", "predict", "null"), "none"),
+    },
+    "data.batching": {
+        **dict.fromkeys(("packed", "packing"), "pack"),
+        **dict.fromkeys(("dynamic", "max_tokens", "tokens"), "token_budget"),
+        **dict.fromkeys(("group_by_length", "length", "sorted", "dynamic_bucket"), "bucket"),
+        **dict.fromkeys(("random", "sequential", "none"), "fixed"),
     },
     "adapter": {
         "qlora": "lora, and quantization: {bits: 4}",

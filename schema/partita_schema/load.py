@@ -98,12 +98,15 @@ def checked_config(root: Node, slips: tuple[Problem, ...]) -> Config:
 
 
 def fill_defaults(root: Node) -> bool:
-    """Write `defaults` into the features that do not say otherwise; whether there was anything to write."""
+    """Write `defaults` into the text inputs that do not say otherwise; whether there was anything to write."""
     given = root.find(("defaults", "text", "preprocessing"))
     features = root.find(("input_features",))
     if given is None or features is None:
         return False
     for _, feature in features.children():
+        written = feature.find(("type",))
+        if written is not None and written.value != "text":
+            continue
         own = feature.mapping().setdefault("preprocessing", Node({}))
         for key, value in given.mapping().items():
             own.mapping().setdefault(key, value.copy())

@@ -2,8 +2,9 @@
 
 A row is a mapping from column to value. What comes out holds the values by *feature name*, and the columns that only
 the template names under their own names: text and labels as str, numbers as int or float, JSON as plain values. Other
-columns are ignored. A row that does not fit raises marshmallow's ValidationError with reasons by column; its
-`valid_data` still holds half a row and must not be used.
+columns are ignored. A dialogue comes out in its one form (dialogue_formats), cut in front of the answer to its last
+question, and the output is that answer. A row that does not fit raises marshmallow's ValidationError with reasons by
+column; its `valid_data` still holds half a row and must not be used.
 """
 
 import datetime
@@ -19,7 +20,8 @@ from typing import Any, NoReturn
 from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load
 
 from partita_schema.config import Config
-from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, OutputFeature, TextInput
+from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
+from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
 from partita_schema.json_values import json_validator, schema_mistake
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -121,6 +123,38 @@ class JsonColumn(fields.Field[Any]):
         return found
 
 
+class DialogueColumn(fields.Field[dict[str, Any]]):
+    """A row of any format that has a dialogue: the messages up to a question, and the right answers to it.
+
+    With `supervised` the last answer that is learned is cut off and must be there, else what comes last if it is an
+    answer. A dialogue in its one form that has its answers already stays as it is.
+    """
+
+    def __init__(self, *, column: str, form: str, supervised: bool) -> None:
+        super().__init__(required=True)
+        self.column, self.form, self.supervised = column, form, supervised
+
+    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> dict[str, Any]:
+        try:
+            found = read_dialogue(value, column=self.column, form=self.form)
+        except FormatError as error:
+            raise ValidationError(str(error)) from None
+        if is_read(value.get(self.column)) and (found["labels"] or not self.supervised):
+            return found
+        messages = found["messages"]
+        if self.supervised:
+            place = max((place for place, message in enumerate(messages) if message.get("learned")), default=None)
+            if place is None:
+                raise ValidationError(
+                    "the dialogue has no answer to learn: no message of the assistant behind a question"
+                )
+            right = messages[place].get("labels") or [messages[place]["content"]]
+            return {"messages": messages[:place], "labels": right}
+        while messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        return {"messages": messages, "labels": []}
+
+
 def parse_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse_constant)
@@ -163,6 +197,8 @@ class Cell:
     """Value where the cell is empty; None where an empty cell is an error."""
     absent: bool = False
     """Whether a row without the column is filled too."""
+    whole: bool = False
+    """Whether the value is read from the whole row: a dialogue may be spread over columns."""
 
 
 class RowSchema(Schema):
@@ -172,6 +208,8 @@ class RowSchema(Schema):
         unknown = RAISE
 
     cells: tuple[Cell, ...] = ()
+    reply: tuple[str, str] | None = None
+    """Names of the dialogue and of the output that is its first right answer."""
 
     @pre_load
     def pick_columns(self, data: Any, **_: Any) -> dict[str, Any]:
@@ -179,7 +217,7 @@ class RowSchema(Schema):
             raise ValidationError(f"{shown(data)} is no row; a row is a mapping from column to value")
         picked, errors = {}, {}
         for place, cell in enumerate(self.cells):
-            value = data.get(cell.column)
+            value = data if cell.whole else data.get(cell.column)
             if not is_missing(value):
                 picked[str(place)] = value
             elif cell.fill is None or (cell.column not in data and not cell.absent):
@@ -192,7 +230,11 @@ class RowSchema(Schema):
 
     @post_load
     def by_name(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        return {cell.name: data[str(place)] for place, cell in enumerate(self.cells)}
+        row = {cell.name: data[str(place)] for place, cell in enumerate(self.cells)}
+        if self.reply is not None:
+            dialogue, output = self.reply
+            row[output] = row[dialogue]["labels"][0]
+        return row
 
     def handle_error(self, error: ValidationError, data: Any, *, many: bool, **_: Any) -> None:
         """Give reasons under the columns' names."""
@@ -205,15 +247,27 @@ class RowSchema(Schema):
 
 def row_schema(config: Config, *, supervised: bool) -> RowSchema:
     """The schema of a row: what the prompt shows, and with `supervised` the outputs as well."""
-    inputs = {feature.name: feature for feature in config.input_features}
-    cells = [input_cell(inputs[name]) if name in inputs else template_cell(name) for name in config.shown_columns]
-    if supervised:
+    dialogue = config.dialogue_input
+    inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
+    if dialogue is not None:
+        cells = [dialogue_cell(dialogue, form=config.data.dialogue.format, supervised=supervised)]
+    else:
+        cells = [input_cell(inputs[name]) if name in inputs else template_cell(name) for name in config.shown_columns]
+    if supervised and dialogue is None:
         cells += [output_cell(feature) for feature in config.output_features]
     kind = RowSchema.from_dict({str(place): cell.field for place, cell in enumerate(cells)}, name="Row")
     schema = kind()
     assert isinstance(schema, RowSchema)
     schema.cells = tuple(cells)
+    if supervised and dialogue is not None:
+        schema.reply = dialogue.name, config.output_features[0].name
     return schema
+
+
+def dialogue_cell(feature: DialogueInput, *, form: str, supervised: bool) -> Cell:
+    column = feature.source_column
+    field = DialogueColumn(column=column, form=form, supervised=supervised)
+    return Cell(name=feature.name, column=column, field=field, whole=True)
 
 
 def template_cell(column: str) -> Cell:

@@ -1,6 +1,5 @@
 """How weights change, or do not: a union on `type`."""
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -8,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from partita_schema.base import Base, Count, Flag, Name, NonNegative, NonNegativeCount, Positive, Share, broken, changed
 from partita_schema.features import check_regex
 from partita_schema.memory_size import Memory
+from partita_schema.target import check_target
 
 DEFAULT_STEP_ROWS = 16
 SplitName = Literal["training", "validation", "test"]
@@ -264,12 +264,6 @@ class FinetuneTrainer(TrainerBase):
         if self.batch_size == "auto":
             return DEFAULT_STEP_ROWS
         return self.batch_size * self.accumulation(self.batch_size)
-
-
-def check_target(target: str) -> str:
-    if not re.fullmatch(r"[\w.]+:\w+", target):
-        raise broken(f"got {target!r}; write module:Class, such as my_package.trainers:MyTrainer")
-    return target
 
 
 class CustomTrainer(TrainerBase):

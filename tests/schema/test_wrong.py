@@ -133,7 +133,7 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
         ("backend: ray", "4:10: backend: write a mapping; got ray, write backend: {type: ray}"),
         (
             "trainer: {type: custom, target: here}",
-            ("4:33: trainer.target: got 'here'; write module:Class, such as my_package.trainers:MyTrainer"),
+            ("4:33: trainer.target: got 'here'; write module:Class, such as my_package.parts:MyClass"),
         ),
         (
             "adapter: {type: adalora, init_r: 4}",
@@ -240,6 +240,6 @@ def test_an_empty_dictionary_names_what_is_missing() -> None:
         load_config({})
     assert [str(problem) for problem in caught.value.problems] == [
         "base_model: is missing; add base_model: with a Hub id, a folder, or {type: scratch}",
-        "input_features: is missing; add input_features: with a list of mappings",
+        "input_features: is missing; add input_features: with a list of mappings with type: text or dialogue",
         "output_features: is missing; add output_features: with a list of mappings with type: ...",
     ]

@@ -1,0 +1,317 @@
+"""Dialogues in the forms that data sets write them, as one form.
+
+The one form is a mapping with `messages`, each a mapping of `role` and `content`, and `labels`, the right answers to
+the last message (none where it is not known). A message of the assistant also says under `learned` whether it is
+learned, and where several answers were right, holds all of them under `labels`. What opens a dialogue is never learned:
+nothing was asked.
+
+A dialogue that does not fit raises FormatError, whose text names the message, from 1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+ROLES = ("system", "user", "assistant", "tool")
+SAME_ROLES = {
+    "human": "user", "customer": "user",
+    "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant", "model": "assistant", "agent": "assistant",
+    "developer": "system",
+    "function": "tool", "observation": "tool", "ipython": "tool", "function_response": "tool",
+}  # fmt: skip
+"""Roles by the names that other formats have for them."""
+SPEAKERS = {"system": "assistant", "user1": "user", "user2": "assistant"}
+"""Roles by speakers of task-oriented data sets, in which the system is who answers."""
+
+Message = dict[str, Any]
+Dialogue = dict[str, Any]
+
+
+class FormatError(ValueError):
+    """A dialogue cannot be read; the text says what is wrong where."""
+
+
+def read_dialogue(row: Mapping[str, Any], *, column: str, form: str = "auto") -> Dialogue:
+    """The dialogue of a row in its one form.
+
+    `column` is the feature's own; formats that spread a dialogue over columns have theirs, and so may files of a format
+    that have no such column. Raises FormatError.
+    """
+    given = row.get(column)
+    if is_read(given):
+        return dict(given)
+    if form == "auto":
+        form, column = told_format(row, column)
+    elif form in LISTS and given is None:
+        column = next((name for name in LISTS[form] if row.get(name) is not None), column)
+    return READERS[form](row, column)
+
+
+def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a cell holds a dialogue in its one form already, as rows that are made of dialogues do."""
+    return isinstance(value, Mapping) and {"messages", "labels", "learn_all"} <= set(value)
+
+
+def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
+    """The format that a row's columns and the keys of its first message tell, and the column of its messages."""
+    for name in (column, *(name for names in LISTS.values() for name in names)):
+        items = plain_list(row.get(name))
+        if items is None:
+            continue
+        first = items[0] if items else None
+        if not isinstance(first, Mapping):
+            raise FormatError(
+                f"column {name} is {'an empty list' if not items else 'no list of messages'}; "
+                "write messages with role and content"
+            )
+        for form, keys in TOLD_BY_KEYS.items():
+            if any(set(keys) <= set(item) for item in items if isinstance(item, Mapping)):
+                return form, name
+        raise FormatError(
+            f"column {name}: a message has the keys {', '.join(map(str, first))}; known are role and content, "
+            "from and value, speaker and text, text and labels"
+        )
+    for form, (needed, _) in COLUMNS.items():
+        if all(row.get(name) is not None for name in needed):
+            return form, column
+    raise FormatError(
+        f"there is no dialogue: neither a list of messages in column {column} nor the columns of a known format; "
+        f"there are {', '.join(map(str, row)) or 'no columns'}"
+    )
+
+
+def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") -> bool:
+    """Whether rows with these columns can hold dialogues."""
+    if column in columns:
+        return True
+    lists = [names for name, names in LISTS.items() if form in ("auto", name)]
+    spread = [needed for name, (needed, _) in COLUMNS.items() if form in ("auto", name)]
+    return any(name in columns for names in lists for name in names) or any(
+        set(needed) <= set(columns) for needed in spread
+    )
+
+
+# The formats
+
+
+def read_messages(row: Mapping[str, Any], column: str) -> Dialogue:
+    """OpenAI's chat format: a list of role and content; content may be a list of text parts, weight 0 or 1."""
+    return dialogue_of(
+        message_of(item, number, role="role", content="content", names=SAME_ROLES)
+        for number, item in enumerate(items_of(row, column), start=1)
+    )
+
+
+def read_sharegpt(row: Mapping[str, Any], column: str) -> Dialogue:
+    """ShareGPT: a list of from and value; a text in the column system stands before it."""
+    messages = [
+        message_of(item, number, role="from", content="value", names=SAME_ROLES)
+        for number, item in enumerate(items_of(row, column), start=1)
+    ]
+    system = row.get("system")
+    return dialogue_of(([{"role": "system", "content": system}] if is_text(system) else []) + messages)
+
+
+def read_turns(row: Mapping[str, Any], column: str) -> Dialogue:
+    """Lists of speaker and text, as task-oriented data sets have them: the speaker system is who answers."""
+    return dialogue_of(
+        message_of(item, number, role="speaker", content="text", names=SAME_ROLES | SPEAKERS)
+        for number, item in enumerate(items_of(row, column), start=1)
+    )
+
+
+def read_parlai(row: Mapping[str, Any], column: str) -> Dialogue:
+    """A ParlAI episode: a list of text and labels (or eval_labels), the right answers."""
+    messages: list[Message] = []
+    for number, item in enumerate(items_of(row, column), start=1):
+        if not isinstance(item, Mapping):
+            raise FormatError(f"message {number} is no mapping; write text and labels")
+        text = item.get("text")
+        if is_text(text):
+            messages.append({"role": "user", "content": text})
+        elif text not in (None, ""):
+            raise FormatError(f"message {number}: text is no text")
+        written = item.get("labels") or item.get("eval_labels")
+        labels = [written] if isinstance(written, str) else plain_list(written) or []
+        if labels:
+            messages.append(answer(labels, f"message {number}: labels"))
+    return dialogue_of(messages)
+
+
+def read_alpaca(row: Mapping[str, Any], column: str) -> Dialogue:
+    """Alpaca: instruction, input (may be empty), output; system and a history of pairs where there are any."""
+    messages = []
+    if is_text(row.get("system")):
+        messages.append({"role": "system", "content": row["system"]})
+    for number, pair in enumerate(plain_list(row.get("history")) or [], start=1):
+        said = plain_list(pair)
+        if said is None or len(said) != 2:
+            raise FormatError(f"history: entry {number} is no pair of question and answer")
+        messages.append({"role": "user", "content": text_of(said[0], f"history: question {number}")})
+        messages.append(answer([said[1]], f"history: answer {number}"))
+    question = text_of(row.get("instruction"), "column instruction")
+    if is_text(row.get("input")):
+        question += "\n\n" + row["input"]
+    messages.append({"role": "user", "content": question})
+    return dialogue_of([*messages, *last_answer(row, "output")])
+
+
+def read_prompt_completion(row: Mapping[str, Any], column: str) -> Dialogue:
+    """prompt and completion: texts, or lists of messages."""
+    return dialogue_of([*asked(row), *answered(row, "completion")])
+
+
+def read_chosen_rejected(row: Mapping[str, Any], column: str) -> Dialogue:
+    """prompt, chosen and rejected: texts, or lists of messages; chosen is learned, and may hold the prompt as well."""
+    return dialogue_of([*(asked(row) if row.get("prompt") is not None else []), *answered(row, "chosen")])
+
+
+Read = Callable[[Mapping[str, Any], str], Dialogue]
+READERS: dict[str, Read] = {
+    "messages": read_messages,
+    "sharegpt": read_sharegpt,
+    "turns": read_turns,
+    "parlai": read_parlai,
+    "alpaca": read_alpaca,
+    "chosen_rejected": read_chosen_rejected,
+    "prompt_completion": read_prompt_completion,
+}
+LISTS = {
+    "messages": ("messages",),
+    "sharegpt": ("conversations", "conversation"),
+    "turns": ("turns", "dialogue"),
+    "parlai": ("episode",),
+}
+"""Columns in which formats have their list of messages, where the feature's own column is not there."""
+TOLD_BY_KEYS = {
+    "messages": ("role",),
+    "sharegpt": ("from", "value"),
+    "turns": ("speaker", "text"),
+    "parlai": ("text",),
+}
+"""Keys of a message that tell its format, tried in this order."""
+COLUMNS = {
+    "chosen_rejected": (("chosen",), ("prompt", "rejected")),
+    "alpaca": (("instruction",), ("input", "output")),
+    "prompt_completion": (("prompt",), ("completion",)),
+}
+"""Columns that a format needs, and others that it knows; tried in this order."""
+
+
+# Pieces
+
+
+def dialogue_of(messages: Any) -> Dialogue:
+    """Messages with what stands before a question not learned; at least one message is the user's, or a tool's."""
+    said: list[Message] = list(messages)
+    asked = False
+    for message in said:
+        asked = asked or message["role"] in ("user", "tool")
+        if message["role"] == "assistant" and not asked:
+            message["learned"] = False
+    if not asked:
+        raise FormatError("nothing is asked: there is no message of the role user")
+    return {"messages": said, "labels": []}
+
+
+def items_of(row: Mapping[str, Any], column: str) -> list[Any]:
+    items = plain_list(row.get(column))
+    if items is None:
+        raise FormatError(f"column {column} is no list of messages")
+    if not items:
+        raise FormatError(f"column {column} is an empty list")
+    return items
+
+
+def message_of(item: object, number: int, *, role: str, content: str, names: Mapping[str, str]) -> Message:
+    """One message. Raises FormatError that names it."""
+    where = f"message {number}"
+    if not isinstance(item, Mapping):
+        raise FormatError(f"{where} is no mapping; write {role} and {content}")
+    written = item.get(role)
+    if not isinstance(written, str):
+        raise FormatError(f"{where} has no {role}; write one of {', '.join(ROLES)}")
+    name = names.get(written.lower(), written.lower())
+    if name not in ROLES:
+        raise FormatError(f"{where}: the {role} is {written!r}; write one of {', '.join(ROLES)}")
+    if item.get("tool_calls") or item.get("function_call"):
+        raise FormatError(f"{where} has tool_calls, which are not read; write the call as text in {content}")
+    if name != "assistant":
+        return {"role": name, "content": text_of(item.get(content), where, key=content)}
+    labels = plain_list(item.get("labels")) or [item.get(content)]
+    found = answer([text_of(label, where, key=content) for label in labels], where)
+    return found if item.get("weight", 1) else found | {"learned": False}
+
+
+def answer(labels: Sequence[Any], where: str) -> Message:
+    """A message of the assistant with all its right answers."""
+    right = [text_of(label, where) for label in labels]
+    found: Message = {"role": "assistant", "content": right[0], "learned": True}
+    return found | {"labels": right} if len(right) > 1 else found
+
+
+def asked(row: Mapping[str, Any]) -> list[Message]:
+    items = None if isinstance(row.get("prompt"), str) else plain_list(row.get("prompt"))
+    if items is None:
+        return [{"role": "user", "content": text_of(row.get("prompt"), "column prompt")}]
+    return [
+        message_of(item, number, role="role", content="content", names=SAME_ROLES)
+        for number, item in enumerate(items, start=1)
+    ]
+
+
+def answered(row: Mapping[str, Any], column: str) -> list[Message]:
+    """What a column holds: a list of messages, or the text of an answer; nothing where it is not there."""
+    items = None if isinstance(row.get(column), str) else plain_list(row.get(column))
+    if items is None:
+        return last_answer(row, column)
+    try:
+        return [
+            message_of(item, number, role="role", content="content", names=SAME_ROLES)
+            for number, item in enumerate(items, start=1)
+        ]
+    except FormatError as error:
+        raise FormatError(f"column {column}: {error}") from None
+
+
+def last_answer(row: Mapping[str, Any], column: str) -> list[Message]:
+    value = row.get(column)
+    return [] if value is None or value == "" else [answer([value], f"column {column}")]
+
+
+def plain_list(value: object) -> list[Any] | None:
+    """A list, also one that a data frame or a JSON text holds; None for anything else."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        import json
+
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if isinstance(value, list | tuple):
+        return list(value)
+    if hasattr(value, "tolist") and not isinstance(value, str):
+        found = value.tolist()
+        return found if isinstance(found, list) else None
+    return None
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def text_of(value: object, where: str, *, key: str = "content") -> str:
+    """A text that is not blank; text parts are put together. Raises FormatError."""
+    parts = None if isinstance(value, str) else plain_list(value)
+    if parts is not None:
+        for part in parts:
+            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+                kind = part.get("type", "no mapping") if isinstance(part, Mapping) else type(part).__name__
+                raise FormatError(f"{where}: a part of {key} is {kind}; only text parts are read")
+        value = "".join(part["text"] for part in parts)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise FormatError(f"{where}: {key} is {'missing' if value is None else 'no text'}")
+    if not value.strip():
+        raise FormatError(f"{where}: {key} is empty")
+    return value

@@ -1,0 +1,92 @@
+"""Where rows come from: a union on `type`."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from partita_schema.base import Base, Flag, Name, Positive
+from partita_schema.target import check_target
+
+
+class FileSource(Base):
+    """Rows in files."""
+
+    type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt", "parlai"]
+    """Format of the files; parlai is ParlAI's dialogue text."""
+    path: Name
+    """A file, a glob, or a URL that fsspec opens. Relative paths start at the folder of the YAML file."""
+    streaming: Flag = False
+    """Read rows while they are used, never more than a window of them: for data larger than memory, or without end."""
+
+
+class HubSource(Base):
+    """Rows of a data set on the Hugging Face Hub, or of a folder in its layout."""
+
+    type: Literal["hub"]
+    """A Hub data set."""
+    name: Name
+    """Data set id, or a folder."""
+    subset: Name | None = None
+    """Configuration of the data set."""
+    split: Name = "train"
+    """Split of the data set."""
+    revision: Name | None = None
+    """Branch, tag or commit."""
+    streaming: Flag = False
+    """Read rows while they are used, never more than a window of them."""
+
+
+class CustomSource(Base):
+    """Rows from a class of yours."""
+
+    type: Literal["custom"]
+    """A class of yours."""
+    target: Annotated[str, AfterValidator(check_target)]
+    """`module:Class`."""
+    options: dict[str, object] = {}
+    """What the class is made with, as keyword arguments."""
+    streaming: Flag = False
+    """Read rows while they are used; the source may be without end."""
+
+
+Source = Annotated[FileSource | HubSource | CustomSource, Field(discriminator="type")]
+"""A source by its type; a plain text stands for a path whose ending tells the type, or a Hub id."""
+
+
+class WeightedSource(Base):
+    """One of several sources that are mixed."""
+
+    source: Source | Name
+    """A path, a glob, a Hub id, or a mapping with type."""
+    weight: Positive = 1.0
+    """Share of the rows that come from here, relative to the other weights."""
+    name: Name | None = None
+    """Name in keys of rows and in counts, without a slash. Default: the name of the file, its folder for a glob, the
+    data set or the class."""
+
+
+def default_name(source: Source | str) -> str:
+    """What a source is called where the file does not say."""
+    if isinstance(source, CustomSource):
+        return source.target.partition(":")[2]
+    text = source if isinstance(source, str) else source.name if isinstance(source, HubSource) else source.path
+    parts = [part for part in re.split(r"[/\\]+", text) if part and not re.search(r"[*?\[]", part)]
+    last = parts[-1] if parts else "rows"
+    return last.partition(".")[0] or last
+
+
+def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
+    """A name for each source of a mix, as the file says or after what it reads; no two are the same."""
+    names = [part.name for part in mix if part.name is not None]
+    found: list[str] = []
+    for part in mix:
+        name = part.name or default_name(part.source)
+        taken = {*found, *names} if part.name is None else set()
+        number = 2
+        wanted = name
+        while name in taken:
+            name, number = f"{wanted}-{number}", number + 1
+        found.append(name)
+    return tuple(found)

@@ -1,0 +1,151 @@
+"""Values of the data section that have no effect, or no meaning, together: the words of each rule."""
+
+from typing import Any
+
+import pytest
+
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+STREAM = {"type": "jsonl", "path": "a.jsonl", "streaming": True}
+STEPS = {"type": "finetune", "max_steps": 5}
+
+
+def problems(data: dict[str, Any], *, trainer: dict[str, Any] = STEPS, **sections: Any) -> list[str]:
+    raw = {
+        "base_model": "m",
+        "input_features": [{"name": "a", "type": "text"}],
+        "output_features": [{"name": "b", "type": "text"}],
+        "data": data,
+        "trainer": trainer,
+    }
+    try:
+        load_config(raw | sections)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def mix(*sources: Any, **more: Any) -> dict[str, Any]:
+    return {"mix": [{"source": source} for source in sources], **more}
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            mix("a.csv", "b.csv", source="c.csv"),
+            "data.mix: source and mix both say where rows come from; move source into mix",
+        ),
+        (mix("a.csv"), "data.mix: a mix needs two sources; write source for a single one"),
+        ({"stop": "first"}, "data.stop: stop has no effect without mix; remove it"),
+        (
+            {"validation": STREAM},
+            "data.validation.streaming: validation rows are all needed each time; remove streaming",
+        ),
+        ({"test": STREAM}, "data.test.streaming: test rows are all needed each time; remove streaming"),
+        (
+            mix(STREAM, "b.csv"),
+            "data.mix: a mix has streams alone or none; write streaming: true for all of its sources",
+        ),
+        (
+            {"source": STREAM, "split": {"type": "random"}},
+            "data.split: a stream is not divided; remove split, and write validation for rows to validate on",
+        ),
+        (
+            {"source": STREAM, "encode": "cache"},
+            "data.encode: a stream is encoded while it is read; remove encode: cache, or streaming",
+        ),
+        (
+            mix(STREAM, STREAM, encode="cache"),
+            "data.encode: a stream is encoded while it is read; remove encode: cache, or streaming",
+        ),
+        ({"shaper": "x"}, "data.shaper: got 'x'; write module:Class, such as my_package.parts:MyClass"),
+        ({"collate": "x"}, "data.collate: got 'x'; write module:Class, such as my_package.parts:MyClass"),
+        (
+            {"source": {"type": "custom", "target": "x"}},
+            "data.source.target: got 'x'; write module:Class, such as my_package.parts:MyClass",
+        ),
+    ],
+)
+def test_the_text_of_a_rule_of_the_data_section(data: dict[str, Any], text: str) -> None:
+    assert problems(data) == [text]
+
+
+@pytest.mark.parametrize(
+    ("data", "at"),
+    [
+        ({"source": STREAM}, "data.source.streaming"),
+        (mix(STREAM, STREAM), "data.mix[0].source.streaming"),
+    ],
+)
+def test_streams_are_not_evaluated_on(data: dict[str, Any], at: str) -> None:
+    found = problems(data, trainer={"type": "none"})
+    assert found == [f"{at}: with trainer: {{type: none}} all rows are needed each time; remove streaming"]
+
+
+def test_training_on_a_stream_has_a_number_of_steps() -> None:
+    found = problems({"source": STREAM}, trainer={"type": "finetune"})
+    assert found == ["trainer: a stream has no known length; write max_steps, the number of optimizer steps"]
+
+
+def test_a_stream_has_no_number_of_epochs() -> None:
+    found = problems({"source": STREAM}, trainer=STEPS | {"epochs": 2})
+    assert found == ["trainer.epochs: a stream has no known length; remove epochs, max_steps says when the run ends"]
+
+
+def test_labels_are_not_looked_for_in_a_stream() -> None:
+    outputs = [{"name": "c", "type": "text"}, {"name": "b", "type": "category"}]
+    found = problems({"source": STREAM}, output_features=outputs)
+    assert found == [
+        "output_features[1].decoder.labels: the beginning of a stream need not show every label of b; write them here"
+    ]
+    outputs[1] |= {"decoder": {"labels": ["x", "y"]}}  # type: ignore[dict-item]
+    assert problems({"source": STREAM}, output_features=outputs) == []
+
+
+def test_examples_are_not_retrieved_from_a_stream() -> None:
+    retrieval: dict[str, Any] = {"type": "random", "k": 1}
+    found = problems({"source": STREAM}, prompt={"retrieval": retrieval})
+    assert found == [
+        "prompt.retrieval: examples are not retrieved from a stream; write dataset, the rows to retrieve from"
+    ]
+    assert problems({"source": STREAM}, prompt={"retrieval": retrieval | {"dataset": "a.csv"}}) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("sample_ratio", 0.5), ("sample_size", 5), ("split", {"type": "random"})])
+def test_what_needs_the_number_of_rows_does_not_go_with_streams(key: str, value: Any) -> None:
+    found = problems({"source": STREAM}, preprocessing={key: value})
+    assert found == [f"preprocessing.{key}: {key} needs the number of rows, and a stream has none; remove it"]
+
+
+def test_a_token_budget_and_a_batch_size_are_not_both_written() -> None:
+    data = {"batching": {"type": "token_budget", "max_tokens": 4096}}
+    (found,) = problems(data, trainer=STEPS | {"batch_size": 8})
+    assert found == (
+        "trainer.batch_size: batch_size has no effect with data.batching: {type: token_budget}; write max_tokens or "
+        "max_rows there"
+    )
+    assert problems(data) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"source": STREAM},
+        {"source": STREAM, "validation": "v.csv"},
+        mix(STREAM, STREAM, stop="first"),
+        mix("a.csv", {"type": "hub", "name": "x/y"}, stop="all_once"),
+        {"source": {"type": "custom", "target": "p:C", "options": {"a": [1]}, "streaming": True}},
+        {"source": "a.csv", "encode": "cache", "resume": "fresh", "max_bad_rows": 3},
+        {"batching": {"type": "auto"}},
+        {"batching": {"type": "fixed", "shuffle": False, "drop_last": True}},
+        {"batching": {"type": "bucket", "noise": 0.1, "length_spread": 20, "longest_first": True, "drop_last": True}},
+        {"batching": {"type": "token_budget", "max_tokens": "auto", "max_rows": 9, "multiple_of": 8}},
+        {"batching": {"type": "pack", "max_tokens": 512, "window": 100}},
+        {"loader": {"workers": 3, "prefetch": 1, "start_method": "spawn", "timeout": 5}},
+        {"shaper": "my.parts:Shaper", "collate": "parts:Collate"},
+    ],
+)
+def test_every_key_of_the_data_section_can_be_written(data: dict[str, Any]) -> None:
+    assert problems(data) == []

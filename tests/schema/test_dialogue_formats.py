@@ -1,0 +1,182 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita_schema.config import Config
+from partita_schema.dialogue_formats import FormatError, has_dialogues, read_dialogue
+from partita_schema.rows import check_rows, row_schema
+
+EXPECTED = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long")]
+ROLES = ("user", "assistant")
+TEXTS = ["hi", "hello", "bye", "so long"]
+
+
+def listed(role: str, text: str, roles: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{role: roles[place % 2], text: said} for place, said in enumerate(TEXTS)]
+
+
+def read(row: dict[str, Any], form: str = "auto", column: str = "messages") -> list[tuple[str, str]]:
+    return [
+        (message["role"], message["content"]) for message in read_dialogue(row, column=column, form=form)["messages"]
+    ]
+
+
+def answers(row: dict[str, Any]) -> list[str]:
+    return [m["content"] for m in read_dialogue(row, column="messages")["messages"] if m.get("learned")]
+
+
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": listed("role", "content", ROLES)}),
+    ("sharegpt", {"conversations": listed("from", "value", ("human", "gpt"))}),
+    ("turns", {"turns": listed("speaker", "text", ("user", "system"))}),
+    ("parlai", {"episode": [{"text": "hi", "labels": ["hello"]}, {"text": "bye", "eval_labels": ["so long"]}]}),
+    ("alpaca", {"history": [["hi", "hello"]], "instruction": "bye", "input": "", "output": "so long"}),
+    ("prompt_completion", {"prompt": listed("role", "content", ROLES)[:3], "completion": "so long"}),
+    ("chosen_rejected", {"prompt": listed("role", "content", ROLES)[:3], "chosen": "so long", "rejected": "no"}),
+    ("chosen_rejected", {"chosen": listed("role", "content", ROLES), "rejected": listed("role", "content", ROLES)}),
+]
+
+
+@pytest.mark.parametrize(("form", "row"), FORMS)
+def test_every_format_is_told_from_its_columns_and_gives_the_same_dialogue(form: str, row: dict[str, Any]) -> None:
+    assert read(row) == EXPECTED
+    assert read(row, form) == EXPECTED
+    assert answers(row) == ["hello", "so long"]
+    assert has_dialogues(list(row), column="messages")
+    assert has_dialogues(list(row), column="messages", form=form)
+
+
+def test_formats_of_lists_may_stand_in_any_column() -> None:
+    for form, row in FORMS[:4]:
+        [said] = row.values()
+        assert read({"chat": said, "other": 1}, column="chat") == EXPECTED
+        assert read({"chat": said}, form, column="chat") == EXPECTED
+
+
+def test_alpaca_puts_the_input_under_the_instruction() -> None:
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."}
+    assert read(row) == [("system", "Be brief."), ("user", "Add.\n\n1 and 2"), ("assistant", "3")]
+
+
+def test_rows_without_an_answer_are_questions() -> None:
+    for row in ({"instruction": "Add.", "output": ""}, {"prompt": "Add."}, {"episode": [{"text": "Add."}]}):
+        assert read(row) == [("user", "Add.")]
+
+
+def test_content_may_be_text_parts_numbers_or_json() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read({"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": 4}]}) == [
+        ("user", "ab"),
+        ("assistant", "4"),
+    ]
+    assert read({"messages": '[{"role": "user", "content": "in a CSV cell"}]'}) == [("user", "in a CSV cell")]
+
+
+def test_what_nothing_asked_for_and_what_has_weight_0_is_not_learned() -> None:
+    said = [("system", 1), ("assistant", 1), ("user", 1), ("assistant", 0), ("tool", 1), ("assistant", 1)]
+    row = {"messages": [{"role": r, "content": f"{r}{n}", "weight": w} for n, (r, w) in enumerate(said)]}
+    assert answers(row) == ["assistant5"]
+
+
+def message(**keys: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x"}, keys]}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (message(role="user"), "message 2: content is missing"),
+        (message(role="user", content=""), "message 2: content is empty"),
+        (message(role="user", content={"a": 1}), "message 2: content is no text"),
+        (message(content="y"), "message 2 has no role; write one of system, user, assistant, tool"),
+        (message(role="narrator", content="y"), "message 2: the role is 'narrator'; write one of system, user"),
+        (
+            message(role="assistant", content=None, tool_calls=[{"id": 1}]),
+            "message 2 has tool_calls, which are not read; write the call as text in content",
+        ),
+        (
+            message(role="user", content=[{"type": "image_url", "image_url": "u"}]),
+            "message 2: a part of content is image_url; only text parts are read",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}, "y"]}, "message 2 is no mapping; write role and content"),
+        ({"messages": []}, "column messages is an empty list; write messages with role and content"),
+        ({"messages": ["x"]}, "column messages is no list of messages; write messages with role and content"),
+        (
+            {"messages": [{"who": "x", "says": "y"}]},
+            "column messages: a message has the keys who, says; known are role",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "nothing is asked: there is no message of the role user",
+        ),
+        ({"a": 1, "b": 2}, "there is no dialogue: neither a list of messages in column messages nor the columns of a"),
+        ({"conversations": [{"from": "user", "value": 1}, {"from": "x", "value": "y"}]}, "message 2: the from is 'x'"),
+        ({"episode": [{"text": {"a": 1}}]}, "message 1: text is no text"),
+        ({"instruction": "a", "output": {"b": 1}}, "column output: content is no text"),
+        ({"instruction": "a", "history": [["b"]], "output": "c"}, "history: entry 1 is no pair of question and answer"),
+        ({"prompt": "a", "chosen": [{"role": "assistant"}]}, "column chosen: message 1: content is missing"),
+    ],
+)
+def test_a_bad_dialogue_says_what_is_wrong_where(row: dict[str, Any], says: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read_dialogue(row, column="messages")
+    assert says in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "from", "value", "text", "labels", "user"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["messages", "conversations", "episode", "turns", "prompt", "chosen", "x"]), JSON)
+)
+def test_any_row_is_a_dialogue_or_a_reason(row: dict[str, Any]) -> None:
+    for supervised in (True, False):
+        checked = check_rows(row_schema(CONFIG, supervised=supervised), [row])
+        assert len(checked.clean) + len(checked.bad) == 1
+        for clean in checked.clean.values():
+            assert clean["messages"]["messages"]
+
+
+CONFIG = Config.model_validate(
+    {
+        "base_model": "m",
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "reply", "type": "text"}],
+    }
+)
+
+
+def test_a_clean_row_has_the_question_and_all_right_answers() -> None:
+    row = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["a", "b"]}]}
+
+    supervised = row_schema(CONFIG, supervised=True).load(row)
+    asked = row_schema(CONFIG, supervised=False).load(row)
+
+    assert [m["content"] for m in supervised["messages"]["messages"]] == ["x1", "y1", "x2"]
+    assert (supervised["messages"]["labels"], supervised["reply"]) == (["a", "b"], "a")
+    assert asked == {"messages": {"messages": supervised["messages"]["messages"], "labels": []}}
+
+
+def test_reasons_name_the_column_and_the_message() -> None:
+    checked = check_rows(row_schema(CONFIG, supervised=True), [message(role="user"), message(role="user", content="y")])
+
+    assert checked.bad == {
+        0: ("column messages: message 2: content is missing",),
+        1: ("column messages: the dialogue has no answer to learn: no message of the assistant behind a question",),
+    }
+
+
+def test_prompts_and_answers_that_are_json_texts_stay_texts() -> None:
+    assert read({"prompt": '["a"]', "completion": "[1, 2]"}) == [("user", '["a"]'), ("assistant", "[1, 2]")]
+    assert read({"episode": [{"text": "[x]", "labels": '["y"]'}]}) == [("user", "[x]"), ("assistant", '["y"]')]
