@@ -1,5 +1,6 @@
 """A real, tiny language model and seeded batches, so that the loop is tested for itself."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -80,6 +81,9 @@ class SeededBatches:
         self.rows = torch.cat([start, (start + 3 * torch.arange(1, 10) + noise) % VOCABULARY], dim=1)
         self.step_rows, self.micro, self.position = step_rows, micro, 0
         self.num_rows, self.steps_per_epoch = rows, rows // step_rows
+
+    def total_steps(self, epochs: float) -> int:
+        return max(1, math.ceil(epochs * self.steps_per_epoch - 1e-9))
 
     def load_cursor(self, cursor: Mapping[str, Any]) -> None:
         if cursor["rows"] != self.num_rows:

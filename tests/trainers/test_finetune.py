@@ -1,6 +1,7 @@
 """The loop: it learns, any accumulation gives the same step, and a killed run takes the steps of a straight one."""
 
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from partita_schema.errors import ConfigError, DataError, ResumeError, TrainingError
+from partita_trainers.base import Step
 from partita_trainers.checkpoint import list_checkpoints
 from partita_trainers.finetune import Finetune
 from partita_trainers.learner import build_accelerator
@@ -311,5 +313,43 @@ def test_steps_evaluations_and_checkpoints_are_planned_from_the_file(
     make_work: Any, trainer: dict[str, Any], total: int, evaluate: int | None, checkpoint: int | None
 ) -> None:
     config = make_work(**trainer).config.trainer
-    schedule = plan_schedule(config, steps_per_epoch=10, splits=("training", "validation"))
+    schedule = plan_schedule(config, batches=make_work.batches(rows=80), splits=("training", "validation"))
     assert (schedule.total, schedule.evaluate_every, schedule.checkpoint_every) == (total, evaluate, checkpoint)
+
+
+class Endless:
+    """Batches of which nobody knows how many there are."""
+
+    steps_per_epoch = num_rows = None
+
+    def total_steps(self, epochs: float) -> int:
+        raise AssertionError("nobody knows")
+
+    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+        raise AssertionError("nothing is resumed here")
+
+    def steps(self) -> Iterator[Step]:
+        raise AssertionError("nothing is trained here")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "evaluate", "checkpoint"),
+    [
+        ({}, 12, 12),
+        ({"checkpoints_per_epoch": 0}, 12, None),
+        ({"steps_per_evaluation": 4, "steps_per_checkpoint": 3}, 4, 3),
+        ({"skip_all_evaluation": True}, None, 12),
+    ],
+)
+def test_where_the_length_is_not_known_there_is_a_tenth_of_the_run_between_checkpoints(
+    make_work: Any, trainer: dict[str, Any], evaluate: int | None, checkpoint: int | None
+) -> None:
+    config = make_work(max_steps=120, **trainer).config.trainer
+    schedule = plan_schedule(config, batches=Endless(), splits=("training", "validation"))
+    assert (schedule.total, schedule.evaluate_every, schedule.checkpoint_every) == (120, evaluate, checkpoint)
+
+
+def test_a_run_over_data_of_unknown_length_needs_an_end(make_work: Any) -> None:
+    message = "^the data's length is not known; write trainer.max_steps, the number of optimizer steps$"
+    with pytest.raises(DataError, match=message):
+        plan_schedule(make_work().config.trainer, batches=Endless(), splits=("training",))

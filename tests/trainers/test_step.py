@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita_schema.errors import TrainingError
-from partita_trainers.base import Batch
+from partita_trainers.base import Batch, Step
 from partita_trainers.checkpoint import list_checkpoints
 from partita_trainers.finetune import Finetune
-from partita_trainers.step import Cutting, cut
+from partita_trainers.step import Cutting, batch_hash, cut
 
 
 class Killed(BaseException):
@@ -253,3 +253,81 @@ def test_the_range_test_does_not_take_full_memory_for_divergence(make_work: Any)
     limit_memory(work, 5)
     with pytest.raises(TrainingError, match="step 1: out of memory with 1 row of"):
         run(work)
+
+
+def packed_batch(lines: list[list[int]]) -> Batch:
+    """Rows of these lengths in lines; every token but the first of a row is learned."""
+    lengths = [sum(line) for line in lines]
+    shape = len(lines), max(lengths)
+    ids = torch.arange(shape[0] * shape[1]).reshape(shape)
+    labels, positions = torch.full(shape, -100), torch.zeros(shape, dtype=torch.int64)
+    for number, line in enumerate(lines):
+        start = 0
+        for length in line:
+            positions[number, start : start + length] = torch.arange(length)
+            labels[number, start + 1 : start + length] = ids[number, start + 1 : start + length]
+            start += length
+    keys = tuple(f"row {row}" for row in range(sum(map(len, lines))))
+    return Batch(ids, labels, torch.tensor(lengths), keys, positions)
+
+
+def rows_of(batch: Batch) -> dict[str, tuple[list[int], list[int]]]:
+    """Ids and labels of each packed row by its key."""
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    keys = iter(batch.keys)
+    for line, length in enumerate(batch.lengths_B.tolist()):
+        positions = batch.position_ids_BT[line, :length].tolist()
+        starts = [place for place, position in enumerate(positions) if position == 0]
+        for start, end in zip(starts, [*starts[1:], length], strict=True):
+            assert positions[start:end] == list(range(end - start))
+            ids, labels = batch.input_ids_BT[line, start:end], batch.labels_BT[line, start:end]
+            found[next(keys)] = ids.tolist(), labels.tolist()
+    assert next(keys, None) is None
+    return found
+
+
+@settings(deadline=None)
+@given(
+    lines=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=6), min_size=1, max_size=7), power=st.integers(0, 6)
+)
+def test_a_cut_batch_of_packed_rows_keeps_every_row_whole_under_its_key(lines: list[list[int]], power: int) -> None:
+    batch = packed_batch(lines)
+    assert batch.rows == sum(map(len, lines))
+    parts = cut(batch, 2**power)
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for part in parts:
+        found |= rows_of(part)
+        assert part.input_ids_BT.shape == part.labels_BT.shape == part.position_ids_BT.shape
+        if power and batch.rows > 1:
+            assert part.input_ids_BT.shape[1] == int(part.lengths_B.max())
+    assert found == rows_of(batch)
+    assert [key for part in parts for key in part.keys] == list(batch.keys)
+    assert sum(part.loss_tokens for part in parts) == batch.loss_tokens
+    if 2**power <= len(lines):
+        assert len(parts) == 2**power
+    else:
+        assert all(part.lines == 1 for part in parts)
+    if 2**power >= len(lines) * max(map(len, lines)):
+        assert all(part.rows == 1 for part in parts)
+
+
+def test_a_single_line_of_packed_rows_is_cut_between_rows_until_one_is_left(caplog: Any) -> None:
+    cutting, batch = Cutting(), packed_batch([[4, 2, 3]])
+    with caplog.at_level(logging.WARNING):
+        cutting.halve(batch, number=3, failure=MemoryError())
+    assert caplog.messages == ["step 3: out of memory with 3 packed rows (1 x 9 tokens); going on with half"]
+    assert cutting.events == [{"step": 3, "rows": 1, "tokens": 9, "now": 1}]
+    assert [part.rows for part in cutting.cut([batch])] == [2, 1]
+    cutting.halve(cutting.cut([batch])[0], number=3, failure=MemoryError())
+    parts = cutting.cut([batch])
+    assert [part.tokens for part in parts] == [4, 2, 3]
+    with pytest.raises(TrainingError, match="out of memory with 1 row of 4 tokens"):
+        cutting.halve(parts[0], number=3, failure=MemoryError())
+
+
+def test_hashes_of_steps_tell_positions_apart() -> None:
+    packed = packed_batch([[4, 2], [3, 3]])
+    elsewhere = replace(packed, position_ids_BT=packed_batch([[2, 4], [3, 3]]).position_ids_BT)
+    hashes = {batch_hash(Step((batch,), cursor={}, epoch=1.0)) for batch in (packed, elsewhere)}
+    assert len(hashes) == 2
+    assert batch_hash(Step((replace(packed, position_ids_BT=None),), cursor={}, epoch=1.0)) not in hashes

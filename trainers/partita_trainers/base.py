@@ -3,7 +3,7 @@
 Trainers never import the framework. What they need stands here as small protocols, so that a trainer from outside is
 a class with a method, or two where its batch size is to be found.
 
-Shapes: B rows of a batch, T tokens of its longest row.
+Shapes: B lines of a batch, T tokens of its longest line. A line is a row, or several where rows are packed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,21 +24,32 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as tensors on the CPU, padded on the right; a batch without rows has B = 0 and weight 0."""
+    """Rows as tensors on the CPU, padded on the right; a batch without rows has B = 0 and weight 0.
+
+    Packed rows stand one behind the other in a line and do not see each other. The first token of each has no label.
+    """
 
     input_ids_BT: "torch.Tensor"
     """Token ids, int64."""
     labels_BT: "torch.Tensor"
     """Token ids where a token is learned, -100 elsewhere, not shifted."""
     lengths_B: "torch.Tensor"
-    """Real tokens of each row, int64."""
+    """Real tokens of each line, int64."""
     keys: tuple[str, ...]
-    """Key of each row: stable under shuffling, and across runs on the same data."""
+    """Key of each row, line by line: stable under shuffling, and across runs on the same data."""
+    position_ids_BT: "torch.Tensor | None" = None
+    """Where rows are packed: place of each token in its row, int64, 0 at the first; padding has 0 everywhere. None
+    where every row has a line of its own."""
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows; packed ones count each."""
         return len(self.keys)
+
+    @property
+    def lines(self) -> int:
+        """B: rows of the tensors."""
+        return len(self.lengths_B)
 
     @property
     def tokens(self) -> int:
@@ -47,7 +58,7 @@ class Batch:
 
     @property
     def loss_tokens(self) -> int:
-        """Tokens with a loss. The first token of a row has none: nothing stands before it."""
+        """Tokens with a loss. The first token of a row has none, packed or not: nothing stands before it."""
         return int((self.labels_BT[:, 1:] != -100).sum())
 
 
@@ -66,12 +77,15 @@ class Batches(Protocol):
     """Training data as optimizer steps, the same for any number of workers."""
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in a pass over the data."""
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in the first pass over the data; None where the data's length is not known."""
 
     @property
-    def num_rows(self) -> int:
-        """Rows in a pass over the data."""
+    def num_rows(self) -> int | None:
+        """Rows in a pass over the data; None where that is not known."""
+
+    def total_steps(self, epochs: float) -> int:
+        """Steps of so many passes, at least 1. Raises DataError where the data's length is not known."""
 
     def load_cursor(self, cursor: Mapping[str, Any]) -> None:
         """Continue after that step. Raises ResumeError when the data or the plan are not the same."""
@@ -208,6 +222,8 @@ class TrialWork:
     """volume(rows): batches and tokens of an epoch in batches of that many rows."""
     estimated_bytes: Callable[[int], int]
     """estimated_bytes(rows): what a batch should take by a formula, for devices that cannot measure it."""
+    packed: bool = False
+    """Rows are packed: what is said of rows here holds for the lines that they fill."""
 
 
 class Trainer(Protocol):

@@ -30,6 +30,7 @@ from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.schedule import learning_rate_share, plan_schedule
+from partita_trainers.source_counts import SourceCounts
 from partita_trainers.step import Cutting, Outcome, step_record, take_step
 from partita_trainers.validation import Validation
 
@@ -65,11 +66,12 @@ class Training:
     def __init__(self, config: FinetuneTrainer, work: Work, batches: Batches) -> None:
         self.config, self.work, self.batches = config, work, batches
         self.lm, self.run = work.lm, work.run
-        self.schedule = plan_schedule(config, steps_per_epoch=batches.steps_per_epoch, splits=work.splits)
+        self.schedule = plan_schedule(config, batches=batches, splits=work.splits)
         self.validation = Validation(metric=validation_metric(work), patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
         self.learner = Learner(config, self.lm, device=work.device)
         self.cutting = Cutting()
+        self.sources = SourceCounts(work.config.data.mix_names)
         self.learning_rate = 0.0
         self.step = 0
         self.stopped_early = False
@@ -101,6 +103,7 @@ class Training:
         self.batches.load_cursor(cursor)
         self.validation.load(state["validation"])
         self.cutting.load(state.get("cutting", {}))
+        self.sources.load(state.get("sources", {}))
         self.step, self.learning_rate = step, state["learning_rate"]
         self.stopped_early = self.validation.exhausted and step < self.schedule.total
         if self.learner.accelerator.scaler is not None:
@@ -150,7 +153,8 @@ class Training:
                 rate = self.learning_rate * share
                 outcome = self.train_on(step, number=self.step, learning_rate=rate)
                 seconds = time.perf_counter() - started
-                self.run.log_step(step_record(step, outcome, number=self.step, learning_rate=rate, seconds=seconds))
+                record = step_record(step, outcome, number=self.step, learning_rate=rate, seconds=seconds)
+                self.run.log_step(record | self.sources.add(step))
                 tokens = sum(batch.tokens for batch in step.batches)
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
                 self.look_after(step)
@@ -191,6 +195,7 @@ class Training:
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "validation": self.validation.state(),
                 "cutting": self.cutting.state(),
+                "sources": self.sources.state(),
             },
         )
         newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]
@@ -210,6 +215,8 @@ class Training:
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
         self.run.note(best_step=best, best=self.validation.best)
+        if used := self.sources.state():
+            self.run.note(sources=used)
         return TrainResult(
             run=self.run.folder,
             metrics=metrics,

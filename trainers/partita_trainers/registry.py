@@ -63,8 +63,8 @@ def check_trial(trainer: Trainer, section: CustomTrainer) -> None:
         raise ConfigError([Problem("trainer.batch_size", message)])
 
 
-def load_class(target: str) -> type:
-    """The class at `module:Class`. Raises ConfigError naming what is missing and the nearest name."""
+def load_class(target: str, *, key: str = "trainer.target") -> type:
+    """The class at `module:Class`. Raises ConfigError at `key` naming what is missing and the nearest name."""
     module_name, _, class_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -72,11 +72,11 @@ def load_class(target: str) -> type:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         message = f"there is no module {error.name}; install it or put its folder on PYTHONPATH"
-        raise ConfigError([Problem("trainer.target", message)]) from None
+        raise ConfigError([Problem(key, message)]) from None
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
     classes = [name for name, value in vars(module).items() if isinstance(value, type)]
     near = get_close_matches(class_name, classes, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError([Problem("trainer.target", f"module {module_name} has no class {class_name}{hint}")])
+    raise ConfigError([Problem(key, f"module {module_name} has no class {class_name}{hint}")])

@@ -4,9 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from partita_schema.errors import DataError
 from partita_schema.trainer import FinetuneTrainer, LearningRateScheduler
+from partita_trainers.base import Batches
 
 DEFAULT_EPOCHS = 3.0
+UNKNOWN_LENGTH_PARTS = 10
+"""Evaluations and checkpoints of a run over data whose length is not known."""
 WSD_DECAY = 0.1  # share of the steps in which warmup-stable-decay comes down (Hu et al. 2024, section 4)
 
 
@@ -28,19 +32,31 @@ class Schedule:
         return step == self.total or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
 
 
-def plan_schedule(config: FinetuneTrainer, *, steps_per_epoch: int, splits: Sequence[str]) -> Schedule:
-    """Steps of the run, and those between evaluations and checkpoints."""
+def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence[str]) -> Schedule:
+    """Steps of the run, and those between evaluations and checkpoints.
+
+    Where the data's length is not known, there is a tenth of the run between them unless the file says otherwise.
+    Raises DataError where nothing then says when the run ends.
+    """
     total = config.max_steps
-    if config.epochs is not None or total is None:
-        epochs = DEFAULT_EPOCHS if config.epochs is None else config.epochs
-        by_epochs = max(1, math.ceil(epochs * steps_per_epoch - 1e-9))
+    if batches.steps_per_epoch is None:
+        if total is None:
+            raise DataError("the data's length is not known; write trainer.max_steps, the number of optimizer steps")
+    elif config.epochs is not None or total is None:
+        by_epochs = batches.total_steps(DEFAULT_EPOCHS if config.epochs is None else config.epochs)
         total = by_epochs if total is None else min(total, by_epochs)
+
+    def steps_between(times_per_epoch: float) -> int:
+        per_epoch = batches.steps_per_epoch
+        steps = total / UNKNOWN_LENGTH_PARTS if per_epoch is None else per_epoch / times_per_epoch
+        return max(1, round(steps))
+
     evaluate = None
     if "validation" in splits and not config.skip_all_evaluation:
-        evaluate = config.steps_per_evaluation or max(1, round(steps_per_epoch / config.evaluations_per_epoch))
+        evaluate = config.steps_per_evaluation or steps_between(config.evaluations_per_epoch)
     checkpoint = config.steps_per_checkpoint
     if checkpoint is None and config.checkpoints_per_epoch > 0:
-        checkpoint = max(1, round(steps_per_epoch / config.checkpoints_per_epoch))
+        checkpoint = steps_between(config.checkpoints_per_epoch)
     return Schedule(total=total, evaluate_every=evaluate, checkpoint_every=checkpoint)
 
 

@@ -47,7 +47,10 @@ class Cutting:
     parts: int = 1
     """Parts of a batch: 1, 2, 4 and so on."""
     events: list[dict[str, int]] = field(default_factory=list)
-    """Each time that memory ended: the step, rows and tokens of the batch, and the rows that were tried next."""
+    """Each time that memory ended: the step, rows and tokens of the batch, and the rows that were tried next.
+
+    Where rows are packed, lines count as rows.
+    """
 
     def cut(self, batches: Sequence[Batch]) -> list[Batch]:
         """The parts that have something to learn, in order."""
@@ -57,7 +60,7 @@ class Cutting:
     def halve(self, failed: Batch, *, number: int, failure: Exception) -> None:
         """Cut twice as finely from here on. Raises TrainingError where the part that failed is a single row."""
         rows, tokens = failed.input_ids_BT.shape
-        if rows == 1:
+        if failed.rows == 1:
             raise TrainingError(
                 f"step {number}: out of memory with 1 row of {tokens:,} tokens; lower "
                 "preprocessing.global_max_sequence_length, write trainer.gradient_checkpointing: true or "
@@ -66,8 +69,12 @@ class Cutting:
         self.parts *= 2
         now = -(-rows // 2)
         self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
-        told = (number, rows, tokens, now)
-        logger.warning("step %d: out of memory with %d rows of %d tokens; going on with %d at a time", *told)
+        if failed.position_ids_BT is None:
+            told = (number, rows, tokens, now)
+            logger.warning("step %d: out of memory with %d rows of %d tokens; going on with %d at a time", *told)
+        else:
+            told = (number, failed.rows, rows, tokens)
+            logger.warning("step %d: out of memory with %d packed rows (%d x %d tokens); going on with half", *told)
         logger.debug("the device said: %s", failure)
 
     def state(self) -> dict[str, Any]:
@@ -80,22 +87,61 @@ class Cutting:
 
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
-    """The rows in order in so many batches, or in as many as there are rows; each as wide as its own longest row."""
+    """The rows in order in so many batches, or in as many as there are rows; each as wide as its own longest line.
+
+    Lines of packed rows stay whole while there are enough of them; then each is cut between its rows.
+    """
     if parts == 1 or batch.rows <= 1:
         return [batch]
-    found, start = [], 0
-    for rows in torch.arange(batch.rows).tensor_split(min(parts, batch.rows)):
-        end = start + len(rows)
-        width = int(batch.lengths_B[start:end].max())
+    groups = torch.arange(batch.lines).tensor_split(min(parts, batch.lines))
+    found = [some_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
+    if parts <= batch.lines or batch.position_ids_BT is None:
+        return found
+    return [part for line in found for part in cut_line(line, -(-parts // batch.lines))]
+
+
+def some_lines(batch: Batch, start: int, end: int) -> Batch:
+    """Lines from `start` to before `end`, with the keys of their rows."""
+    width = int(batch.lengths_B[start:end].max())
+    positions_BT, first, last = batch.position_ids_BT, start, end
+    if positions_BT is not None:
+        ends_B = row_starts(batch).sum(dim=1).cumsum(0).tolist()
+        first, last = ends_B[start - 1] if start else 0, ends_B[end - 1]
+        positions_BT = positions_BT[start:end, :width].contiguous()
+    return Batch(
+        input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
+        labels_BT=batch.labels_BT[start:end, :width].contiguous(),
+        lengths_B=batch.lengths_B[start:end],
+        keys=batch.keys[first:last],
+        position_ids_BT=positions_BT,
+    )
+
+
+def row_starts(batch: Batch) -> torch.Tensor:
+    """Whether a packed row starts at a token, [B, T]; never in padding."""
+    if batch.position_ids_BT is None:
+        raise AssertionError("only packed rows have positions")
+    columns_T = torch.arange(batch.position_ids_BT.shape[1])
+    return (batch.position_ids_BT == 0) & (columns_T < batch.lengths_B[:, None])
+
+
+def cut_line(line: Batch, parts: int) -> list[Batch]:
+    """The rows of one line of packed rows, in so many lines, or in as many as there are rows."""
+    starts = row_starts(line)[0].nonzero()[:, 0].tolist()
+    ends = [*starts[1:], int(line.lengths_B[0])]
+    found = []
+    for group in torch.arange(line.rows).tensor_split(min(parts, line.rows)):
+        first, last = int(group[0]), int(group[-1])
+        columns = slice(starts[first], ends[last])
         found.append(
             Batch(
-                input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
-                labels_BT=batch.labels_BT[start:end, :width].contiguous(),
-                lengths_B=batch.lengths_B[start:end],
-                keys=batch.keys[start:end],
+                input_ids_BT=line.input_ids_BT[:, columns].contiguous(),
+                labels_BT=line.labels_BT[:, columns].contiguous(),
+                lengths_B=line.lengths_B.new_tensor([ends[last] - starts[first]]),
+                keys=line.keys[first : last + 1],
+                position_ids_BT=None if line.position_ids_BT is None else line.position_ids_BT[:, columns].contiguous(),
             )
         )
-        start = end
     return found
 
 
@@ -164,7 +210,9 @@ def batch_hash(step: Step) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for batch in step.batches:
         digest.update("\0".join(batch.keys).encode())
-        for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT):
+        for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT):
+            if tensor is None:
+                continue
             digest.update(str(tuple(tensor.shape)).encode())
             digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -27,3 +27,16 @@ def test_one_of_several_rows_is_a_token_shorter_and_learns_as_much() -> None:
 @pytest.mark.parametrize(("tokens", "learned", "expected"), [(1, 1, 1), (6, 6, 5), (6, 0, 1), (2, 5, 1)])
 def test_there_is_always_something_to_learn(tokens: int, learned: int, expected: int) -> None:
     assert worst_batch(1, tokens=tokens, learned=learned, token_ids=range(3, 23)).loss_tokens == expected
+
+
+@pytest.mark.parametrize(("tokens", "learned", "expected"), [(1, 1, 1), (6, 6, 4), (6, 0, 1), (40, 9, 9)])
+def test_packed_lines_begin_with_a_row_of_one_token(tokens: int, learned: int, expected: int) -> None:
+    batch = worst_batch(3, tokens=tokens, learned=learned, token_ids=range(3, 23), packed=True)
+    width = max(3, tokens)
+    assert batch.position_ids_BT is not None
+    assert batch.position_ids_BT[:2].tolist() == [[0, *range(width - 1)]] * 2
+    assert batch.position_ids_BT[2].tolist() == [0, *range(width - 2), 0]
+    assert batch.lengths_B.tolist() == [width, width, width - 1]
+    assert (batch.rows, batch.lines) == (6, 3)
+    assert batch.loss_tokens == int((batch.labels_BT != -100).sum())
+    assert batch.loss_tokens == 3 * expected - (expected == width - 2)

@@ -76,7 +76,9 @@ class TrainingTrial:
         if self.take_step is None:
             raise AssertionError("a trial runs inside its own context only")
         work = self.work
-        batch = worst_batch(rows, tokens=tokens, learned=work.most_learned, token_ids=work.token_ids)
+        batch = worst_batch(
+            rows, tokens=tokens, learned=work.most_learned, token_ids=work.token_ids, packed=work.packed
+        )
         try:
             started = now(work.device)
             self.take_step([batch])

@@ -31,6 +31,8 @@ class Volume:
     """Batches that it makes."""
     tokens: int
     """Tokens that go through the model in them, padding included, new tokens not."""
+    rows: int | None = None
+    """Rows of the data, where batches of size 1 are not one for each."""
 
 
 class Trial(Protocol):
@@ -68,7 +70,7 @@ class Trial(Protocol):
         """Seconds of one decode step at the usual length of the data; 0 where nothing is generated."""
 
     def volume(self, rows: int) -> Volume:
-        """What the data comes to in batches of this size; of size 1, `batches` is the number of rows."""
+        """What the data comes to in batches of this size; of size 1, `batches` is the number of rows, or `rows` is."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class BatchSize:
     """What a batch was allowed to take."""
     seconds: float = 0.0
     """Time that finding it took."""
+    max_tokens: int | None = None
+    """Tokens of a batch in training with a token budget, of a line where rows are packed."""
 
     def record(self) -> dict[str, Any]:
         """As JSON, for the manifest; what was not looked for is left out."""

@@ -155,7 +155,7 @@ class Search:
         self.steps: dict[int, float] = {}
         """Seconds of a decode step at the usual length, by rows."""
         self.volumes: dict[int, Volume] = {}
-        self.num_rows = self.volume(1).batches
+        self.num_rows = self.volume(1).rows or self.volume(1).batches
         self.started = time.perf_counter()
         warm_up(trial, memory)
         self.budget = memory.budget()
