@@ -76,6 +76,9 @@ class GenerativeModel(LanguageModel, Protocol):
     def vocabulary_size(self) -> int:
         """Logits of a position."""
 
+    def check_packing(self) -> None:
+        """Raises ModelError where rows packed in one line would see each other."""
+
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """New tokens that any row of a batch reaches beside a prompt of that length: fewer where positions end."""
 

@@ -17,10 +17,12 @@ from partita.lm.fingerprint import digest, folder_digest, tensors_digest
 from partita.lm.generation import end_token_ids, generate_batch, left_padded, may_run_past_context, quiet_settings
 from partita.lm.hub import BASE, find_sources, quiet_libraries
 from partita.lm.loading import context_length, find_device, load_base, local_folder, quiet_progress
-from partita.lm.loss import AnswerPositions, answer_loss
+from partita.lm.lora_linear import fuse_lora
+from partita.lm.loss import AnswerPositions, answer_loss, padding_mask
 from partita.lm.memory_formula import forward_bytes, generation_bytes, training_bytes
 from partita.lm.merging import merged_model
 from partita.lm.noise import EmbeddingNoise
+from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
 from partita.lm.quantization import choose_kernels, quantized_layers
 from partita.lm.randomness import seeded
 from partita.lm.rank_budget import RankBudget
@@ -100,6 +102,7 @@ def load_model(
         freeze(module, config)
         if config.trainer.type == "finetune" and config.trainer.gradient_checkpointing:
             recompute_activations(base, config)
+        fuse_lora(module)
     else:
         module.requires_grad_(False)
     module.eval()
@@ -164,7 +167,7 @@ class HuggingFaceModel:
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Sum of the cross-entropy over the batch's loss tokens, in float32."""
-        noise = self.noise.for_lengths(batch.lengths_B) if self.noise is not None else nullcontext()
+        noise = self.noise.for_rows(batch) if self.noise is not None else nullcontext()
         with noise:
             return answer_loss(
                 module,
@@ -172,8 +175,24 @@ class HuggingFaceModel:
                 positions=self.positions,
                 device=self.device,
                 virtual_tokens=self.virtual_tokens if self.embedded else 0,
-                with_mask=self.config.trust_remote_code,
+                more_inputs=self.more_inputs(batch),
             )
+
+    def more_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """What the module is given beside the ids. Raises ModelError where packed rows would see each other."""
+        if batch.position_ids_BT is not None:
+            positions_BT = batch.position_ids_BT.to(self.device)
+            return packed_inputs(positions_BT, isolation=self.isolation, model=self.base)
+        return {"attention_mask": padding_mask(batch).to(self.device)} if self.config.trust_remote_code else {}
+
+    @cached_property
+    def isolation(self) -> Isolation:
+        """How packed rows are kept apart."""
+        return find_isolation(self)
+
+    def check_packing(self) -> None:
+        """Raises ModelError where rows in one line would see each other."""
+        logger.debug("packed rows are kept apart by %s", self.isolation)
 
     def prepare_training(self, total_steps: int) -> None:
         """Plan what depends on the number of optimizer steps."""

@@ -5,13 +5,15 @@ output layer lets only those hidden states through that predict a label, so that
 logits afterwards (scaling, soft caps) still happens.
 
 Rows are padded on the right and attention looks back only, so that no token sees padding and no attention mask is
-needed. Code from a model's own repository might look at padding all the same: it keeps the mask.
+needed. Code from a model's own repository might look at padding all the same: it keeps the mask. Packed rows are kept
+apart by positions that start again with each, which an attention mask of ones or a cache would silently undo.
 
-Shapes: B rows, T tokens of the longest row, K positions that predict a label, H width, V vocabulary.
+Shapes: B lines, T tokens of the longest, K positions that predict a label, H width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,17 +71,17 @@ def answer_loss(
     positions: AnswerPositions,
     device: torch.device,
     virtual_tokens: int = 0,
-    with_mask: bool = False,
+    more_inputs: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Sum of the cross-entropy over the labels of the batch, float32; 0 with zero gradients where there are none."""
+    """Sum of the cross-entropy over the labels of the batch, float32; 0 with zero gradients where there are none.
+
+    `more_inputs` is what the module is given beside the ids.
+    """
     places_K, labels_K = label_places(batch, virtual_tokens=virtual_tokens)
     if not len(labels_K):
         return connected_zero(module, device=device)
-    inputs = {"input_ids": batch.input_ids_BT.to(device)}
-    if with_mask:
-        inputs["attention_mask"] = padding_mask(batch).to(device)
     with positions.only(places_K.to(device)):
-        logits = module(**inputs, use_cache=False).logits
+        logits = module(input_ids=batch.input_ids_BT.to(device), **more_inputs, use_cache=False).logits
     logits_KV = logits[0] if positions.attached else logits.flatten(0, 1)[places_K.to(device)]
     return cross_entropy(logits_KV.float(), labels_K.to(device), reduction="sum")
 

@@ -6,9 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from partita_trainers.base import Batch
+
 
 class EmbeddingNoise:
     """Adds noise from [-1, 1] times alpha / sqrt(L d) to embeddings of width d, L being the real length of the row.
+
+    Shapes: B lines, T tokens of the longest.
 
     It is silent unless it is switched on, in training mode, and the lengths of the rows are known.
     """
@@ -16,16 +20,16 @@ class EmbeddingNoise:
     def __init__(self, embedding: nn.Module, *, alpha: float) -> None:
         self.alpha = alpha
         self.on = False
-        self.lengths_B: torch.Tensor | None = None
+        self.lengths_BT: torch.Tensor | None = None
         embedding.register_forward_hook(self.add)
 
     def add(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...], embedded_BTD: torch.Tensor) -> torch.Tensor:
-        if not (self.on and layer.training) or self.lengths_B is None:
+        if not (self.on and layer.training) or self.lengths_BT is None:
             return embedded_BTD
-        lengths_B = self.lengths_B.to(embedded_BTD.device, torch.float32)
-        reach_B = self.alpha / (lengths_B * embedded_BTD.shape[-1]).sqrt()
+        lengths_BT = self.lengths_BT.to(embedded_BTD.device, torch.float32)
+        reach_BT = self.alpha / (lengths_BT * embedded_BTD.shape[-1]).sqrt()
         noise_BTD = torch.empty_like(embedded_BTD).uniform_(-1, 1)
-        return embedded_BTD + noise_BTD * reach_B[:, None, None].to(embedded_BTD.dtype)
+        return embedded_BTD + noise_BTD * reach_BT[:, :, None].to(embedded_BTD.dtype)
 
     @contextmanager
     def switched_on(self) -> Iterator[None]:
@@ -37,10 +41,19 @@ class EmbeddingNoise:
             self.on = before
 
     @contextmanager
-    def for_lengths(self, lengths_B: torch.Tensor) -> Iterator[None]:
-        """Inside, rows of the forward pass have these lengths."""
-        self.lengths_B = lengths_B
+    def for_rows(self, batch: Batch) -> Iterator[None]:
+        """Inside, the forward pass is over these rows."""
+        self.lengths_BT = batch.lengths_B[:, None] if batch.position_ids_BT is None else row_lengths(batch)
         try:
             yield
         finally:
-            self.lengths_B = None
+            self.lengths_BT = None
+
+
+def row_lengths(batch: Batch) -> torch.Tensor:
+    """For each token of packed rows the length of its row [B, T]; 1 in padding."""
+    positions_BT = batch.position_ids_BT
+    if positions_BT is None:
+        raise AssertionError("only packed rows have positions")
+    numbers_BT = (positions_BT == 0).flatten().cumsum(0) - 1
+    return numbers_BT.bincount()[numbers_BT].view_as(positions_BT)

@@ -68,6 +68,9 @@ class ScriptedModel:
         """None."""
         return None
 
+    def check_packing(self) -> None:
+        """No token sees another one."""
+
     def prepare_training(self, total_steps: int) -> None:
         """Nothing depends on the number of steps."""
 

@@ -44,6 +44,9 @@ class Rows:
     def __init__(self, small: Any) -> None:
         self.small = small
 
+    def total_steps(self, epochs: float) -> int:
+        return round(5 * epochs)
+
     def load_cursor(self, cursor: Mapping[str, Any]) -> None:
         raise AssertionError("nothing is resumed here")
 

@@ -1,0 +1,129 @@
+"""How a model keeps rows of one line apart, found out on the model itself.
+
+transformers sees from positions that start again where rows begin, as long as there is no attention mask and no cache,
+and most architectures attend accordingly. Some take a mask of pairs of tokens instead, and some cannot do it at all:
+what is recurrent or convolutional carries a row's state into the next one. None of them says so, it only learns
+something else. So two short rows are read in one line and alone, once before training.
+
+Shapes: B lines, T tokens of the longest.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from partita.lm.quantization import quantized_layers
+from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from partita.lm.huggingface import HuggingFaceModel
+
+logger = logging.getLogger(__name__)
+
+Isolation = Literal["positions", "mask"]
+"""What the model is given beside the ids: positions alone, or a mask of pairs of tokens as well."""
+
+LENGTHS = (7, 9)
+"""Tokens of the two rows."""
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+"""Error of the logits against their spread that rounding can explain, by the type of the weights ..."""
+ROUGH_TOLERANCE = 0.03
+"""... and for all other types, quantised ones included."""
+ADVICE = "write data.batching: {type: bucket}"
+
+
+def packed_inputs(positions_BT: torch.Tensor, *, isolation: Isolation, model: Any) -> dict[str, torch.Tensor]:
+    """What a forward pass over packed rows is given beside the ids, on the device of `positions_BT`."""
+    if isolation == "positions":
+        return {"position_ids": positions_BT}
+    return {"position_ids": positions_BT, "attention_mask": pair_mask(positions_BT, model=model)}
+
+
+def pair_mask(positions_BT: torch.Tensor, *, model: Any) -> torch.Tensor:
+    """Which tokens see which, [B, 1, T, T]: those of the same row up to themselves; as numbers to add where needed."""
+    numbers_BT = (positions_BT == 0).cumsum(dim=1)
+    seen_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]).tril()[:, None]
+    if model.config._attn_implementation == "sdpa":
+        return seen_BTT
+    dtype = model.dtype
+    return torch.zeros(seen_BTT.shape, dtype=dtype, device=seen_BTT.device).masked_fill(
+        ~seen_BTT, torch.finfo(dtype).min
+    )
+
+
+def find_isolation(lm: "HuggingFaceModel") -> Isolation:
+    """How rows in one line are kept apart by this model. Raises ModelError where they would see each other."""
+    name = type(lm.base).__name__
+    if lm.virtual_tokens:
+        kind = lm.adapted.active_peft_config.peft_type.value.lower()
+        raise ModelError(
+            f"data.batching.type: rows cannot be packed under the adapter {kind}: its virtual tokens would stand once "
+            f"in each line, not before each row; {ADVICE}"
+        )
+    kept = getattr(lm.base.config, "_attn_implementation", None)
+    if kept not in ("sdpa", "eager"):
+        raise ModelError(
+            f"data.batching.type: rows are packed with sdpa or eager attention only, and {name} has {kept}; write "
+            f"model_parameters.attention: sdpa, or {ADVICE}"
+        )
+    ways: list[Isolation] = ["positions"]
+    if sees_all_before(lm.base.config.get_text_config()):
+        ways.append("mask")
+    errors = [isolation_error(lm, way) for way in ways]
+    exact = not quantized_layers(lm.module)
+    limit = TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
+    for way, error in zip(ways, errors, strict=True):
+        if error is not None and error <= limit:
+            logger.info("packed rows are kept apart by %s: logits as alone, but for %.1e of their spread", way, error)
+            return way
+    told = "takes no positions" if errors[0] is None else f"changes its logits by {min(filter(None, errors)):.0%}"
+    raise ModelError(
+        f"data.batching.type: rows cannot be packed: {name} {told} where another row stands before one in its line; "
+        f"{ADVICE}"
+    )
+
+
+def sees_all_before(config: Any) -> bool:
+    """Whether every layer attends to all that stands before a token, so that one mask is right for all of them."""
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    kinds = getattr(config, "layer_types", None) or ()
+    return not any(windows) and all(kind == "full_attention" for kind in kinds)
+
+
+@torch.no_grad()
+def isolation_error(lm: "HuggingFaceModel", isolation: Isolation) -> float | None:
+    """Root mean square difference of the logits of two rows in one line from those alone, over their spread.
+
+    Two lines hold the rows in either order, the second with padding behind it. None where the model refuses the inputs.
+    """
+    chance = torch.Generator().manual_seed(0)
+    ordinary = torch.tensor(lm.token_ids)
+    first, second = (ordinary[torch.randint(len(ordinary), (length,), generator=chance)] for length in LENGTHS)
+    end = torch.full((2,), int(ordinary[0]))
+    lines = [torch.cat([first, second, end[:1]]), torch.cat([second, first, end[:1]])]
+    places = [
+        torch.cat([torch.arange(len(row)) for row in rows])
+        for rows in ((first, second, end[:1]), (second, first, end[:1]))
+    ]
+    ids_BT, positions_BT = torch.stack(lines).to(lm.device), torch.stack(places).to(lm.device)
+    given = packed_inputs(positions_BT, isolation=isolation, model=lm.base)
+    with lm.evaluating():
+        alone = [logits_of(lm.module, row[None].to(lm.device))[0] for row in (first, second)]
+        try:
+            packed = logits_of(lm.module, ids_BT, **given)
+        except (TypeError, ValueError, RuntimeError, IndexError) as refusal:
+            logger.debug("packed rows by %s: %s", isolation, refusal)
+            return None
+    a, b = LENGTHS
+    differences = [packed[0, :a] - alone[0], packed[0, a : a + b] - alone[1]]
+    differences += [packed[1, :b] - alone[1], packed[1, b : a + b] - alone[0]]
+    spread = torch.cat(alone)
+    error = torch.cat(differences).square().mean().sqrt() / (spread - spread.mean(dim=-1, keepdim=True)).std()
+    return float(error) if torch.isfinite(error) else None
+
+
+def logits_of(module: nn.Module, ids_BT: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = module(input_ids=ids_BT, use_cache=False, **given).logits.double()
+    return logits

@@ -1,0 +1,190 @@
+"""Rows in one line learn what they would learn alone."""
+
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.lm.noise import row_lengths
+from partita_schema.errors import ModelError
+from partita_schema.model import Architecture
+from partita_trainers.base import Batch
+
+LENGTHS = (24, 5, 17, 2, 30, 1, 12)
+LINES = ((0, 2, 1), (4, 6), (3,), (5, 3))
+"""Rows of each line; one of them alone, with much padding."""
+
+
+def rows_and_lines(small: Any) -> tuple[Batch, Batch]:
+    """The same rows a line each and packed: row 3 stands in two lines."""
+    rows = small.batch(lengths=LENGTHS)
+    order = [row for line in LINES for row in line]
+    lengths = torch.tensor([sum(LENGTHS[row] for row in line) for line in LINES])
+    shape = len(LINES), int(lengths.max()) + 1
+    ids, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    labels = torch.full(shape, -100)
+    for number, line in enumerate(LINES):
+        start = 0
+        for row in line:
+            end = start + LENGTHS[row]
+            ids[number, start:end] = rows.input_ids_BT[row, : LENGTHS[row]]
+            labels[number, start:end] = rows.labels_BT[row, : LENGTHS[row]]
+            labels[number, start] = -100
+            positions[number, start:end] = torch.arange(LENGTHS[row])
+            start = end
+    chosen = torch.tensor(order)
+    keys = tuple(rows.keys[row] for row in order)
+    alone = Batch(rows.input_ids_BT[chosen], rows.labels_BT[chosen], rows.lengths_B[chosen], keys)
+    return alone, Batch(ids, labels, lengths, keys, positions)
+
+
+def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+
+def logits(lm: Any, batch: Batch) -> torch.Tensor:
+    """Of every token of every row, row by row."""
+    with torch.no_grad():
+        found = lm.module(input_ids=batch.input_ids_BT, use_cache=False, **lm.more_inputs(batch)).logits
+    real = torch.arange(batch.input_ids_BT.shape[1]) < batch.lengths_B[:, None]
+    return found[real]
+
+
+def assert_same_as_alone(lm: Any, small: Any) -> None:
+    alone, packed = rows_and_lines(small)
+    assert packed.loss_tokens == alone.loss_tokens > 0
+    torch.testing.assert_close(logits(lm, packed), logits(lm, alone), rtol=1e-5, atol=1e-5)
+    a, b = lm.loss(lm.module, packed), lm.loss(lm.module, alone)
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
+    got, wanted = gradients(a, lm.module), gradients(b, lm.module)
+    assert wanted.norm() > 0
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("attention", ["auto", "eager"])
+@pytest.mark.parametrize("architecture", typing.get_args(Architecture))
+def test_packed_rows_give_the_logits_loss_and_gradients_of_rows_alone(small, architecture: str, attention: str) -> None:
+    lm = small.load(small.config(architecture=architecture, model_parameters={"attention": attention}))
+    assert_same_as_alone(lm, small)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [{"type": "lora", "init": "gaussian"}, {"type": "lora", "use_dora": True}, {"type": "ia3"}, {"type": "loha"}],
+    ids=lambda adapter: "-".join(map(str, adapter.values())),
+)
+def test_packed_rows_under_an_adapter_are_as_alone(small, adapter: dict[str, Any]) -> None:
+    lm = small.load(small.config(adapter=adapter))
+    small.take_steps(lm, steps=2)
+    assert_same_as_alone(lm, small)
+
+
+def test_packed_rows_shorter_and_longer_than_a_sliding_window_are_as_alone(small, tmp_path: Path) -> None:
+    small.load(small.config(architecture="mistral")).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 8}))
+    lm = small.load(small.config(base_model=str(tmp_path)))
+    assert lm.base.config.sliding_window == 8
+    assert_same_as_alone(lm, small)
+
+
+def test_packed_rows_with_activation_checkpointing_are_as_alone(small) -> None:
+    trainer = {"type": "finetune", "gradient_checkpointing": True}
+    lm = small.load(small.config(trainer=trainer, adapter={"type": "lora", "init": "gaussian"}))
+    with lm.training():
+        alone, packed = rows_and_lines(small)
+        got, wanted = (gradients(lm.loss(lm.module, batch), lm.module) for batch in (packed, alone))
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def test_packed_rows_in_bfloat16_are_nearly_as_alone(small, base_folder: Path) -> None:
+    lm = small.load(small.config(base_model=str(base_folder), model_parameters={"dtype": "bfloat16"}))
+    alone, packed = rows_and_lines(small)
+    assert lm.isolation == "positions"
+    assert lm.loss(lm.module, packed).item() == pytest.approx(lm.loss(lm.module, alone).item(), rel=2e-3)
+
+
+@pytest.mark.parametrize(("architecture", "way"), [("llama", "positions"), ("gemma2", "positions"), ("opt", "mask")])
+def test_how_rows_are_kept_apart_is_found_on_the_model(small, architecture: str, way: str) -> None:
+    lm = small.load(small.config(architecture=architecture))
+    assert lm.isolation == way
+    assert not lm.module.training
+
+
+def test_a_recurrent_model_is_refused(small, base_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "pad_token_id": tokenizer.pad_token_id}
+    MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lm = small.load(small.config(base_model=str(tmp_path)))
+    with pytest.raises(ModelError) as caught:
+        lm.check_packing()
+    text = str(caught.value)
+    assert text.startswith("data.batching.type: rows cannot be packed: MambaForCausalLM ")
+    assert text.endswith("where another row stands before one in its line; write data.batching: {type: bucket}")
+
+
+def test_a_model_that_looks_past_the_start_of_a_row_is_refused_before_and_while_it_learns(small) -> None:
+    lm = small.load(small.config())
+    passed = lm.base.model.forward
+    lm.base.model.forward = lambda *args, position_ids=None, attention_mask=None, **kwargs: passed(*args, **kwargs)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM changes its logits by \d+% where another row stands"):
+        lm.check_packing()
+    with pytest.raises(ModelError, match="rows cannot be packed"):
+        lm.loss(lm.module, rows_and_lines(small)[1])
+
+
+@pytest.mark.parametrize("kind", ["prompt_tuning", "prefix_tuning"])
+def test_virtual_tokens_do_not_go_with_packed_rows(small, kind: str) -> None:
+    lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
+    with pytest.raises(ModelError) as caught:
+        lm.check_packing()
+    assert str(caught.value) == (
+        f"data.batching.type: rows cannot be packed under the adapter {kind}: its virtual tokens would stand once in "
+        "each line, not before each row; write data.batching: {type: bucket}"
+    )
+
+
+def test_other_attention_does_not_go_with_packed_rows(small) -> None:
+    lm = small.load(small.config())
+    lm.base.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ModelError) as caught:
+        lm.check_packing()
+    assert str(caught.value) == (
+        "data.batching.type: rows are packed with sdpa or eager attention only, and LlamaForCausalLM has "
+        "flash_attention_2; write model_parameters.attention: sdpa, or write data.batching: {type: bucket}"
+    )
+
+
+def test_only_positions_that_predict_a_label_reach_the_output_layer_of_packed_rows(small) -> None:
+    lm, seen = small.load(small.config()), []
+    lm.check_packing()
+    lm.base.get_output_embeddings().register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))
+    packed = rows_and_lines(small)[1]
+    lm.loss(lm.module, packed)
+    assert [tuple(shape[:2]) for shape in seen] == [(1, packed.loss_tokens)]
+
+
+def test_neftune_noise_of_a_packed_row_depends_on_its_own_length(small) -> None:
+    lm = small.load(small.config(model_parameters={"neftune_noise_alpha": 5.0}))
+    packed = rows_and_lines(small)[1]
+    lengths = row_lengths(packed)
+    assert lengths[0, :46].tolist() == [24] * 24 + [17] * 17 + [5] * 5
+    assert lengths[2, :4].tolist() == [2, 2, 1, 1]
+    seen: list[torch.Tensor] = []
+    lm.check_packing()
+    lm.base.get_input_embeddings().register_forward_hook(lambda layer, inputs, output: seen.append(output.detach()))
+    lm.loss(lm.module, packed)
+    with lm.training():
+        lm.loss(lm.module, packed)
+    noise = (seen[1] - seen[0]).abs().amax(dim=-1)
+    reach = 5.0 / (lengths * 64) ** 0.5
+    assert (noise <= reach * 1.001).all()
+    assert (noise >= reach * 0.8).all()
