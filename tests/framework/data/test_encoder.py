@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.encoder import Encoder, Example, build_encoder
-from partita.data.prompt import Shaper
 from partita.data.rows import RowError
+from partita.data.shaping.encoder import Encoder, Example, build_encoder
+from partita.data.shaping.prompt import Shaper
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ModelError
 

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from partita.data.prompt import Segment, Shaper
 from partita.data.rows import RowError
+from partita.data.shaping.prompt import Segment, Shaper
 from partita_schema.errors import DataError, ModelError
 
 Make = Callable[..., Any]

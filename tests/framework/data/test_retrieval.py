@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.data import retrieval
-from partita.data.encoder import build_encoder
-from partita.data.retrieval import build_retriever
+from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.sources import open_rows
+from partita.data.shaping import retrieval
+from partita.data.shaping.encoder import build_encoder
+from partita.data.shaping.retrieval import build_retriever
 from partita_schema.errors import DataError, ModelError
 
 Make = Callable[..., Any]
@@ -140,7 +140,8 @@ def test_retrieval_whose_rows_are_all_bad_is_told(make_config: Make, monkeypatch
 
 def test_a_missing_package_is_told_with_what_to_install() -> None:
     script = (
-        "import sys\nsys.modules['sentence_transformers'] = None\nfrom partita.data.retrieval import load_embedder\n"
+        "import sys\nsys.modules['sentence_transformers'] = None\n"
+        "from partita.data.shaping.retrieval import load_embedder\n"
         "try:\n    load_embedder('x')\nexcept Exception as error:\n    print(type(error).__name__, error)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

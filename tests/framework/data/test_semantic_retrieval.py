@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from partita import Model
-from partita.data.retrieval import build_retriever
-from partita.data.sources import open_rows
+from partita.data.reading.sources import open_rows
+from partita.data.shaping.retrieval import build_retriever
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.prompt import Retriever, Row, sample_text
+from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.sources import open_rows
+from partita.data.shaping.prompt import Retriever, Row, sample_text, text_inputs
 from partita.data.splits import check_columns
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
@@ -63,6 +63,11 @@ class RandomRetriever:
         self._k = k
         self._seed = seed
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows that it chooses from."""
+        return self._pool.rows.fingerprint
+
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
         """`k` examples for each row, fewer where there are not so many."""
         return [self._draw(key) for key in keys]
@@ -103,6 +108,11 @@ class SemanticRetriever:
         self._places = np.array(places)
         self._vectors_ND = np.concatenate(vectors)
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows that it chooses from."""
+        return self._pool.rows.fingerprint
+
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
         """`k` examples for each row, fewer where there are not so many."""
         if not rows:
@@ -117,7 +127,7 @@ class SemanticRetriever:
         return [row for _, row in self._pool.clean(chosen[: self._k])][::-1]
 
     def _embed(self, rows: Sequence[Row]) -> np.ndarray:
-        texts = [sample_text(self._config.input_features, row) for row in rows]
+        texts = [sample_text(text_inputs(self._config), row) for row in rows]
         vectors_BD = np.asarray(self._model.encode(texts, show_progress_bar=False), dtype=np.float32)
         norms_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
         directions_BD: np.ndarray = vectors_BD / np.maximum(norms_B1, 1e-12)

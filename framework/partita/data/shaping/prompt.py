@@ -9,13 +9,17 @@ dialogue does not begin with the prompt, or the answer does not stand in it as i
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from partita.data.rows import RowError
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
 from partita_schema.features import OutputFeature, TextInput
 from partita_schema.prompt import template_fields
+
+if TYPE_CHECKING:
+    from partita.data.dialogue.expand import Expander
+    from partita.data.shaping.dialogue import DialogueShaper
 
 Row = Mapping[str, Any]
 """A cleaned row: values by feature name, as `partita_schema.rows.row_schema` makes them."""
@@ -27,6 +31,8 @@ class Segment(NamedTuple):
     text: str
     supervised: bool
     """Whether its tokens are learned."""
+    ends: bool = False
+    """Whether the end-of-text token stands behind it, before what follows."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,9 @@ class Shaped:
     """A row as text."""
 
     segments: tuple[Segment, ...]
-    """The prompt, then the answer, then what the chat template puts behind it. The prompt alone in prediction."""
+    """The prompt, then the answer, then what the chat template puts behind it. The prompt alone in prediction.
+
+    A dialogue may have answers between pieces of its prompt, learned or not."""
     begins: bool
     """Whether the tokenizer's own beginning (BOS) belongs before it; a chat template writes its own."""
     ends: bool = False
@@ -50,6 +58,10 @@ class Shaped:
 
 class Retriever(Protocol):
     """Chooses worked examples for rows."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows that it chooses from."""
 
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
         """Examples for each row, the least helpful first; never the row itself."""
@@ -78,11 +90,24 @@ class Shaper:
         self._fields = frozenset(template_fields(config.prompt.template or ""))
         self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
         self._chat = ChatTemplate(tokenizer, system=config.prompt.system) if uses_chat(config, tokenizer) else None
+        self._dialogues = self._dialogue_shaper()
+
+    @property
+    def examples_from(self) -> str:
+        """A hash of the rows that worked examples are chosen from; empty without retrieval."""
+        return self._retriever.fingerprint if self._retriever is not None else ""
 
     @property
     def chat(self) -> bool:
         """Whether prompts go through the model's chat template."""
         return self._chat is not None
+
+    @property
+    def expander(self) -> "Expander | None":
+        """What makes training rows of dialogues; None where no input is a dialogue."""
+        from partita.data.dialogue.expand import build_expander
+
+        return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
 
     def shape(self, row: Row, *, key: str = "") -> Shaped:
         """Prompt and answer of a row. Raises RowError."""
@@ -101,6 +126,8 @@ class Shaper:
         ]
 
     def _shape(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> Shaped:
+        if self._dialogues is not None:
+            return self._dialogues.shape(row[self._dialogues.name], supervised=supervised)
         row, cut = self._limited(row)
         answer = answer_text(self.config, row) if supervised else None
         turns: list[tuple[str, str]] = []
@@ -118,11 +145,17 @@ class Shaper:
             return Shaped((prompt,), begins=True, cut_tokens=cut)
         return Shaped((prompt, Segment(answer, True)), begins=True, ends=True, cut_tokens=cut)
 
+    def _dialogue_shaper(self) -> "DialogueShaper | None":
+        from partita.data.shaping.dialogue import DialogueShaper
+
+        feature = self.config.dialogue_input
+        return None if feature is None else DialogueShaper(self.config, tokenizer=self.tokenizer, chat=self._chat)
+
     def _worked(self, example: Row) -> str:
         """An example with its answer, as the row itself would stand there."""
         template = self._prompt.template
         placed = template is None or "__context__" in self._fields
-        question = sample_text(self.config.input_features, example) + "\n" if placed else self._user_text(example)
+        question = sample_text(text_inputs(self.config), example) + "\n" if placed else self._user_text(example)
         return question + answer_text(self.config, example)
 
     def _user_text(self, row: Row, *, context: str = "") -> str:
@@ -131,7 +164,7 @@ class Shaper:
         A single input with nothing around it is its text alone. Anything longer ends with a line break, so that the
         answer has a line of its own; in a chat it has a turn of its own.
         """
-        prompt, sample = self._prompt, sample_text(self.config.input_features, row)
+        prompt, sample = self._prompt, sample_text(text_inputs(self.config), row)
         if prompt.template is not None:
             shown = {"__sample__": sample, "__task__": prompt.task or "", "__context__": context}
             text = prompt.template.format_map({**row, **shown})
@@ -146,7 +179,7 @@ class Shaper:
         The answer of a single output is not cut here but as tokens, by the encoder.
         """
         limited, total = dict(row), 0
-        features: list[Any] = [*self.config.input_features]
+        features: list[Any] = text_inputs(self.config)
         features += self.config.output_features if len(self.config.output_features) > 1 else ()
         for feature in features:
             limit = feature.preprocessing.max_sequence_length if self.tokenizer is not None else None
@@ -165,6 +198,11 @@ def uses_chat(config: Config, tokenizer: Any) -> bool:
             f"prompt.chat is true, but the tokenizer of {config.base_model} has no chat template; write chat: auto"
         )
     return has_template and config.prompt.chat is not False
+
+
+def text_inputs(config: Config) -> list[TextInput]:
+    """The inputs that are texts."""
+    return [feature for feature in config.input_features if isinstance(feature, TextInput)]
 
 
 def sample_text(inputs: Sequence[TextInput], row: Row) -> str:
@@ -230,21 +268,28 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, *, system: str | None) -> None:
         self._tokenizer = tokenizer
-        self._system = system
+        self.system = system
+        """The system message."""
         self._before, self._behind = self._surroundings()
         ends = {tokenizer.eos_token_id, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         behind = tokenizer(self._behind, add_special_tokens=False)["input_ids"] if self._behind else []
-        self._needs_end = not ends.intersection(behind)
+        self.needs_end = not ends.intersection(behind)
+        """Whether the end-of-text token must be added behind an answer."""
 
     def render(
         self, user: str, answer: str | None, *, turns: Sequence[tuple[str, str]]
     ) -> tuple[tuple[Segment, ...], bool]:
         """Segments of a dialogue, and whether the end-of-text token must be added. Raises RowError."""
         messages = self._messages(user, turns)
-        prompt = self._apply(messages, prompt=True)
+        prompt = self.apply(messages, prompt=True)
         if answer is None:
             return (Segment(prompt, False),), False
-        whole = self._apply([*messages, {"role": "assistant", "content": answer}], prompt=False)
+        whole = self.apply([*messages, {"role": "assistant", "content": answer}], prompt=False)
+        segments = self.answer_segments(prompt, whole, answer)
+        return (Segment(prompt, False), *segments), self.needs_end
+
+    def answer_segments(self, prompt: str, whole: str, answer: str) -> tuple[Segment, ...]:
+        """What a rendered dialogue adds to its rendered prompt: the answer, and its end. Raises RowError."""
         if not whole.startswith(prompt):
             raise RowError(
                 "the chat template writes the prompt in another way once the answer is there, so the answer has no "
@@ -253,15 +298,15 @@ class ChatTemplate:
         told = whole[len(prompt) :]
         for text in (answer, answer.strip()):
             if told == self._before + text + self._behind:
-                segments = (Segment(prompt, False), Segment(self._before + text, True), Segment(self._behind, True))
-                return tuple(segment for segment in segments if segment.text), self._needs_end
+                segments = (Segment(self._before + text, True), Segment(self._behind, True))
+                return tuple(segment for segment in segments if segment.text)
         raise RowError(f"the chat template rewrites the answer {answer[:60]!r}; write chat: false or another template")
 
     def _surroundings(self) -> tuple[str, str]:
         """What the template writes between the prompt and an answer, and behind the answer."""
         messages = self._messages("QUESTION", [])
-        prompt = self._apply(messages, prompt=True)
-        whole = self._apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
+        prompt = self.apply(messages, prompt=True)
+        whole = self.apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
         before, found, behind = whole[len(prompt) :].partition("ANSWER")
         if not whole.startswith(prompt) or not found:
             raise ModelError(
@@ -271,22 +316,21 @@ class ChatTemplate:
         return before, behind
 
     def _messages(self, user: str, turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-        messages = [{"role": "system", "content": self._system}] if self._system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for question, answer in turns:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": user}]
 
-    def _apply(self, messages: list[dict[str, str]], *, prompt: bool) -> str:
+    def apply(self, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+        """The rendered messages, with what asks for an answer where `prompt`. Raises ModelError."""
         from jinja2 import TemplateError
 
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=prompt, enable_thinking=False
+                    list(messages), tokenize=False, add_generation_prompt=prompt, enable_thinking=False
                 )
             )
         except TemplateError as error:
-            hint = (
-                "; without prompt.system (its text can stand in prompt.task) it may take them" if self._system else ""
-            )
+            hint = "; without prompt.system (its text can stand in prompt.task) it may take them" if self.system else ""
             raise ModelError(f"the model's chat template refuses the messages: {error}{hint}") from error

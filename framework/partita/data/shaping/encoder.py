@@ -2,17 +2,23 @@
 
 Segments are encoded by themselves, so ids of prompts are the same in training and in prediction, and spans are exact.
 Too long an example loses the end of its answer, and with it the end-of-text token: a cut answer must not be learned as
-a whole one. A row without a learned token is refused.
+a whole one. A dialogue loses what stands behind the cut, and ends with its last learned token. A row without a learned
+token is refused.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from partita.data.prompt import Retriever, Row, Shaped, Shaper
 from partita.data.rows import RowError, digest
+from partita.data.shaping.custom import CustomShaper
+from partita.data.shaping.prompt import Retriever, Row, Shaped, Shaper
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from partita.data.dialogue.expand import Expander
 
 Span = tuple[int, int]
 """First token and the one behind the last."""
@@ -56,7 +62,7 @@ class PromptExample:
 class Encoder:
     """Encodes rows; the same row always gives the same ids. Can be sent to other processes."""
 
-    shaper: Shaper
+    shaper: Shaper | CustomShaper
     max_length: int | None = None
     """Longest example in tokens, prompt and answer together; None for no limit."""
     answer_limit: int | None = None
@@ -65,6 +71,11 @@ class Encoder:
     """Learn answers only; otherwise every token."""
     beginning: tuple[int, ...] = ()
     """Tokens before a prompt that is not made by a chat template (BOS)."""
+
+    @property
+    def expander(self) -> "Expander | None":
+        """What makes training rows of dialogues; None where no input is a dialogue."""
+        return self.shaper.expander if isinstance(self.shaper, Shaper) else None
 
     def encode(self, row: Row, *, key: str) -> Example:
         """A row for training. Raises RowError."""
@@ -100,12 +111,13 @@ class Encoder:
         ]
 
     def _prompt_example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> PromptExample:
-        prompt = [*self._beginning(shaped), *ids[0]]
+        parts, _ = self._parts(shaped, ids)
+        prompt = [*self._beginning(shaped), *(token for part, _ in parts for token in part)]
         error = None
         if not prompt:
             error = "the prompt is empty"
         elif self.max_length is not None and len(prompt) >= self.max_length:
-            error = too_long(len(prompt), self.max_length)
+            error = too_long(len(prompt), self.max_length) + self._advice()
         return PromptExample(key, shaped.text, prompt, error)
 
     def _example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> Example:
@@ -123,26 +135,36 @@ class Encoder:
             raise RowError("the prompt is empty")
         limit = len(tokens) if self.max_length is None else self.max_length
         if spans[0][0] >= limit:
-            raise RowError(too_long(spans[0][0], limit))
+            raise RowError(too_long(spans[0][0], limit) + self._advice())
         spans = [(start, min(end, limit)) for start, end in spans if start < limit]
+        # What nobody learns behind the last answer that fits would only take memory.
+        limit = min(limit, spans[-1][1]) if limit < len(tokens) else limit
         if not self.completion_only:
             spans = [(0, min(limit, len(tokens)))]
         lost = shaped.cut_tokens + cut + max(0, len(tokens) - limit)
         return Example(key, tokens[:limit], tuple(spans), lost)
 
     def _parts(self, shaped: Shaped, ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
-        """Ids of each segment and whether they are learned, up to the limit of the answer; and the tokens cut there."""
+        """Ids of each segment and whether they are learned, up to the limit of an answer; and the tokens cut there.
+
+        An answer is what is learned behind what is not; its end is no part of it and has no limit.
+        """
         parts: list[tuple[list[int], bool]] = []
-        answered = False
-        for segment, part in zip(shaped.segments, ids, strict=True):
-            if segment.supervised and not answered and self.answer_limit is not None and len(part) > self.answer_limit:
-                return [*parts, (part[: self.answer_limit], True)], len(part) - self.answer_limit
-            answered = answered or segment.supervised
-            parts.append((part, segment.supervised))
         end = self.shaper.tokenizer.eos_token_id
+        limit = self.answer_limit
+        begins = True
+        for place, (segment, part) in enumerate(zip(shaped.segments, ids, strict=True)):
+            if segment.supervised and begins and limit is not None and len(part) > limit:
+                return [*parts, (part[:limit], True)], len(part) - limit + tokens_behind(shaped, ids, place)
+            begins = not segment.supervised
+            parts.append(([*part, end] if segment.ends and end is not None else part, segment.supervised))
         if shaped.ends and end is not None:
             parts.append(([end], True))
         return parts, 0
+
+    def _advice(self) -> str:
+        """What shortens the prompt of a dialogue."""
+        return "; data.dialogue: {context_tokens: ...} shows less of it" if self.shaper.config.dialogue_input else ""
 
     def _beginning(self, shaped: Shaped) -> list[int]:
         return list(self.beginning) if shaped.begins else []
@@ -196,8 +218,10 @@ class Encoder:
         from partita.lm.tokenizers import tokenizer_digest
 
         config = self.shaper.config
+        dialogue = {"dialogue": digest(config.data.dialogue.model_dump_json())} if config.dialogue_input else {}
         features = [feature.model_dump_json(exclude={"decoder"}) for feature in config.input_features]
         features += [feature.model_dump_json(exclude={"decoder"}) for feature in config.output_features]
+        custom = {"shaper": self.shaper.fingerprint} if isinstance(self.shaper, CustomShaper) else {}
         limits = f"{self.max_length} in all, {self.answer_limit} of the answer"
         return {
             "tokenizer": tokenizer_digest(self.shaper.tokenizer),
@@ -205,6 +229,8 @@ class Encoder:
             "features": digest(*features),
             "token limits": limits.replace("None", "unlimited"),
             "learned tokens": "answers" if self.completion_only else "all",
+            **custom,
+            **dialogue,
         }
 
 
@@ -215,8 +241,9 @@ def build_encoder(
     context_length: int | None,
     labels: Mapping[str, Sequence[str]] | None = None,
     retriever: Retriever | None = None,
+    folder: Path | None = None,
 ) -> Encoder:
-    """The encoder of a run. `context_length` is the model's, None for no limit.
+    """The encoder of a run. `context_length` is the model's, None for no limit; `folder` is that of the file.
 
     Raises ModelError where preprocessing.global_max_sequence_length is above it.
     """
@@ -228,7 +255,9 @@ def build_encoder(
         )
     outputs = config.output_features
     return Encoder(
-        Shaper(config, tokenizer=tokenizer, labels=labels, retriever=retriever),
+        Shaper(config, tokenizer=tokenizer, labels=labels, retriever=retriever)
+        if config.data.shaper is None
+        else CustomShaper(config, tokenizer=tokenizer, folder=folder),
         max_length=wanted or context_length,
         answer_limit=outputs[0].preprocessing.max_sequence_length
         if len(outputs) == 1 and outputs[0].type != "category"
@@ -236,6 +265,14 @@ def build_encoder(
         completion_only=getattr(config.trainer, "completion_only_loss", True),
         beginning=beginning_of(tokenizer),
     )
+
+
+def tokens_behind(shaped: Shaped, ids: Sequence[list[int]], place: int) -> int:
+    """Tokens of the turns behind the answer at `place`, whose own end does not count."""
+    behind = list(zip(shaped.segments, ids, strict=True))[place + 1 :]
+    while behind and behind[0][0].supervised:
+        behind.pop(0)
+    return sum(len(part) for _, part in behind)
 
 
 def beginning_of(tokenizer: Any) -> tuple[int, ...]:

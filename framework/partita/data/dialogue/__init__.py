@@ -1,0 +1,1 @@
+"""Dialogues: their formats, and the rows that are made of them."""

@@ -1,0 +1,91 @@
+"""Episodes of ParlAI's dialogue text as rows: one row an episode, in the column `episode`.
+
+A line is an exchange: fields `key:value` with tabs between them, of which `text`, `labels` (or `eval_labels`, with |
+between several) and `episode_done` are read. `\\n` and `\\t` stand for a line break and a tab, `__PIPE__` for a | in a
+label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
+"""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from partita.data.reading.records import MAX_ROW_CHARACTERS, Record, bad, dump, not_utf8, refuse_utf16
+
+LABELS = ("labels", "eval_labels")
+
+
+def read_parlai(stream: BinaryIO, name: str) -> Iterator[Record]:
+    """One row an episode, numbered by its first line; an episode with a broken line is bad as a whole."""
+    episode = Episode()
+    for number, line in enumerate(stream, start=1):
+        if number == 1:
+            refuse_utf16(line, name)
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            continue
+        episode.add(line.rstrip(b"\r\n"), number)
+        if episode.done:
+            yield episode.record()
+            episode = Episode()
+    if episode.number:
+        yield episode.record()
+
+
+class Episode:
+    """Lines up to one that ends an episode."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """First line; 0 before there is one."""
+        self.done = False
+        self._exchanges: list[dict[str, Any]] = []
+        self._reason, self._raw, self._size = "", "", 0
+
+    def add(self, line: bytes, number: int) -> None:
+        """One more line."""
+        self.number = self.number or number
+        self._size += len(line)
+        try:
+            fields = fields_of(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            self._break(f"line {number}: {not_utf8(error)}", line)
+            self.done = b"episode_done:True" in line
+            return
+        self.done = fields.get("episode_done", "").strip().lower() in ("true", "1")
+        if not {"text", *LABELS} & set(fields):
+            self._break(f"line {number} has neither text: nor labels:; write text:...<tab>labels:...", line)
+            return
+        if self._size > MAX_ROW_CHARACTERS:
+            self._break("an episode begins here that never ends; write episode_done:True in its last line", line)
+            self._exchanges, self.done = [], True
+            return
+        self._exchanges.append(exchange_of(fields))
+
+    def record(self) -> Record:
+        """The row."""
+        if self._reason:
+            return bad(self.number, self._reason, self._raw)
+        return Record(self.number, dump({"episode": self._exchanges}), ("episode",))
+
+    def _break(self, reason: str, line: bytes) -> None:
+        if not self._reason:
+            self._reason, self._raw = reason, line.decode("utf-8", "replace")
+
+
+def fields_of(line: str) -> dict[str, str]:
+    """Values by key, as they are written."""
+    pairs = (field.partition(":") for field in line.split("\t"))
+    return {key.strip(): value for key, colon, value in pairs if colon}
+
+
+def exchange_of(fields: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "text" in fields:
+        found["text"] = unescaped(fields["text"])
+    written = next((fields[key] for key in LABELS if key in fields), None)
+    if written:
+        found["labels"] = [unescaped(label) for label in written.split("|")]
+    return found
+
+
+def unescaped(text: str) -> str:
+    return text.replace("\\t", "\t").replace("\\n", "\n").replace("__PIPE__", "|")

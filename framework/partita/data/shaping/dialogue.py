@@ -1,0 +1,161 @@
+"""From a dialogue to text in segments: what is said in turn, and the answers that are learned.
+
+Where all answers of a dialogue are learned (packed), each is a segment of its own, found by rendering the dialogue as
+it grows: what a chat template writes up to an answer must begin with what it wrote up to the one before. A template
+that rewrites earlier turns (takes out thoughts, writes a date, marks the last turn) is refused, since what would be
+learned could never be asked. Predictions for a packed model are cut into the same segments, so that they have the same
+tokens. With a chat template and not packed, the prompt is one segment.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from partita.data.dialogue.expand import Mode, context_of
+from partita.data.dialogue.squash import Context, history
+from partita.data.rows import RowError
+from partita.data.shaping.prompt import ChatTemplate, Segment, Shaped
+from partita_schema.config import Config
+from partita_schema.dialogue import Dialogue
+from partita_schema.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+
+
+class RewrittenError(RowError):
+    """The chat template writes earlier turns in another way as the dialogue grows."""
+
+
+class DialogueShaper:
+    """Renders dialogues in their one form. Pure: the dialogue decides what comes out."""
+
+    def __init__(self, config: Config, *, tokenizer: Any, chat: ChatTemplate | None) -> None:
+        assert config.dialogue_input is not None
+        self.name = config.dialogue_input.name
+        """Name of the dialogue in rows."""
+        self.mode = resolved_mode(config.data.dialogue, chat=chat)
+        """How dialogues become rows."""
+        self._tokenizer, self._chat = tokenizer, chat
+        self._system = config.prompt.system
+        self._settings = config.data.dialogue
+        self._context = context_of(config.data.dialogue) if self.mode != "packed_dialogue" else Context()
+
+    def shape(self, dialogue: Mapping[str, Any], *, supervised: bool) -> Shaped:
+        """The dialogue, with the answer that is learned where `supervised`. Raises RowError."""
+        messages = self._shown(dialogue["messages"])
+        packed = self.mode == "packed_dialogue"
+        learn_all = packed and supervised and dialogue.get("learn_all", True)
+        answer = dialogue["labels"][0] if supervised else None
+        if self._chat is None:
+            return self._plain(messages, answer, packed=packed, learn_all=learn_all)
+        try:
+            return self._rendered(self._chat, messages, answer, packed=packed, learn_all=learn_all)
+        except RewrittenError:
+            if learn_all:
+                raise
+            return self._rendered(self._chat, messages, answer, packed=False, learn_all=False)
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        said = [dict(message) for message in messages]
+        if self._context != Context():
+            context = self._context if self._tokenizer is not None else self._context._replace(context_tokens=None)
+            said = history(said, len(said), context=context, count=self._count)
+        if self._system and not any(message["role"] == "system" for message in said):
+            said.insert(0, {"role": "system", "content": self._system})
+        return list(said)
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    # With a chat template
+
+    def _rendered(
+        self, chat: ChatTemplate, messages: list[Message], answer: str | None, *, packed: bool, learn_all: bool
+    ) -> Shaped:
+        """Segments by the chat template; where `packed`, earlier answers have their own, learned with `learn_all`."""
+        said = [{"role": message["role"], "content": message["content"]} for message in messages]
+        segments: list[Segment] = []
+        done, last = "", 0
+        for place, message in enumerate(messages if packed else ()):
+            if not message.get("learned"):
+                continue
+            prompt = self._apply(chat, said[:place], prompt=True)
+            segments.append(Segment(continued(done, prompt, answer=last), False))
+            done, last = self._apply(chat, said[: place + 1], prompt=False), place + 1
+            parts = chat.answer_segments(prompt, done, message["content"])
+            segments += [part._replace(supervised=learn_all) for part in parts[:-1]]
+            segments.append(parts[-1]._replace(supervised=learn_all, ends=chat.needs_end))
+        prompt = self._apply(chat, said, prompt=True)
+        segments.append(Segment(continued(done, prompt, answer=last), False))
+        if answer is not None:
+            whole = self._apply(chat, [*said, {"role": "assistant", "content": answer}], prompt=False)
+            segments += chat.answer_segments(prompt, whole, answer)
+        return Shaped(tuple(segments), begins=False, ends=answer is not None and chat.needs_end)
+
+    def _apply(self, chat: ChatTemplate, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+        try:
+            return chat.apply(messages, prompt=prompt)
+        except ModelError as error:
+            cut = ("context_length", "context_turns", "context_tokens")
+            hint = "; context_turns cuts between questions" if any(getattr(self._context, key) for key in cut) else ""
+            raise RowError(f"{error.__cause__ or error}: the chat template refuses the dialogue{hint}") from error
+
+    # Without
+
+    def _plain(self, messages: Sequence[Message], answer: str | None, *, packed: bool, learn_all: bool) -> Shaped:
+        """Pieces with the delimiter between them, each behind the name of its speaker.
+
+        Answers are segments of their own wherever they stand, and where `packed`, they end as learned ones do.
+        """
+        segments: list[Segment] = []
+        text, delimiter = "", ""
+        for message in messages:
+            text += delimiter + self._speaker(message["role"])
+            delimiter = self._settings.delimiter
+            if message.get("learned"):
+                segments += [Segment(text, False), Segment(message["content"], learn_all, ends=packed)]
+                text = ""
+            else:
+                text += message["content"]
+        segments.append(Segment(text + delimiter + self._speaker("assistant"), False))
+        if answer is not None:
+            segments.append(Segment(answer, True))
+        return Shaped(tuple(segments), begins=True, ends=answer is not None)
+
+    def _speaker(self, role: str) -> str:
+        return str(getattr(self._settings.speakers, role))
+
+
+def resolved_mode(dialogue: Dialogue, *, chat: ChatTemplate | None) -> Mode:
+    """The mode that is written, or the best one for the chat template."""
+    if dialogue.mode != "auto":
+        return dialogue.mode
+    if chat is None or context_of(dialogue) != Context() or dialogue.labels == "all":
+        return "squash"
+    if leaves_turns(chat):
+        return "packed_dialogue"
+    logger.info("the chat template writes earlier turns in another way as a dialogue grows: a row for each answer")
+    return "squash"
+
+
+def leaves_turns(chat: ChatTemplate) -> bool:
+    """Whether a dialogue of two exchanges begins as it did before the second one."""
+    system = [{"role": "system", "content": chat.system}] if chat.system else []
+    first = [*system, {"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]
+    try:
+        before = chat.apply(first, prompt=False)
+        return chat.apply([*first, {"role": "user", "content": "MORE"}], prompt=True).startswith(before)
+    except ModelError:
+        return False
+
+
+def continued(done: str, prompt: str, *, answer: int) -> str:
+    """What a prompt adds to what stood there up to the end of the message `answer`, from 1. Raises RewrittenError."""
+    if not prompt.startswith(done):
+        raise RewrittenError(
+            f"the chat template writes message {answer} or what stands before it in another way once the dialogue goes "
+            "on, so not all answers can be learned in one row; write data.dialogue: {mode: squash}, or last_turn"
+        )
+    return prompt[len(done) :]

@@ -1,0 +1,127 @@
+"""Dialogues from the file to answers: trained, predicted, evaluated."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+from partita.data.preview import preview
+from partita.lm.tokenizers import read_tokenizer
+
+SGD = Path(__file__).parents[3] / "shared" / "data" / "sgd" / "dialogues.jsonl"
+COLOURS = ("red", "blue", "green", "white")
+ROLES = ("user", "assistant")
+NANO = {
+    "type": "scratch",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "context_length": 96,
+    "tokenizer": "word",
+    "vocab_size": 64,
+}
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}A: {{ m['content'] }}</s>\n"
+    "{% else %}U: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+)
+
+
+def make_dialogues(count: int) -> list[dict[str, Any]]:
+    """The assistant repeats each colour that it is told, and the last one when it is asked for it again."""
+    rng = random.Random(1)
+    rows = []
+    for _ in range(count):
+        first, second = rng.sample(COLOURS, 2)
+        said = [first, first, second, second, "again", second]
+        rows.append({"messages": [{"role": ROLES[place % 2], "content": text} for place, text in enumerate(said)]})
+    return rows
+
+
+def make_config(**sections: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "base_model": NANO,
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "reply", "type": "text"}],
+        "generation": {"max_new_tokens": 4},
+        "data": {"dialogue": {"speakers": {"user": "U: ", "assistant": "A: "}}},
+        "trainer": {"type": "finetune", "epochs": 5, "batch_size": 16, "learning_rate": 0.003},
+    }
+    return config | sections
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model whose tokenizer has a chat template."""
+    folder = tmp_path_factory.mktemp("base")
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in make_dialogues(40)), encoding="utf8")
+    config = make_config(trainer={"type": "none"})
+    config["data"]["source"] = str(rows)
+    Model(config, quiet=True).save(folder / "model")
+    tokenizer = read_tokenizer(str(folder / "model"))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def test_a_chat_model_learns_all_answers_and_is_asked_as_it_learned(base: Path, tmp_path: Path) -> None:
+    rows = make_dialogues(400)
+    config = make_config(base_model=str(base), data={})
+    model = Model(config, quiet=True)
+
+    result = model.train(rows, run=tmp_path / "run")
+
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["data"]["training"]["rows"] == 360
+    scores = result.metrics["test"]
+    assert scores["reply.exact_match"] > 0.9
+    assert scores["reply.n"] == 60  # three answers of each of twenty dialogues
+    asked = [{"messages": row["messages"][:-1]} for row in rows[:20]]
+    answers = model.predict(asked)
+    right = [row["messages"][-1]["content"] for row in rows[:20]]
+    assert sum(answer["reply"] == wanted for answer, wanted in zip(answers, right, strict=True)) >= 18
+    again = Model.load(tmp_path / "run", quiet=True).evaluate(rows[:10])
+    assert again["reply"]["n"] == 30
+    assert again["model"]["loss"] < 0.5
+
+
+def test_rows_of_a_squashed_dialogue_are_learned_without_a_template(tmp_path: Path) -> None:
+    config = make_config()
+    config["trainer"]["epochs"] = 3
+
+    result = Model(config, quiet=True).train(make_dialogues(300), run=tmp_path / "run")
+
+    assert result.metrics["test"]["reply.exact_match"] > 0.8
+    assert json.loads((tmp_path / "run" / "ledger.json").read_text())["splits"]["training"]["used"] == 3 * 270
+
+
+def test_a_preview_shows_every_learned_turn(base: Path) -> None:
+    from partita_schema.config import Config
+
+    config = Config.model_validate(make_config(base_model=str(base), data={}))
+
+    found = preview(config, folder=Path(), dataset=make_dialogues(3), count=1)
+
+    [row] = found.rows
+    assert [piece.learned for piece in row.pieces] == [False, True] * 3
+    said = [message["content"] for message in make_dialogues(1)[0]["messages"]]
+    assert [piece.text for piece in row.pieces if piece.learned] == [f"{text}</s>\n" for text in said[1::2]]
+    assert found.mode == "packed_dialogue"
+
+
+@pytest.mark.skipif(not SGD.exists(), reason="the shared dialogues are not here")
+def test_dialogues_of_speakers_and_texts_are_read_as_they_are(tmp_path: Path) -> None:
+    from partita_schema.config import Config
+
+    feature = {"name": "dialogue", "type": "dialogue", "column": "turns"}
+    config = Config.model_validate(make_config(input_features=[feature], base_model=NANO | {"context_length": 1024}))
+
+    found = preview(config, folder=Path(), dataset=str(SGD), count=2)
+
+    assert not found.left_out
+    assert found.rows[1].key.endswith("#2")
+    assert "U: I want to make a restaurant" in found.rows[0].pieces[0].text or "U: " in found.rows[0].pieces[0].text
+    assert found.rows[0].pieces[-1].learned
