@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from partita.data.records import MAX_ROW_CHARACTERS
+from partita.data.reading.records import MAX_ROW_CHARACTERS
+from partita.data.reading.sources import open_rows, quiet_datasets
 from partita.data.rows import Rows
-from partita.data.sources import open_rows, quiet_datasets
-from partita_schema.data import FileSource
 from partita_schema.errors import DataError
+from partita_schema.sources import FileSource
 
 ROWS = [{"question": f"why {i}?", "answer": f"because {i}"} for i in range(5)]
 
@@ -367,7 +367,7 @@ def test_something_else_in_memory_is_refused(dataset: Any, told: str, tmp_path: 
 
 def test_an_unreachable_hub_set_is_told(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path\nfrom partita.data.sources import open_rows\n"
+        "from pathlib import Path\nfrom partita.data.reading.sources import open_rows\n"
         "try:\n    open_rows('someone/nothing', folder=Path())\nexcept Exception as error:\n    print(repr(error))"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

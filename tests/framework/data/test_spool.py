@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.data.spool import SpoolWriter
+from partita.data.reading.spool import SpoolWriter
 from partita_schema.errors import WriteError
 
 

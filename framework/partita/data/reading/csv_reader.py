@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from partita.data.records import MAX_ROW_CHARACTERS, UTF16_MARKS, Record, bad, dump
+from partita.data.reading.records import MAX_ROW_CHARACTERS, UTF16_MARKS, Record, bad, dump
 from partita_schema.errors import DataError
 
 NEVER_CLOSED = "a quote opens here that is never closed"
@@ -25,7 +25,7 @@ def read_tsv(stream: BinaryIO, name: str) -> Iterator[Record]:
 
 def read_cells(stream: BinaryIO, name: str, *, delimiter: str) -> Iterator[Record]:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    records = cell_records(text, delimiter=delimiter)
+    records = cell_records(Lines(text), delimiter=delimiter)
     header: list[str] | None = None
     for number, cells, reason in records:
         if header is None and (cells or reason):
@@ -100,10 +100,9 @@ class Lines(Iterator[str]):
         self.taken, self._size = [], 0
 
 
-def cell_records(text: Iterator[str], *, delimiter: str) -> Iterator[tuple[int, list[str], str]]:
+def cell_records(lines: Lines, *, delimiter: str) -> Iterator[tuple[int, list[str], str]]:
     """Line, cells and reason of every row. After a broken row, reading goes on at the line after its first."""
     csv.field_size_limit(sys.maxsize)  # the default of 128 KB refuses documents
-    lines = Lines(text)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         number = lines.number

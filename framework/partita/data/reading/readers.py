@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from partita.data.csv_reader import read_csv, read_tsv
-from partita.data.json_reader import read_json, read_jsonl
-from partita.data.records import Reader, Record, bad, dump, not_utf8, refuse_utf16
+from partita.data.reading.csv_reader import read_csv, read_tsv
+from partita.data.reading.json_reader import read_json, read_jsonl
+from partita.data.reading.parlai_reader import read_parlai
+from partita.data.reading.records import Reader, Record, bad, dump, not_utf8, refuse_utf16
 
 
 def read_txt(stream: BinaryIO, name: str) -> Iterator[Record]:
@@ -28,4 +29,5 @@ READERS: dict[str, Reader] = {
     "json": read_json,
     "jsonl": read_jsonl,
     "txt": read_txt,
+    "parlai": read_parlai,
 }

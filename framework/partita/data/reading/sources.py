@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from partita.data.in_memory import hash_rows, open_in_memory
-from partita.data.readers import READERS
+from partita.data.reading.custom_source import open_custom
+from partita.data.reading.in_memory import hash_rows, open_in_memory
+from partita.data.reading.readers import READERS
+from partita.data.reading.spool import SpoolWriter
 from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest
-from partita.data.spool import SpoolWriter
-from partita_schema.data import FileSource, HubSource, Source
 from partita_schema.errors import DataError
 from partita_schema.nearest import nearest
+from partita_schema.sources import CustomSource, FileSource, HubSource, Source
 
 if TYPE_CHECKING:
     import datasets
@@ -56,6 +57,8 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset") -> Rows:
         return open_files(dataset, folder=folder)
     if isinstance(dataset, HubSource):
         return open_hub(dataset, folder=folder)
+    if isinstance(dataset, CustomSource):
+        return open_custom(dataset, folder=folder, name=dataset.target.partition(":")[2])
     return open_in_memory(dataset, name=name)
 
 
@@ -77,10 +80,10 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     return HubSource(type="hub", name=text)
 
 
-def source_of_mapping(mapping: Mapping[str, Any]) -> FileSource | HubSource:
+def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
     """A source written as a mapping."""
     try:
-        source: FileSource | HubSource = TypeAdapter(Source).validate_python(dict(mapping))
+        source: Source = TypeAdapter(Source).validate_python(dict(mapping))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

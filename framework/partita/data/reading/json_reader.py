@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from partita.data.records import MAX_ROW_CHARACTERS, Record, bad, not_utf8, refuse_utf16
+from partita.data.reading.records import MAX_ROW_CHARACTERS, Record, bad, not_utf8, refuse_utf16
 from partita_schema.errors import DataError
 
 READ_SIZE = 1 << 20

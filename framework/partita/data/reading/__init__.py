@@ -1,0 +1,1 @@
+"""Files, Hub data sets and things in memory as rows."""
