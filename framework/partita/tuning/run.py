@@ -14,7 +14,9 @@ from partita.data.rows import Rows
 from partita.evaluation import Examination
 from partita.inference.prompts import EncodedPrompts
 from partita.tuning.sizes import BatchSizes, Sizing
-from partita.tuning.trials import EpochVolume, countable_rows
+from partita.tuning.training_shape import TrainingShape
+from partita.tuning.trials import countable_rows
+from partita_schema.batching import PackBatching
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
@@ -30,28 +32,29 @@ def run_sizes(
     assembly: Assembly,
     sizing: Sizing,
     *,
-    encoded: EncodedRows | None,
+    shape: TrainingShape | None,
     examinations: Mapping[str, Examination],
     begun: Mapping[str, Any],
 ) -> BatchSizes:
     """Sizes of all that a run does.
 
-    `begun` holds the records of a run that has taken steps already: it goes on as it began. Otherwise training comes
-    first, and while the state of its optimizers is on the device, what will have to run beside it. Raises OutOfMemory
-    where not even one row fits, and ConfigError where a custom trainer does not say what to try.
+    `shape` is that of the training rows, None where nothing is trained. `begun` holds the records of a run that has
+    taken steps already: it goes on as it began. Otherwise training comes first, and while the state of its optimizers
+    is on the device, what will have to run beside it. Raises OutOfMemory where not even one row fits, and ConfigError
+    where a custom trainer does not say what to try.
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
-    with training_trial(trainer, assembly, encoded, needed=needs_trial(assembly, begun)) as trial:
-        if encoded is not None and sizes.training is None:
-            written = sizing.written("training", None)
+    with training_trial(trainer, assembly, shape, needed=needs_trial(assembly, begun)) as trial:
+        if shape is not None and sizes.training is None:
+            written = sizing.written("training", shape.written)
             if written is None and trial is not None:
-                written = sizing.training(trial, most_learned=most_learned([encoded]))
+                written = sizing.training(trial, shape)
             elif trial is not None:
                 warm_up(trial, sizing.memory)
             elif written is None:
                 message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.trial gave None"
                 raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
-            sizes = replace(sizes, training=written)
+            sizes = replace(sizes, training=None if written is None else shape.with_tokens(written))
         sizing.beside_training = trial is not None
         try:
             return evaluation_sizes(assembly, sizing, examinations, sizes=sizes)
@@ -67,14 +70,14 @@ def needs_trial(assembly: Assembly, begun: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def training_trial(
-    trainer: Trainer, assembly: Assembly, encoded: EncodedRows | None, *, needed: bool
+    trainer: Trainer, assembly: Assembly, shape: TrainingShape | None, *, needed: bool
 ) -> Iterator[Trial | None]:
     """The trainer's trial, where there is training and a size is to be found beside it or for it."""
-    if encoded is None or not needed:
+    if shape is None or not needed:
         yield None
         return
     config, lm = assembly.config, assembly.lm
-    longest, learned = int(encoded.lengths.max()), most_learned([encoded])
+    longest, learned = shape.longest, shape.most_learned
 
     def estimated_bytes(rows: int) -> int:
         return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=learned)
@@ -86,9 +89,10 @@ def training_trial(
         longest_row=longest,
         most_learned=learned,
         token_ids=lm.token_ids,
-        max_rows=countable_rows(len(encoded), vocabulary_size=lm.vocabulary_size, learned=learned),
-        volume=EpochVolume(encoded.lengths, batching=config.data.batching, seed=config.seed),
+        max_rows=countable_rows(shape.most_rows, vocabulary_size=lm.vocabulary_size, learned=learned),
+        volume=shape.volume,
         estimated_bytes=estimated_bytes,
+        packed=isinstance(shape.batching, PackBatching),
     )
     # A class of the user's may lack the method; what is evaluated beside its training is then tried without it.
     declare = getattr(trainer, "trial", None)

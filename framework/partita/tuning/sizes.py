@@ -12,6 +12,7 @@ import torch
 from partita.assembly import Assembly
 from partita.inference.halving import BatchLimit, Capacity
 from partita.runs.manifest import versions
+from partita.tuning.training_shape import TrainingShape
 from partita.tuning.trials import EvaluationTrial, GenerationTrial
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.batch_size.cache import Cache, bucket
@@ -101,14 +102,21 @@ class Sizing:
         trial = EvaluationTrial(self.lm, lengths=lengths, most_learned=most_learned)
         return self.find(trial, options=[bucket(most_learned)])
 
-    def training(self, trial: Trial, *, most_learned: int) -> BatchSize:
-        """Rows of a batch of training; a divisor of the rows of a step where the file fixes those."""
+    def training(self, trial: Trial, shape: TrainingShape) -> BatchSize:
+        """Rows of a batch of training; a divisor of the rows of a step where the file fixes those.
+
+        Batches that are filled with tokens hold no more rows than a step, on average.
+        """
         trainer = self.config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
-        sizes = sizes_to_look_at if step_rows is None else divisors_of(step_rows)
-        batching = self.config.data.batching.model_dump(mode="json")
-        found = self.find(trial, options=[most_learned, step_rows, batching], sizes=sizes, max_rows=step_rows)
-        if step_rows is not None and found.fits:
+        limit = None if step_rows is None else shape.most_for(step_rows)
+        batching = shape.batching.model_dump(mode="json")
+        options = [shape.most_learned, step_rows, batching]
+        if step_rows is None or shape.counts_tokens:
+            return self.find(trial, options=options, max_rows=limit)
+        sizes = divisors_of(step_rows)
+        found = self.find(trial, options=options, sizes=sizes, max_rows=limit)
+        if found.fits:
             largest, could = max(sizes(found.fits)), min(found.fits, step_rows)
             if 2 * largest <= could:
                 logger.warning(
@@ -176,7 +184,8 @@ class Sizing:
         if trial.purpose == "training":
             trainer = config.trainer.model_dump(mode="json", exclude={"batch_size", "eval_batch_size"})
         module = self.lm.module
-        usual = trial.volume(1).tokens // max(1, trial.volume(1).batches)
+        volume = trial.volume(1)
+        usual = volume.tokens // max(1, volume.rows or volume.batches)
         installed = versions()
         return {
             "purpose": trial.purpose,
@@ -238,8 +247,8 @@ class Sizing:
     def training_was_cut(self, size: BatchSize, *, rows: int) -> BatchSize:
         """The size of a training whose batches were cut: the plan keeps it, later runs begin with what fitted."""
         known = self.known.get("training")
-        if known is not None and known.size == size:
-            self.cache.save(known.key, replace(size, rows=min(size.rows, rows), out_of_memory=True))
+        if known is not None and known.size == replace(size, max_tokens=None):
+            self.cache.save(known.key, replace(known.size, rows=min(size.rows, rows), out_of_memory=True))
         return replace(size, out_of_memory=True)
 
     def settled(self, purpose: Any, size: BatchSize) -> BatchSize:

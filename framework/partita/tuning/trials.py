@@ -9,17 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from partita.data.planner import IndexedPlanner
 from partita.lm.base import GenerationOptions, GenerativeModel
-from partita_schema.data import Batching
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.trial import Purpose, Timing, Volume
 from partita_trainers.batch_size.worst_batch import worst_batch
 
 MOST_ELEMENTS = 2**31 - 1
 """Elements of one tensor that kernels with 32-bit indices can count."""
-SAMPLED_ROWS = 20_000
-"""Rows whose lengths stand for those of larger data."""
 
 
 @dataclass(frozen=True)
@@ -141,23 +137,3 @@ def sorted_volume(lengths: np.ndarray, rows: int) -> Volume:
     counts = np.full(len(heads), rows)
     counts[-1] = len(ordered) - rows * (len(heads) - 1)
     return Volume(batches=len(heads), tokens=int((heads * counts).sum()))
-
-
-class EpochVolume:
-    """Batches and padded tokens of an epoch by batch size, as the planner of the data makes them."""
-
-    def __init__(self, lengths: np.ndarray, *, batching: Batching, seed: int) -> None:
-        self.num_rows = len(lengths)
-        places = np.arange(min(self.num_rows, SAMPLED_ROWS)) * self.num_rows // max(1, min(self.num_rows, SAMPLED_ROWS))
-        self.lengths, self.batching, self.seed = lengths[places], batching, seed
-
-    def __call__(self, rows: int) -> Volume:
-        """The volume in batches of `rows`; of large data, foretold from a part of it."""
-        planner = IndexedPlanner(
-            self.lengths, batching=self.batching, batch_size=rows, batches_per_step=1, seed=self.seed
-        )
-        tokens = sum(
-            len(batch) * int(self.lengths[batch].max()) for step in planner.steps(0) for batch in step if len(batch)
-        )
-        share = self.num_rows / len(self.lengths)
-        return Volume(batches=-(-self.num_rows // rows), tokens=round(tokens * share))

@@ -1,37 +1,22 @@
 """What sizes are tried with: the work at its worst, and what the data comes to, against a plain count."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.encoded import EncodedRows
-from partita.data.encoder import build_encoder
-from partita.data.ledger import Ledger
-from partita.data.loader import Loader
-from partita.data.planner import IndexedPlanner
-from partita.data.sources import open_rows
 from partita.lm.base import GenerationOptions
-from partita.lm.tokenizers import byte_tokenizer
 from partita.tuning import trials
-from partita.tuning.trials import EpochVolume, EvaluationTrial, GenerationTrial, sorted_volume
-from partita_schema.config import Config
-from partita_schema.data import BucketBatching, FixedBatching, LoaderOptions
-from partita_schema.rows import row_schema
+from partita.tuning.trials import EvaluationTrial, GenerationTrial, sorted_volume
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.trial import Timing, Volume
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)
 ROWS = st.integers(1, 80)
-BATCHING = st.one_of(
-    st.builds(FixedBatching, type=st.just("fixed"), shuffle=st.booleans()),
-    st.builds(BucketBatching, type=st.just("bucket"), window=st.integers(1, 40)),
-)
 
 
 @dataclass
@@ -95,61 +80,6 @@ def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows:
 def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
     lengths = np.full(3_000_000, 1000, dtype=np.int32)
     assert sorted_volume(lengths, 256).tokens == 3_000_000_000
-
-
-@given(LENGTHS, ROWS, BATCHING, st.integers(0, 5))
-def test_an_epoch_is_counted_as_it_is_planned(lengths: np.ndarray, rows: int, batching: Any, seed: int) -> None:
-    planner = IndexedPlanner(lengths, batching=batching, batch_size=rows, batches_per_step=3, seed=seed)
-    planned = [lengths[batch].tolist() for step in planner.steps(0) for batch in step]
-    assert EpochVolume(lengths, batching=batching, seed=seed)(rows) == counted(planned)
-
-
-def encode(sizes: list[int]) -> EncodedRows:
-    """Real rows whose questions have that many characters."""
-    config = Config.model_validate(
-        {
-            "base_model": "unused",
-            "input_features": [{"name": "question"}],
-            "output_features": [{"name": "answer", "type": "text"}],
-            "trainer": {"type": "finetune"},
-        }
-    )
-    return EncodedRows.build(
-        open_rows([{"question": "q" * size, "answer": "a"} for size in sizes], folder=Path()),
-        build_encoder(config, tokenizer=byte_tokenizer(), context_length=64),
-        schema=row_schema(config, supervised=True),
-        ledger=Ledger(None, max_bad_rows=0),
-    )
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20).map(encode), st.integers(1, 9), BATCHING)
-@settings(max_examples=30, deadline=None)
-def test_an_epoch_is_counted_as_a_loader_makes_it(encoded: EncodedRows, rows: int, batching: Any) -> None:
-    loader = Loader(
-        encoded,
-        batching=batching,
-        options=LoaderOptions(),
-        batch_size=rows,
-        batches_per_step=2,
-        seed=7,
-        pad_token_id=0,
-    )
-    steps = loader.steps()
-    batches = [batch for _ in range(loader.steps_per_epoch) for batch in next(steps).batches if batch.rows]
-    made = Volume(batches=len(batches), tokens=sum(batch.input_ids_BT.numel() for batch in batches))
-    assert EpochVolume(encoded.lengths, batching=batching, seed=7)(rows) == made
-
-
-@pytest.mark.parametrize("rows", [1, 7, 64])
-def test_large_data_is_foretold_from_a_part_of_it(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    lengths = np.random.default_rng(0).integers(1, 200, 5000)
-    batching = FixedBatching(type="fixed")
-    whole = EpochVolume(lengths, batching=batching, seed=1)(rows)
-    monkeypatch.setattr(trials, "SAMPLED_ROWS", 500)
-    foretold = EpochVolume(lengths, batching=batching, seed=1)
-    assert len(foretold.lengths) == 500
-    assert foretold(rows).batches == whole.batches
-    assert foretold(rows).tokens == pytest.approx(whole.tokens, rel=0.1)
 
 
 # The work

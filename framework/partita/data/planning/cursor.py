@@ -1,0 +1,133 @@
+"""Where training stands in its data: a few numbers, and what the plan is made of, which gives them their meaning."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from partita.data.rows import digest
+from partita_schema.batching import Batching
+from partita_schema.errors import ResumeError
+
+logger = logging.getLogger(__name__)
+
+CURSOR_VERSION = 2
+MOST_CHARACTERS = 96
+"""Of a part; what is longer ends in a hash of the whole."""
+Resume = Literal["strict", "restart_epoch", "fresh"]
+"""What happens where the plan has changed, as `data.resume`."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A position: the next step to be taken. As JSON it is smaller than 4 KB."""
+
+    parts: Mapping[str, str]
+    """What the plan is made of, by names that a person knows: files, tokenizer, seed ..."""
+    epoch: int = 0
+    step: int = 0
+    """Step in the epoch."""
+    place: Any = None
+    """Where the step begins, as the planner understands it, as JSON; None for the beginning of the epoch."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The position as JSON."""
+        return {
+            "version": CURSOR_VERSION,
+            "plan_hash": plan_hash(self.parts),
+            "parts": dict(self.parts),
+            "epoch": self.epoch,
+            "step": self.step,
+            "place": self.place,
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "Cursor":
+        """A position read back. Raises ResumeError where it is none, or of another version."""
+        version = saved.get("version")
+        if version != CURSOR_VERSION:
+            raise ResumeError(
+                f"the data position has version {version}, this partita reads {CURSOR_VERSION}; "
+                "continue with the version that wrote it"
+            )
+        parts, epoch, step = saved.get("parts"), saved.get("epoch"), saved.get("step")
+        numbers = all(type(number) is int and number >= 0 for number in (epoch, step))
+        if not isinstance(parts, Mapping) or not numbers or saved.get("plan_hash") != plan_hash(parts):
+            raise ResumeError("the data position is damaged; continue from an older checkpoint")
+        assert isinstance(epoch, int)
+        assert isinstance(step, int)
+        return cls(parts, epoch, step, saved.get("place"))
+
+    def check(self, parts: Mapping[str, str]) -> None:
+        """Raise ResumeError when the position belongs to another plan, naming what differs."""
+        names = dict.fromkeys([*self.parts, *parts])
+        changed = [
+            f"  {name}: {self.parts.get(name, 'none')} -> {parts.get(name, 'none')}"
+            for name in names
+            if self.parts.get(name) != parts.get(name)
+        ]
+        if changed:
+            raise ResumeError(
+                "the run cannot continue, since its batches would be others than before. Changed (old -> new):\n"
+                + "\n".join(changed)
+                + "\nUndo the change, or start a new run (another --run)"
+            )
+
+
+def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Resume) -> Cursor:
+    """The position to continue from under a plan of these parts.
+
+    strict: the saved one. Raises ResumeError where it belongs to another plan. restart_epoch and fresh go on in that
+    case, with a warning that says what has changed: at the first step of the same epoch, or of epoch 0. A position that
+    cannot be read at all is refused, but for fresh.
+    """
+    try:
+        loaded = Cursor.from_json(saved)
+    except ResumeError as error:
+        if resume != "fresh":
+            raise ResumeError(f"{error}; or write data.resume: fresh to begin the data again") from None
+        logger.warning("%s. As data.resume: fresh says, the data begins again", error)
+        return Cursor(parts)
+    try:
+        loaded.check(parts)
+    except ResumeError as error:
+        if resume == "strict":
+            raise ResumeError(
+                f"{error}, or keep the weights and write data.resume: restart_epoch to begin epoch {loaded.epoch} "
+                "again, or data.resume: fresh to begin the data again"
+            ) from None
+        epoch = loaded.epoch if resume == "restart_epoch" else 0
+        changes = str(error).split("\n", 1)[1].rsplit("\n", 1)[0]
+        logger.warning(
+            "the data or its plan have changed (old -> new):\n%s\nAs data.resume: %s says, the run goes on at the "
+            "beginning of epoch %d",
+            *(changes, resume, epoch),
+        )
+        return Cursor(parts, epoch)
+    return loaded
+
+
+def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
+    """The parts, each short enough to be kept in every position; what is cut ends in a hash of the whole."""
+    return {
+        name: text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 20]}... {digest(text)[:16]}"
+        for name, text in parts.items()
+    }
+
+
+def plan_hash(parts: Mapping[str, str]) -> str:
+    """One hash of all that decides the batches."""
+    return digest(*(text for name in sorted(parts) for text in (name, parts[name])))
+
+
+def batching_parts(
+    batching: Batching, *, batch_size: int, max_tokens: int | None, batches_per_step: int, seed: int
+) -> dict[str, str]:
+    """What decides the cuts, by the names of the file. `max_tokens` is what auto has come to."""
+    settings = batching.model_dump(mode="json")
+    if settings.get("max_tokens", 0) in (None, "auto"):
+        settings["max_tokens"] = max_tokens
+    parts = {"batching": settings.pop("type")} | {f"batching.{name}": str(value) for name, value in settings.items()}
+    if batching.type != "token_budget":
+        parts["batch size"] = str(batch_size)
+    return parts | {"batches a step": str(batches_per_step), "seed": str(seed)}
