@@ -1,0 +1,1 @@
+"""Rows that are read while they are used, from any position."""

@@ -1,0 +1,92 @@
+"""Rows of a user's class as a stream.
+
+Such a class is made with the options of the source, and has one of
+
+- `rows()`: an iterable of rows, or `__iter__` itself; the rows before a position are asked for again;
+- `read(shard, start)`: an iterator of (row, position) from a position on, None for the beginning, and, if there are
+  several, `shards`, their number. A position is the place behind its row: a whole number, or a list of them. This one
+  is continued at once wherever it stands, and may be without end.
+
+Reading is repeatable: the same shard from the same position gives the same rows. A row is a mapping of names to values.
+`fingerprint`, a text, tells one state of the data from another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from partita.data.reading.custom_source import check_iterable, content_of, iterable_of, make_source
+from partita.data.reading.records import MAX_RAW
+from partita.data.streams.base import Position, StreamRow
+from partita_schema.errors import DataError
+from partita_schema.sources import CustomSource
+
+
+class ReadsShards(Protocol):
+    """A class that continues anywhere; `shards: int` may say how many there are."""
+
+    def read(self, shard: int, start: Position | None) -> Iterable[tuple[Mapping[str, Any], Position]]:
+        """Rows with the positions behind them."""
+
+
+class CustomStream:
+    """Rows of a class; it is dealt to several shards where it has too few of its own."""
+
+    def __init__(self, source: CustomSource, *, folder: Path, least_shards: int) -> None:
+        """Raises ConfigError or DataError where there is no such class, or it is none of the kind."""
+        self._made, self._target = make_source(source, folder=folder), source.target
+        self._by_shard = callable(getattr(self._made, "read", None))
+        if not self._by_shard:
+            check_iterable(self._made, self._target)
+        count = getattr(self._made, "shards", 1) if self._by_shard else 1
+        if type(count) is not int or count < 1:
+            raise DataError(f"{self._target}.shards is {count!r}; write the number of shards, at least 1")
+        self._parts = -(-least_shards // count)
+        self.name = source.target.partition(":")[2]
+        self.fingerprint = content_of(self._made, source)
+        labels = [self.name] if count == 1 else [f"{self.name}/{shard}" for shard in range(count)]
+        self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
+        """Label of each shard."""
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        """Rows of a shard; the position is the rows so far, and the class's own behind them."""
+        own, part = divmod(shard, self._parts)
+        index, place = start if isinstance(start, list) else (0, None)
+        for row, after in self._rows(own, index, place):
+            index += 1
+            if (index - 1) % self._parts == part:
+                yield self._row(row, shard, index), [index, after]
+
+    def _rows(self, shard: int, index: int, place: Any) -> Iterator[tuple[Any, Any]]:
+        if not self._by_shard:
+            yield from ((row, 0) for row in behind(iterable_of(self._made, self._target), index))
+            return
+        for item in cast("ReadsShards", self._made).read(shard, place):
+            if not isinstance(item, tuple) or len(item) != 2:
+                raise DataError(f"{self._target}.read gave a {type(item).__name__}; yield (row, position) for each row")
+            if not is_position(item[1]):
+                raise DataError(
+                    f"{self._target}.read gave the position {item[1]!r}; write a whole number, or a list of them"
+                )
+            yield item
+
+    def _row(self, row: Any, shard: int, number: int) -> StreamRow:
+        if isinstance(row, Mapping):
+            return StreamRow(shard, number, dict(row))
+        reason = f"a row is a dict of column to value, this is a {type(row).__name__}"
+        return StreamRow(shard, number, b"", reason, repr(row)[:MAX_RAW])
+
+
+def behind(rows: Iterable[Any], passed: int) -> Iterator[Any]:
+    """Rows behind the first `passed`; those of a sequence are not touched."""
+    if isinstance(rows, Sequence):
+        yield from (rows[place] for place in range(passed, len(rows)))
+        return
+    for place, row in enumerate(rows):
+        if place >= passed:
+            yield row
+
+
+def is_position(place: Any) -> bool:
+    """Whether JSON keeps it as it is."""
+    return type(place) is int or (isinstance(place, list) and all(map(is_position, place)))

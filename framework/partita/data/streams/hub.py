@@ -1,0 +1,86 @@
+"""Hub data sets, and folders in their layout, as streams.
+
+Those of Parquet, Arrow and JSON lines are read file by file, so that any position is near. Others are read by
+`datasets`, whose shards are read again up to a position, without decoding rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.data.reading.sources import format_of, quiet_datasets
+from partita.data.rows import digest
+from partita.data.streams.base import Position, Stream, StreamRow
+from partita.data.streams.files import FileStream
+from partita_schema.errors import DataError
+from partita_schema.sources import HubSource
+
+BATCH = 512
+"""Rows that are decoded at a time."""
+DIRECT = {"parquet": "parquet", "arrow": "arrow", "json": "jsonl"}
+"""Formats of files that are read without `datasets`, by the name of its builder."""
+
+
+def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int) -> Stream:
+    """The stream of a Hub source. Raises DataError where there is no such data set or split."""
+    import datasets
+
+    place = folder / Path(source.name).expanduser()
+    path = str(place) if place.is_dir() else source.name
+    name = f"{Path(source.name).name}/{source.split}"
+    with quiet_datasets():
+        try:
+            builder = datasets.load_dataset_builder(path, source.subset, revision=source.revision)
+            files = data_files(builder, source.split)
+            if files:
+                kind = DIRECT[builder.name]
+                return FileStream(kind, files, name=name, least_shards=least_shards)
+            return DatasetsStream(builder.as_streaming_dataset(source.split), name=name, least_shards=least_shards)
+        except DataError:
+            raise
+        except Exception as error:  # pyarrow, fsspec and the Hub client raise trees of their own
+            cause = error.__cause__ or error
+            said = " ".join(str(cause).split())[:500]
+            raise DataError(f"{source.name} cannot be read: {type(cause).__name__}: {said}") from error
+
+
+def data_files(builder: Any, split: str) -> list[str]:
+    """Files of a split that are read without `datasets`; none where it must do it."""
+    kind = DIRECT.get(builder.name)
+    by_split = builder.config.data_files or {}
+    files = [str(file) for file in by_split.get(split, ())]
+    return files if kind is not None and all(format_of(file) == kind for file in files) else []
+
+
+class DatasetsStream:
+    """Rows of a streaming `datasets` data set; it is dealt to several shards where it has too few of its own."""
+
+    def __init__(self, table: Any, *, name: str, least_shards: int) -> None:
+        self._table = table
+        self._count = table.num_shards
+        self._parts = -(-least_shards // self._count)
+        self.name = name
+        checksums = sorted(str(item) for item in (table.info.download_checksums or {}).items())
+        self.fingerprint = digest(name, str(self._count), str(table.info.version), str(table.features), *checksums)
+        labels = [name] if self._count == 1 else [f"{name}/{shard}" for shard in range(self._count)]
+        self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
+        """Label of each shard."""
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        """Rows of a shard; the position is the rows so far. Raises DataError where it cannot be read."""
+        own, part = divmod(shard, self._parts)
+        passed = start if isinstance(start, int) else 0
+        table, index = self._table.shard(num_shards=self._count, index=own).with_format("arrow"), 0
+        for batch in self._batches(table):
+            if index + batch.num_rows > passed:
+                for place, row in enumerate(batch.to_pylist(), start=index):
+                    if place >= passed and place % self._parts == part:
+                        yield StreamRow(shard, place + 1, row), place + 1
+            index += batch.num_rows
+
+    def _batches(self, table: Any) -> Iterator[Any]:
+        try:
+            yield from table.iter(batch_size=BATCH)
+        except Exception as error:  # pyarrow, fsspec and the Hub client raise trees of their own
+            said = " ".join(str(error).split())[:500]
+            raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {said}") from error

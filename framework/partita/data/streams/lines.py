@@ -1,0 +1,121 @@
+"""Rows of files that have one row a line: read from any byte, so that a file can be cut anywhere.
+
+Nothing is parsed here. A file is read in blocks; of a line that is too long nothing is kept but its beginning.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import BinaryIO
+
+from partita.data.reading.records import MAX_RAW, MAX_ROW_CHARACTERS, not_utf8, refuse_utf16
+from partita.data.streams.base import Position, StreamRow
+from partita.data.streams.pieces import Piece, at_offset, opened
+
+BLOCK = 1 << 18
+"""Bytes that are read at a time."""
+BOM = b"\xef\xbb\xbf"
+TOO_LONG = f"the line is longer than {MAX_ROW_CHARACTERS >> 20} MB"
+
+
+def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+    """Rows of a piece: JSON objects as they stand there, lines of text as `{"text": ...}`.
+
+    The position is the byte behind the row and, where the piece is not a part cut by bytes, its lines and rows.
+    """
+    by_byte, as_text = piece.start is not None, piece.kind == "txt"
+    part, parts = piece.part, piece.parts
+    offset, number, index = place_of(piece, start)
+    with opened(piece.path, piece.label) as stream:
+        if by_byte and start is None:
+            offset = first_line(stream, offset)
+        else:
+            at_offset(stream, offset)
+        for line, ended in split_lines(stream, offset, piece.end):
+            begun, offset = offset, ended
+            number += 1
+            if begun == 0:
+                refuse_utf16(line or b"", piece.label)
+                line = line and line.removeprefix(BOM)
+            text = line if line is None else line.rstrip(b"\r\n") if as_text else line.strip()
+            if text is not None and not text.strip():
+                continue
+            index += 1
+            if parts > 1 and (index - 1) % parts != part:
+                continue
+            told = begun if by_byte else number
+            after: Position = ended if by_byte else [ended, number] if parts == 1 else [ended, number, index]
+            row = line_row(shard, told, text, as_text)
+            if row is not None:
+                yield row, after
+
+
+def place_of(piece: Piece, start: Position | None) -> tuple[int, int, int]:
+    """Byte, lines and rows in front of a position."""
+    if start is None:
+        return piece.start or 0, 0, 0
+    if isinstance(start, int):
+        return start, 0, 0
+    return start[0], start[1], start[2] if len(start) > 2 else 0
+
+
+def line_row(shard: int, number: int, text: bytes | None, as_text: bool) -> StreamRow | None:
+    """The row of a line; None for a text of nothing but spaces."""
+    if text is None:
+        return StreamRow(shard, number, b"", TOO_LONG)
+    if as_text or not text.isascii():
+        try:
+            decoded = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return StreamRow(shard, number, b"", not_utf8(error), text.decode("utf-8", "replace")[:MAX_RAW])
+        if as_text:
+            return StreamRow(shard, number, {"text": decoded}) if decoded.strip() else None
+    return StreamRow(shard, number, text)
+
+
+def first_line(stream: BinaryIO, offset: int) -> int:
+    """Move to the first line that begins at a byte or behind it; returns where that is."""
+    if offset == 0:
+        return 0
+    at_offset(stream, offset - 1)
+    place = offset - 1
+    while block := stream.read(BLOCK):
+        found = block.find(b"\n")
+        if found >= 0:
+            place += found + 1
+            break
+        place += len(block)
+    stream.seek(place)
+    return place
+
+
+def split_lines(stream: BinaryIO, offset: int, end: int | None) -> Iterator[tuple[bytes | None, int]]:
+    """Lines that begin before a byte, without their ends, and the byte behind each; None for one that is too long."""
+    left: list[bytes] = []
+    size, too_long = 0, False
+    limit = float("inf") if end is None else end
+    while offset < limit and (block := stream.read(BLOCK)):
+        *lines, rest = block.split(b"\n")
+        if lines and size:
+            left.append(lines[0])
+            offset += size + len(lines[0]) + 1
+            yield None if too_long else b"".join(left), offset
+            del lines[0]
+            left, size, too_long = [], 0, False
+        for line in lines:
+            if offset >= limit:
+                return
+            offset += len(line) + 1
+            yield line, offset
+        if rest:
+            size += len(rest)
+            left.append(rest)
+            if size > MAX_ROW_CHARACTERS:
+                left, too_long = [], True
+    if size and offset < limit:
+        yield None if too_long else b"".join(left), offset + size
+
+
+def line_pieces(size: int, pieces: int) -> list[tuple[int, int]]:
+    """A file's bytes in ranges of like size; a row belongs to the range in which it begins."""
+    marks = [size * part // pieces for part in range(pieces + 1)]
+    return list(pairwise(marks))

@@ -1,0 +1,184 @@
+"""Training data as optimizer steps while it is read: any size, from any position.
+
+The batches of a step come from lanes in turn: batch s from lane s modulo their number. A lane has shards of its own,
+so that a process which takes every n-th batch reads every n-th lane only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
+from partita.data.collate import Collate
+from partita.data.encoded import NO_ROWS, EncodedRows
+from partita.data.ledger import NOTHING_COUNTED, Ledger
+from partita.data.loader import check_ranks
+from partita.data.planning.cursor import Cursor, Resume, continued, short_parts
+from partita.data.planning.plan import NOTHING, PlannedBatch
+from partita.data.shaping.encoder import Encoder
+from partita.data.splits import TRAINING
+from partita.data.statistics import Statistics
+from partita.data.streams.lane import CHUNK, Lane, LanePlan, SeenWindow
+from partita.data.workers import Workers
+from partita_schema.data import LoaderOptions
+from partita_schema.errors import DataError, ResumeError
+from partita_trainers.base import Batch, Step
+
+LANE_VERSION = 1
+"""Changes with anything that puts rows of a stream into other batches."""
+MOST_LANES = 16
+"""More lanes than this are not made: the position of each is saved with every checkpoint."""
+
+
+def count_lanes(batches_per_step: int) -> int:
+    """The largest number of lanes, up to MOST_LANES, into which the batches of a step can be dealt evenly."""
+    return max(lanes for lanes in range(1, min(MOST_LANES, batches_per_step) + 1) if batches_per_step % lanes == 0)
+
+
+class StreamLoader:
+    """Steps over streams, epoch after epoch: `partita_trainers.base.Batches`."""
+
+    steps_per_epoch = None
+    num_rows = None
+
+    def __init__(
+        self,
+        plan: LanePlan,
+        encoder: Encoder,
+        *,
+        options: LoaderOptions,
+        batches_per_step: int,
+        parts: Mapping[str, str],
+        ledger: Ledger,
+        collate_batch: Collate,
+        resume: Resume = "strict",
+        rank: int = 0,
+        ranks: int = 1,
+        left_on_any: Callable[[bool], bool] = bool,
+    ) -> None:
+        """`parts` are what decides the batches beside the streams, by names that a person knows.
+
+        Ranks know their own lanes only, and an epoch ends for all of them at once: `left_on_any`, asked before each
+        step with whether this rank has rows left, says whether any has. Raises DataError where `ranks` does not divide
+        the batches of a step.
+        """
+        check_ranks(ranks, batches_per_step)
+        self._plan, self._encoder, self._options = plan, encoder, options
+        self._ledger, self._collate, self._resume = ledger, collate_batch, resume
+        self._slots = range(rank, batches_per_step, ranks)
+        self._own = sorted({slot % plan.lanes for slot in self._slots})
+        self._slots_of_lanes = [slot for slot in range(batches_per_step) if slot % plan.lanes in self._own]
+        lanes = {"lanes": str(plan.lanes), "lane version": str(LANE_VERSION)}
+        self._cursor = Cursor(short_parts({**plan.parts, **lanes, **encoder.parts(), **parts}))
+        self._left_on_any = left_on_any
+        self._statistics = Statistics()
+        self._counted: Mapping[str, int] = NOTHING_COUNTED
+        self._started = False
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """What was handed out: steps, rows, tokens, loss_tokens, padding, seconds, and shares of them."""
+        return self._statistics.record()
+
+    def total_steps(self, epochs: float) -> int:
+        """Raises DataError: nobody knows how long a stream is."""
+        raise DataError(f"a stream has no known length, so {epochs:g} epochs are no number of steps; write max_steps")
+
+    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Continue after the step that carried `cursor`.
+
+        Raises ResumeError when steps have been asked for already, or data or plan are not the same and `resume` is
+        strict.
+        """
+        if self._started:
+            raise ResumeError("a data position must be loaded before the first step is asked for")
+        loaded = continued(cursor, self._cursor.parts, resume=self._resume)
+        place = loaded.place
+        if place is not None and (not isinstance(place, dict) or len(place.get("lanes", ())) != self._plan.lanes):
+            raise ResumeError("the data position is damaged; continue from an older checkpoint")
+        self._cursor = loaded
+        before = cursor.get("place")
+        if isinstance(before, dict) and (place is not None or loaded.epoch):  # rows are counted in epoch 0 only
+            self._counted = before["ledger"]
+
+    def steps(self) -> Iterator[Step]:
+        """Steps from the position on, without end. Raises DataError where an epoch has no row that can be used."""
+        if not self._started:
+            self._ledger.load(self._counted, split=TRAINING)
+        self._started = True
+        return self._statistics.count(self._steps())
+
+    def _steps(self) -> Iterator[Step]:
+        epoch, step, place = self._cursor.epoch, self._cursor.step, self._cursor.place
+        with Workers(ChunkEncoder(self._encoder), self._options) as workers:
+            while True:
+                for made in self._epoch(epoch, step, place, workers):
+                    step += 1
+                    yield made
+                self._ledger.check()
+                if not step:
+                    raise DataError(f"{self._plan.names} has no row that can be used")
+                epoch, step, place = epoch + 1, 0, None
+
+    def _epoch(self, epoch: int, step: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Iterator[Step]:
+        """Steps of an epoch from `step` on, until no lane has anything left."""
+        expander = self._encoder.expander
+        lanes = {
+            number: Lane(
+                self._plan,
+                number,
+                epoch=epoch,
+                workers=workers,
+                ahead=self._windows_ahead,
+                seen=self._seen if epoch == 0 else ignore,
+                numbered=expander is not None and expander.numbered,
+                place=place["lanes"][number] if place is not None else None,
+            )
+            for number in self._own
+        }
+        while True:
+            found = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
+            if not self._left_on_any(any(batch is not None for batch in found.values())):
+                return
+            step += 1
+            places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
+            behind = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
+            yield Step(
+                tuple(self._batch(found[slot]) for slot in self._slots),
+                cursor=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
+                epoch=float(epoch),
+            )
+
+    def _batch(self, found: tuple[EncodedRows, PlannedBatch] | None) -> Batch:
+        return self._collate(*(found or (NO_ROWS, NOTHING)))
+
+    @property
+    def _windows_ahead(self) -> int:
+        """Windows of a lane that are read ahead: enough to keep all workers busy."""
+        workers = self._options.workers
+        if not workers:
+            return 0
+        chunks = -(-self._plan.policy.window // CHUNK) * len(self._own)
+        return max(self._options.prefetch, -(-2 * workers // chunks))
+
+    def _seen(self, window: SeenWindow) -> None:
+        """Tell the ledger what became of a window's rows."""
+        for row in window.bad:
+            file, number = window.keys.place(row.place)
+            self._ledger.leave_out(
+                str(window.keys[row.place]), row.reasons, split=TRAINING, file=file, number=number, row=row.raw
+            )
+        self._ledger.use(split=TRAINING, rows=window.used, cut=window.cut, cut_tokens=window.cut_tokens)
+        self._ledger.check_so_far()
+
+
+def ignore(window: SeenWindow) -> None:
+    """Rows of later epochs were counted in the first."""
+
+
+def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One position of a job out of those of its ranks behind the same step, each of which knows its own lanes."""
+    first = dict(cursors[0])
+    lanes = zip(*(cursor["place"]["lanes"] for cursor in cursors), strict=True)
+    known = [next(place for place in places if place is not None) for places in lanes]
+    counts = {name: sum(cursor["place"]["ledger"][name] for cursor in cursors) for name in first["place"]["ledger"]}
+    return first | {"place": {"lanes": known, "ledger": counts}}

@@ -1,0 +1,17 @@
+"""Rows of files that can only be read from their beginning: JSON arrays and dialogues."""
+
+from collections.abc import Iterator
+
+from partita.data.reading.readers import READERS
+from partita.data.streams.base import Position, StreamRow
+from partita.data.streams.cells import stream_row
+from partita.data.streams.pieces import Piece, opened
+
+
+def read_whole(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+    """Rows of a piece; the position is the rows so far, which are read again before the next."""
+    passed = start if isinstance(start, int) else 0
+    with opened(piece.path, piece.label) as stream:
+        for index, record in enumerate(READERS[piece.kind](stream, piece.label)):
+            if index >= passed and index % piece.parts == piece.part:
+                yield stream_row(record, shard), index + 1

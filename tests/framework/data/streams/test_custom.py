@@ -1,0 +1,153 @@
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.data.streams.base import Stream
+from partita.data.streams.lane_reader import LaneReader
+from partita.data.streams.open import open_stream
+from partita_schema.errors import ConfigError, DataError
+from partita_schema.sources import CustomSource
+
+SOURCES = '''
+class Squares:
+    """Numbers without end; any of them is near."""
+
+    shards = 2
+
+    def __init__(self, first=0):
+        self.first = first
+
+    def read(self, shard, start):
+        number = self.first + shard if start is None else start
+        while True:
+            yield {"prompt": f"{number} squared", "answer": str(number**2)}, number + self.shards
+            number += self.shards
+
+
+class Lines:
+    def __init__(self, count):
+        self.count = count
+
+    def rows(self):
+        return ({"number": number} for number in range(self.count))
+
+
+class Items(list):
+    def __init__(self, count):
+        super().__init__({"number": number} for number in range(count))
+
+
+class Odd:
+    def rows(self):
+        return [{"number": 1}, "two"]
+
+
+class Wrong:
+    def __init__(self, item):
+        self.item = item
+
+    def read(self, shard, start):
+        yield self.item
+
+
+class Unsharded(Wrong):
+    shards = 0
+
+    def __init__(self):
+        pass
+
+
+class Nothing:
+    pass
+
+
+class Text:
+    def rows(self):
+        return "text"
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    name = f"sources_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(SOURCES)
+    yield tmp_path
+    sys.modules.pop(name, None)
+
+
+def stream_of(folder: Path, name: str, *, shards: int = 1, **options: Any) -> Stream:
+    module = next(folder.glob("sources_*.py")).stem
+    source = CustomSource(type="custom", target=f"{module}:{name}", options=options, streaming=True)
+    return open_stream(source, folder=folder, least_shards=shards)
+
+
+def lane(stream: Stream, state: Any = None) -> LaneReader:
+    return LaneReader([stream], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0, state=state)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_a_source_without_end_continues_anywhere(shards: int, folder: Path) -> None:
+    stream = stream_of(folder, "Squares", shards=shards, first=10)
+    whole = lane(stream).take(500)
+    numbers = sorted(int(row.row["prompt"].split()[0]) for _, row in whole if isinstance(row.row, dict))
+
+    assert len(stream.shards) >= shards
+    assert len(set(numbers)) == 500
+    for taken in (0, 1, 7, 250, 499):
+        first = lane(stream)
+        first.take(taken)
+        state = json.loads(json.dumps(first.state()))
+        assert lane(stream, state).take(500 - taken) == whole[taken:]
+
+
+@pytest.mark.parametrize("name", ["Lines", "Items"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_rows_of_a_class_are_dealt_and_continue_anywhere(name: str, shards: int, folder: Path) -> None:
+    stream = stream_of(folder, name, shards=shards, count=10)
+    found = [list(stream.read(shard, None)) for shard in range(shards)]
+
+    assert sorted(row.row["number"] for part in found for row, _ in part if isinstance(row.row, dict)) == list(
+        range(10)
+    )
+    assert sorted(f"{stream.shards[row.shard]}:{row.number}" for part in found for row, _ in part) == sorted(
+        f"{name}:{number}" for number in range(1, 11)
+    )
+    for shard, part in enumerate(found):
+        for place, (_, position) in enumerate(part, start=1):
+            assert list(stream.read(shard, json.loads(json.dumps(position)))) == part[place:]
+
+
+def test_what_is_no_row_is_a_bad_row(folder: Path) -> None:
+    rows = [row for row, _ in stream_of(folder, "Odd").read(0, None)]
+
+    assert [row.reason for row in rows] == ["", "a row is a dict of column to value, this is a str"]
+    assert rows[1].raw == "'two'"
+
+
+def test_the_fingerprint_changes_with_the_options(folder: Path) -> None:
+    prints = {
+        stream_of(folder, "Squares", shards=shards, first=first).fingerprint for first in (1, 2) for shards in (1, 2)
+    }
+
+    assert len(prints) == 2
+
+
+def test_what_a_class_does_wrong_is_said(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"sources_\d+:Nothing gives no rows; write a method rows\(\) that returns"):
+        stream_of(folder, "Nothing")
+    with pytest.raises(DataError, match=r"Text.rows gave a str; return an iterable of dicts"):
+        list(stream_of(folder, "Text").read(0, None))
+    with pytest.raises(DataError, match=r"Squares cannot be made with options .*'last': 1.*unexpected keyword"):
+        stream_of(folder, "Squares", last=1)
+    with pytest.raises(DataError, match=r"Unsharded.shards is 0; write the number of shards, at least 1"):
+        stream_of(folder, "Unsharded")
+    with pytest.raises(DataError, match=r"Wrong.read gave a dict; yield \(row, position\) for each row"):
+        list(stream_of(folder, "Wrong", item={"a": 1}).read(0, None))
+    with pytest.raises(DataError, match=r"Wrong.read gave the position 'there'; write a whole number, or a list"):
+        list(stream_of(folder, "Wrong", item=({"a": 1}, "there")).read(0, None))
+    with pytest.raises(ConfigError, match=r"has no class Squars; did you mean Squares"):
+        stream_of(folder, "Squars")

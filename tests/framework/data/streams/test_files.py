@@ -1,0 +1,381 @@
+import bz2
+import gzip
+import json
+import lzma
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.data.planning.policies import Fixed
+from partita.data.reading import records
+from partita.data.reading.json_reader import json_record
+from partita.data.reading.readers import READERS
+from partita.data.reading.sources import open_rows
+from partita.data.streams import files, lines
+from partita.data.streams.base import Stream, StreamRow
+from partita.data.streams.lane_reader import LaneReader
+from partita.data.streams.open import open_stream
+from partita.data.streams.opening import training_streams
+from partita_schema.config import Config
+from partita_schema.errors import DataError
+from partita_schema.sources import FileSource
+
+ROWS = [{"question": f"why {i}?" + "é" * (i % 3), "answer": f"because\n{i}"} for i in range(23)]
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def stream_of(folder: Path, path: str, kind: str, shards: int = 1) -> Stream:
+    return open_stream(FileSource(type=kind, path=path), folder=folder, least_shards=shards)
+
+
+def read(stream: Stream) -> list[StreamRow]:
+    return [row for shard in range(len(stream.shards)) for row, _ in stream.read(shard, None)]
+
+
+def content(row: StreamRow) -> Any:
+    if row.reason:
+        return row.reason, row.raw
+    return json.loads(row.row) if isinstance(row.row, bytes) else row.row
+
+
+def keyed(stream: Stream) -> dict[str, Any]:
+    rows = {f"{stream.shards[row.shard]}:{row.number}": content(row) for row in read(stream)}
+    assert len(rows) == len(read(stream))
+    return rows
+
+
+def indexed(folder: Path, path: str, kind: str) -> dict[str, Any]:
+    rows = open_rows(FileSource(type=kind, path=path), folder=folder)
+    found: dict[str, Any] = dict(zip(rows.keys, rows.get(range(len(rows))), strict=True))
+    return found | {bad.key: (bad.reason, bad.raw) for bad in rows.bad}
+
+
+def check_resume(stream: Stream) -> None:
+    """From every position of every shard, what follows is what followed there at first."""
+    for shard in range(len(stream.shards)):
+        whole = list(stream.read(shard, None))
+        for place, (_, position) in enumerate(whole, start=1):
+            kept = json.loads(json.dumps(position))
+            assert list(stream.read(shard, kept)) == whole[place:]
+
+
+def write(folder: Path, kind: str, name: str = "rows") -> str:
+    path = folder / f"{name}.{kind}"
+    table = pyarrow.Table.from_pylist(ROWS)
+    if kind in ("csv", "tsv"):
+        mark = "," if kind == "csv" else "\t"
+        cells = "".join(f'"{row["question"]}"{mark}"{row["answer"]}"\r\n' for row in ROWS)
+        path.write_bytes(f"question{mark}answer\r\n{cells}".encode())
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS))
+    elif kind == "json":
+        path.write_text(json.dumps(ROWS, indent=1))
+    elif kind == "txt":
+        path.write_text("".join(f"{row['question']}\n" for row in ROWS))
+    elif kind == "parlai":
+        path.write_text("".join(f"text:{row['question']}\tlabels:ah\tepisode_done:True\n" for row in ROWS))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=5)
+    elif kind == "arrow":
+        with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
+    return path.name
+
+
+KINDS = ["jsonl", "txt", "csv", "tsv", "json", "parlai", "parquet", "arrow"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_file_gives_the_rows_and_keys_that_it_gives_by_index(kind: str, tmp_path: Path) -> None:
+    name = write(tmp_path, kind)
+    stream = stream_of(tmp_path, name, kind)
+
+    assert stream.shards == [name]
+    assert list(keyed(stream).items()) == list(indexed(tmp_path, name, kind).items())
+    assert len(keyed(stream)) == 23
+
+
+@pytest.fixture
+def cut_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are cut by bytes as large ones are."""
+    monkeypatch.setattr(files, "SMALL", 0)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_is_in_one_shard_and_every_position_continues(kind: str, shards: int, tmp_path: Path) -> None:
+    name = write(tmp_path, kind)
+    stream = stream_of(tmp_path, name, kind, shards)
+
+    assert len(stream.shards) >= shards
+    assert keyed(stream) == indexed(tmp_path, name, kind)
+    check_resume(stream)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 40])
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_a_file_that_is_cut_by_bytes_has_each_row_in_one_part(
+    kind: str, shards: int, cut_all: None, tmp_path: Path
+) -> None:
+    name = write(tmp_path, kind)
+    stream = stream_of(tmp_path, name, kind, shards)
+    by_index = indexed(tmp_path, name, kind)
+
+    assert len(stream.shards) >= shards
+    assert sorted(map(repr, keyed(stream).values())) == sorted(map(repr, by_index.values()))
+    check_resume(stream)
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
+def test_compressed_files_are_dealt(kind: str, ending: str, tmp_path: Path) -> None:
+    name = write(tmp_path, kind)
+    whole = indexed(tmp_path, name, kind)
+    (tmp_path / f"{name}{ending}").write_bytes(COMPRESS[ending]((tmp_path / name).read_bytes()))
+    stream = stream_of(tmp_path, f"{name}{ending}", kind, 3)
+
+    assert list(stream.shards) == [f"{name}{ending}"] * 3
+    assert {key.replace(ending, ""): row for key, row in keyed(stream).items()} == whole
+    check_resume(stream)
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_files_behind_a_url_are_read_as_local_ones(kind: str, tmp_path: Path) -> None:
+    name = write(tmp_path, kind)
+    fsspec.filesystem("memory").pipe(f"/streams/{name}", (tmp_path / name).read_bytes())
+    here, there = (stream_of(tmp_path, path, kind, 3) for path in (name, f"memory://streams/{name}"))
+
+    assert keyed(here) == keyed(there)
+    check_resume(there)
+
+
+def test_an_arrow_file_with_an_index_is_read_too(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_pylist(ROWS)
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=4)
+    stream = stream_of(tmp_path, "a.arrow", "arrow", 2)
+
+    assert sorted(keyed(stream)) == sorted(f"a.arrow:{number}" for number in range(1, 24))
+    check_resume(stream)
+
+
+def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(cut_all: None, tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_bytes(b'{"a": 1}\n' * (400 if number == 3 else 10))
+    stream = stream_of(tmp_path, "*.jsonl", "jsonl", 4)
+
+    assert [label for label in stream.shards if "@" not in label] == [f"{n}.jsonl" for n in (0, 1, 2, 4, 5)]
+    assert sum("3.jsonl@" in label for label in stream.shards) == 2
+    assert len(keyed(stream)) == 450
+
+
+def test_large_files_are_cut_finer_than_asked_for(
+    cut_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FINE", 100)
+    write(tmp_path, "jsonl")
+
+    assert len(stream_of(tmp_path, "rows.jsonl", "jsonl", 2).shards) == 8
+
+
+lines_of_text = st.lists(
+    st.one_of(
+        st.sampled_from([b"", b"  ", b'{"a": 1}', b"not json", b"\xff\xfe", b"\xc3", b'"', b'a,"b', b"\r", b"x,y"]),
+        st.text(max_size=12).map(lambda text: text.encode("utf-8", "replace")),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(["jsonl", "txt", "csv"]),
+    lines_of_text,
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 7, 1 << 18]),
+    st.sampled_from([0, files.SMALL]),
+)
+def test_any_bytes_are_read_exactly_once_from_any_position(
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    content_lines: list[bytes],
+    end: bytes,
+    bom: bool,
+    closed: bool,
+    shards: int,
+    block: int,
+    small: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    data = (b"\xef\xbb\xbf" if bom else b"") + b"head,er" * (kind == "csv") + end + end.join(content_lines)
+    if data.startswith(records.UTF16_MARKS):
+        return
+    (folder / f"a.{kind}").write_bytes(data + end * closed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "BLOCK", block)
+        patch.setattr(files, "SMALL", small)
+        whole, cut = (stream_of(folder, f"a.{kind}", kind, number) for number in (1, shards))
+        assert [told(row) for row in read(whole)] == by_reader(folder / f"a.{kind}", kind)
+        assert sorted(repr(told(row)[1:]) for row in read(cut)) == sorted(repr(told(row)[1:]) for row in read(whole))
+        check_resume(whole)
+        check_resume(cut)
+
+
+def told(row: StreamRow) -> tuple[int, Any]:
+    """Number and content, once a worker has parsed the row."""
+    if isinstance(row.row, bytes) and not row.reason:
+        record = json_record(row.row, row.number)
+        return row.number, (record.reason, record.raw) if record.reason else json.loads(row.row)
+    return row.number, (row.reason, row.raw.rstrip("\r\n")) if row.reason else content(row)
+
+
+def by_reader(path: Path, kind: str) -> list[tuple[int, Any]]:
+    """What the reader of whole files says."""
+    with path.open("rb") as stream:
+        rows = list(READERS[kind](stream, path.name))
+    return [(row.number, (row.reason, row.raw.rstrip("\r\n")) if row.reason else json.loads(row.row)) for row in rows]
+
+
+def test_rows_of_a_part_are_named_by_their_byte(cut_all: None, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n{"a": 2}\n')
+
+    assert list(keyed(stream_of(tmp_path, "a.jsonl", "jsonl", 2))) == ["a.jsonl@0:0", "a.jsonl@9:10"]
+
+
+def test_a_line_that_is_too_long_is_a_bad_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_ROW_CHARACTERS", 1000)
+    monkeypatch.setattr(lines, "BLOCK", 100)
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b"x" * 100_000 + b'\n{"a": 2}\n' + b"y" * 5000)
+    stream = stream_of(tmp_path, "a.jsonl", "jsonl")
+
+    assert [(row.number, row.reason[:21]) for row in read(stream)] == [
+        (1, ""),
+        (2, "the line is longer th"),
+        (3, ""),
+        (4, "the line is longer th"),
+    ]
+    check_resume(stream)
+    assert lines.TOO_LONG == "the line is longer than 16 MB"
+
+
+def test_bad_rows_of_csv_are_told_and_reading_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3\n"4,5\n6,7\n\xff,1\n')
+    stream = stream_of(tmp_path, "a.csv", "csv", 2)
+
+    assert keyed(stream) == indexed(tmp_path, "a.csv", "csv")
+    assert {row.number: row.reason for row in read(stream) if row.reason} == {
+        3: "1 cells, the header has 2",
+        4: "broken CSV: a quote opens here that is never closed",
+        6: "not UTF-8",
+    }
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "csv", "json"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_utf_16_is_refused(kind: str, shards: int, cut_all: None, tmp_path: Path) -> None:
+    (tmp_path / f"a.{kind}").write_bytes("a\nb\n".encode("utf-16"))
+
+    with pytest.raises(DataError, match=rf"a.{kind}(@0)? is UTF-16; save it as UTF-8"):
+        read(stream_of(tmp_path, f"a.{kind}", kind, shards))
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])
+    (tmp_path / "no.parquet").write_bytes(b"text")
+    (tmp_path / "no.arrow").write_bytes(b"text")
+
+    with pytest.raises(DataError, match=r"empty.jsonl has no rows"):
+        stream_of(tmp_path, "empty.jsonl", "jsonl", 4)
+    with pytest.raises(DataError, match=r"gone.jsonl does not exist in .*"):
+        stream_of(tmp_path, "gone.jsonl", "jsonl")
+    with pytest.raises(DataError, match="no file matches gone"):
+        stream_of(tmp_path, "gone*.jsonl", "jsonl")
+    with pytest.raises(DataError, match=r"torn.jsonl.gz cannot be read: .*end"):
+        read(stream_of(tmp_path, "torn.jsonl.gz", "jsonl"))
+    for kind in ("parquet", "arrow"):
+        for shards in (1, 3):
+            with pytest.raises(DataError, match=f"no.{kind} cannot be read as {kind}: "):
+                read(stream_of(tmp_path, f"no.{kind}", kind, shards))
+
+
+def test_a_file_that_is_gone_when_it_is_read_is_said(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, write(tmp_path, "jsonl"), "jsonl")
+    (tmp_path / "rows.jsonl").unlink()
+
+    with pytest.raises(DataError, match=r"rows.jsonl cannot be read: .*No such file"):
+        read(stream)
+
+
+def test_empty_files_among_others_and_headers_alone_give_no_rows(tmp_path: Path) -> None:
+    for kind, nothing in (("jsonl", b""), ("csv", b"a,b\n"), ("json", b"")):
+        (tmp_path / f"1.{kind}").write_bytes(nothing)
+        write(tmp_path, kind, "2")
+        assert len(keyed(stream_of(tmp_path, f"*.{kind}", kind, 3))) == 23
+
+
+def test_the_fingerprint_changes_with_names_sizes_and_ends(tmp_path: Path) -> None:
+    def fingerprint() -> str:
+        return stream_of(tmp_path, "*.jsonl", "jsonl", 2).fingerprint
+
+    write(tmp_path, "jsonl")
+    first = fingerprint()
+    assert stream_of(tmp_path, "*.jsonl", "jsonl", 5).fingerprint == first
+    (tmp_path / "rows.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes().replace(b"why", b"who"))
+    second = fingerprint()
+    (tmp_path / "rows.jsonl").rename(tmp_path / "more.jsonl")
+
+    assert len({first, second, fingerprint()}) == 3
+
+
+def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
+    row = json.dumps({"text": "x" * 480}).encode() + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(row * 100_000)
+    reader = LaneReader(
+        [stream_of(tmp_path, "a.jsonl", "jsonl", 4)], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0
+    )
+    reader.take(1000)
+    tracemalloc.start()
+    seen = 1000
+    while rows := len(reader.take(1000)):
+        seen += rows
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert seen == 100_000
+    assert peak < 8 << 20
+
+
+def test_labels_of_a_mix_begin_with_the_names_of_its_sources(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, "csv")
+    mix = [
+        {"source": {"type": "csv", "path": f"{name}/rows.csv", "streaming": True}, "name": name} for name in ("a", "b")
+    ]
+    config = Config.model_validate(
+        {
+            "base_model": "base",
+            "input_features": [{"name": "question", "type": "text"}],
+            "output_features": [{"name": "answer", "type": "text"}],
+            "trainer": {"type": "finetune", "max_steps": 1},
+            "data": {"mix": mix},
+        }
+    )
+    streams = training_streams(config, folder=tmp_path)
+    assert streams is not None
+    plan = streams.plan(Fixed(4), lanes=2)
+    rows = [row for lane in range(2) for row in plan.reader(lane, epoch=0).take(1000)]
+
+    assert [stream.name for stream in plan.streams] == ["a", "b"]
+    assert set(plan.keys(rows)) == {f"{name}/rows.csv:{2 * number}" for name in ("a", "b") for number in range(1, 24)}

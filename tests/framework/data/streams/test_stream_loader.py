@@ -1,0 +1,356 @@
+"""Steps over streams: every row once, the same for any workers and ranks, and exact from every position."""
+
+import itertools
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from partita.data.collate import collate
+from partita.data.ledger import Ledger
+from partita.data.planning.policies import Policy, build_policy
+from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.streams.loader import StreamLoader, count_lanes, merged
+from partita.data.streams.opening import TrainingStreams
+from partita.lm.tokenizers import byte_tokenizer
+from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
+from partita_schema.config import Config
+from partita_schema.data import LoaderOptions
+from partita_schema.errors import DataError, ResumeError
+from partita_schema.sources import FileSource
+from partita_trainers.base import Step
+
+CONFIG = Config.model_validate(
+    {
+        "base_model": "unused",
+        "input_features": [{"name": "question"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "trainer": {"type": "finetune"},
+    }
+)
+ENCODER = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+BUDGET = TokenBudgetBatching(type="token_budget", max_tokens=160, window=16)
+BATCHINGS = [
+    FixedBatching(type="fixed"),
+    BucketBatching(type="bucket", window=12, noise=0.1),
+    BUDGET,
+    PackBatching(type="pack", max_tokens=70, window=16),
+]
+
+
+def write_shards(folder: Path, sizes: "list[int]", *, broken: frozenset[int] = frozenset()) -> Path:
+    """Files of so many rows each; rows whose number over all files is in `broken` are no JSON."""
+    folder.mkdir(exist_ok=True)
+    chance, number = np.random.default_rng(3), 0
+    for place, size in enumerate(sizes):
+        lines = []
+        for _ in range(size):
+            row = {"question": "q" * int(chance.integers(1, 40)), "answer": f"a{number}"}
+            lines.append("{broken\n" if number in broken else json.dumps(row) + "\n")
+            number += 1
+        (folder / f"part-{place:02}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def policy_of(batching: Any) -> Policy:
+    return build_policy(batching, batch_size=4)
+
+
+def make(
+    folder: Path,
+    *,
+    batching: Any = BUDGET,
+    batches_per_step: int = 3,
+    workers: int = 0,
+    ledger: Ledger | None = None,
+    seed: int = 7,
+    encoder: Encoder = ENCODER,
+    **changes: Any,
+) -> StreamLoader:
+    streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, seed)
+    return StreamLoader(
+        streams.plan(policy_of(batching), lanes=count_lanes(batches_per_step)),
+        encoder,
+        options=LoaderOptions(workers=workers),
+        batches_per_step=batches_per_step,
+        parts={"batching": batching.model_dump_json(), "seed": str(seed)},
+        ledger=ledger or Ledger(None, max_bad_rows=0.5),
+        collate_batch=partial(collate, pad_token_id=0),
+        **changes,
+    )
+
+
+def plain(step: Step) -> Any:
+    return [(batch.input_ids_BT.tolist(), batch.labels_BT.tolist(), batch.keys) for batch in step.batches]
+
+
+def epoch_of(loader: StreamLoader, number: int = 0) -> list[Step]:
+    after = itertools.dropwhile(lambda step: step.epoch < number, loader.steps())
+    return list(itertools.takewhile(lambda step: step.epoch == number, after))
+
+
+def keys_of(steps: "list[Step]") -> Counter[str]:
+    return Counter(key for step in steps for batch in step.batches for key in batch.keys)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=lambda batching: batching.type)
+def test_every_row_is_used_exactly_once_an_epoch(tmp_path: Path, batching: Any) -> None:
+    folder = write_shards(tmp_path / "data", [50, 1, 33, 0, 20])
+
+    for epoch in (0, 1):
+        keys = keys_of(epoch_of(make(folder, batching=batching), epoch))
+
+        assert set(keys.values()) == {1}
+        assert len(keys) == 104
+        assert "part-02.jsonl:33" in keys
+
+
+def test_epochs_differ(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [50, 40])
+
+    first, second = (list(map(plain, epoch_of(make(folder), number))) for number in (0, 1))
+
+    assert first != second
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any),
+    batching=st.sampled_from(BATCHINGS),
+    batches_per_step=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_going_on_from_any_position_is_exact(
+    tmp_path_factory: pytest.TempPathFactory, sizes: "list[int]", batching: Any, batches_per_step: int, seed: int
+) -> None:
+    folder = write_shards(tmp_path_factory.mktemp("data") / "rows", sizes)
+
+    def loader() -> StreamLoader:
+        return make(folder, batching=batching, batches_per_step=batches_per_step, seed=seed)
+
+    length = len(epoch_of(loader()))
+    straight = list(itertools.islice(loader().steps(), length + 3))
+    for place, step in enumerate(straight[:-1]):
+        resumed = loader()
+        resumed.load_cursor(json.loads(json.dumps(step.cursor)))
+        assert plain(next(iter(resumed.steps()))) == plain(straight[place + 1])
+
+
+def test_the_tenth_resume_behaves_like_the_first(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [70, 40])
+    straight = [plain(step) for step in itertools.islice(make(folder, batches_per_step=2).steps(), 25)]
+
+    found, cursor = [], None
+    for _ in range(12):
+        loader = make(folder, batches_per_step=2)
+        if cursor is not None:
+            loader.load_cursor(cursor)
+        for step in itertools.islice(loader.steps(), 2):
+            found.append(plain(step))
+            cursor = step.cursor
+
+    assert found == straight[:24]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_steps_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: int) -> None:
+    folder = write_shards(tmp_path / "data", [300, 200], broken=frozenset({17, 301}))
+    alone, ledger = [Ledger(None, max_bad_rows=0.5) for _ in range(2)]
+
+    expected = list(map(plain, epoch_of(make(folder, ledger=alone))))
+    found = list(map(plain, epoch_of(make(folder, workers=workers, ledger=ledger))))
+
+    assert found == expected
+    assert ledger.state() == alone.state()
+
+
+def steps_of_ranks(folder: Path, *, ranks: int, number: int, cursor: Any) -> list[tuple[Step, ...]]:
+    """Steps of every rank, each in a thread; a barrier stands for what real processes ask each other."""
+    met, left = Barrier(ranks), [False] * ranks
+
+    def left_on_any(rank: int, mine: bool) -> bool:
+        left[rank] = mine
+        met.wait(20)
+        found = any(left)
+        met.wait(20)
+        return found
+
+    def take(rank: int) -> list[Step]:
+        ask = partial(left_on_any, rank)
+        loader = make(folder, batches_per_step=4, rank=rank, ranks=ranks, left_on_any=ask)
+        if cursor is not None:
+            loader.load_cursor(cursor)
+        return list(itertools.islice(loader.steps(), number))
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(zip(*threads.map(take, range(ranks)), strict=True))
+
+
+@pytest.mark.parametrize("sizes", [[90, 80, 10, 64], [40, 4, 4, 4]])
+def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(tmp_path: Path, sizes: list[int]) -> None:
+    folder = write_shards(tmp_path / "data", sizes)
+    straight = [plain(step) for step in itertools.islice(make(folder, batches_per_step=4).steps(), 20)]
+
+    found: list[Any] = []
+    cursor = None
+    for ranks, number in ((4, 5), (1, 4), (2, 11)):
+        for together in steps_of_ranks(folder, ranks=ranks, number=number, cursor=cursor):
+            found.append([plain(together[slot % ranks])[slot // ranks] for slot in range(4)])
+            cursor = merged([step.cursor for step in together])
+
+    assert found == straight
+
+
+def test_rows_of_one_dialogue_have_keys_of_their_own(tmp_path: Path) -> None:
+    messages = [{"role": role, "content": f"{role} {number}"} for number in range(3) for role in ("user", "assistant")]
+    (tmp_path / "part-00.jsonl").write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
+    dialogues = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "output_features": [{"name": "reply", "type": "text"}],
+            "data": {"dialogue": {"mode": "squash"}},
+            "trainer": {"type": "finetune"},
+        }
+    )
+    encoder = build_encoder(dialogues, tokenizer=byte_tokenizer(), context_length=512)
+
+    keys = keys_of(epoch_of(make(tmp_path, batching=FixedBatching(type="fixed"), encoder=encoder)))
+
+    assert keys == Counter({f"part-00.jsonl:1#{number}": 1 for number in (1, 2, 3)})
+
+
+def test_ranks_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [9])
+
+    with pytest.raises(DataError, match="a step of 6 batches cannot be shared by 4 processes; start 1, 2, 3 or 6"):
+        make(folder, batches_per_step=6, ranks=4)
+
+
+@pytest.mark.parametrize(("batches", "lanes"), [(1, 1), (4, 4), (7, 7), (17, 1), (32, 16), (36, 12), (512, 16)])
+def test_lanes_divide_the_batches_of_a_step(batches: int, lanes: int) -> None:
+    assert count_lanes(batches) == lanes
+
+
+def test_a_budget_of_tokens_is_never_exceeded(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [200])
+
+    sizes = [batch.input_ids_BT.numel() for step in epoch_of(make(folder)) for batch in step.batches]
+
+    assert 100 < max(sizes) <= 160
+
+
+def test_a_row_that_is_longer_than_the_budget_is_left_out_and_counted(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [5])
+    with (folder / "part-00.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"question": "q" * 40, "answer": "a"}) + "\n")
+    small = TokenBudgetBatching(type="token_budget", max_tokens=41, window=16)
+    ledger = Ledger(tmp_path, max_bad_rows=1)
+
+    keys = keys_of(epoch_of(make(folder, batching=small, ledger=ledger)))
+    ledger.save()
+
+    assert keys == Counter(f"part-00.jsonl:{number}" for number in range(1, 6))
+    counts = ledger.splits["training"]
+    assert (counts.rows, counts.used, counts.left_out) == (6, 5, 1)
+    assert counts.reasons == {"more than the 41 tokens of data.batching.max_tokens": 1}
+    [kept] = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(kept)["key"] == "part-00.jsonl:6"
+    assert "q" * 40 in str(json.loads(kept)["row"])
+
+
+def test_bad_rows_are_counted_once_whatever_is_read_again(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [60, 60], broken=frozenset(range(0, 120, 10)))
+    straight = Ledger(tmp_path / "straight", max_bad_rows=0.5)
+    epoch_of(make(folder, ledger=straight))
+    straight.save()
+
+    cursor, done = None, False
+    while not done:
+        ledger = Ledger(tmp_path / "killed", max_bad_rows=0.5, resumable=True)
+        loader = make(folder, ledger=ledger)
+        if cursor is not None:
+            loader.load_cursor(cursor)
+        steps = list(itertools.islice(loader.steps(), 3))
+        done = steps[-1].epoch > 0
+        cursor = steps[1].cursor  # the third was taken, and the program killed before it was saved
+    ledger.save()
+
+    assert ledger.state() == straight.state()
+    assert ledger.split("training").left_out == 12
+    found, expected = (
+        sorted(
+            json.loads(line)["key"]
+            for line in (tmp_path / name / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+        )
+        for name in ("killed", "straight")
+    )
+    assert found == expected
+
+
+def test_too_many_bad_rows_stop_the_run(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [60], broken=frozenset(range(0, 60, 2)))
+
+    with pytest.raises(DataError, match="30 of 60 rows cannot be used"):
+        epoch_of(make(folder, ledger=Ledger(None, max_bad_rows=0.1)))
+
+
+def test_a_stream_without_a_good_row_ends_with_an_error(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [3], broken=frozenset(range(3)))
+
+    with pytest.raises(DataError, match=r"has no row that can be used"):
+        next(iter(make(folder, ledger=Ledger(None, max_bad_rows=1.0)).steps()))
+
+
+def test_a_changed_file_is_told(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [30])
+    cursor = next(iter(make(folder).steps())).cursor
+    write_shards(folder, [31])
+
+    with pytest.raises(ResumeError, match="the run cannot continue, since its batches would be others than before"):
+        make(folder).load_cursor(cursor)
+    restarted = make(folder, resume="restart_epoch")
+    restarted.load_cursor(cursor)
+    assert len(keys_of(epoch_of(restarted))) == 31
+
+
+def test_the_position_is_small(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [40] * 40)
+
+    loader = make(folder, batches_per_step=64, batching=BucketBatching(type="bucket", window=4))
+    sizes = [len(json.dumps(step.cursor)) for step in itertools.islice(loader.steps(), 4)]
+
+    assert max(sizes) < 4096
+
+
+def test_epochs_of_a_stream_are_no_number_of_steps(tmp_path: Path) -> None:
+    loader = make(write_shards(tmp_path / "data", [3]))
+
+    with pytest.raises(DataError, match="a stream has no known length, so 2 epochs are no number of steps; write max"):
+        loader.total_steps(2)
+
+
+def test_rows_of_a_start_that_was_never_saved_are_forgotten(tmp_path: Path) -> None:
+    folder, run = write_shards(tmp_path / "data", [60], broken=frozenset({3, 9, 50})), tmp_path / "run"
+    lost = Ledger(run, max_bad_rows=0.5, resumable=True)
+    list(itertools.islice(make(folder, ledger=lost).steps(), 1))  # killed before its first checkpoint
+    assert (run / "quarantine.jsonl").read_text()
+
+    begun = make(folder, ledger=Ledger(run, max_bad_rows=0.5, resumable=True))
+    cursor = epoch_of(begun)[-1].cursor  # and killed behind its last one
+    ledger = Ledger(run, max_bad_rows=0.5, resumable=True)
+    loader = make(folder, ledger=ledger)
+    loader.load_cursor(cursor)
+    next(loader.steps())
+    ledger.save()
+
+    assert "before the run was continued" not in ledger.splits["training"].reasons
+    assert [json.loads(line)["number"] for line in (run / "quarantine.jsonl").read_text().splitlines()] == [4, 10, 51]
