@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.data.dialogue.expand import expanded
 from partita.data.encoded import EncodedRows, texts
-from partita.data.encoder import Encoder, build_encoder
+from partita.data.evaluation_batches import EvaluationBatches
 from partita.data.ledger import Ledger
-from partita.data.loader import EvaluationBatches
-from partita.data.retrieval import build_retriever
 from partita.data.rows import Rows
+from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.shaping.retrieval import build_retriever
+from partita.data.splits import has_answers
+from partita.data.token_cache import TokenCache
 from partita.inference.decode import Decoder
 from partita.inference.predict import default_new_tokens
 from partita.lm.base import GenerationOptions, GenerativeModel
@@ -49,6 +52,8 @@ class Assembly:
     """Tokens of an answer at most."""
     trainable: bool
     """Whether the model can be trained, or only used."""
+    tokens: TokenCache | None = None
+    """Where tokens are kept between runs; None where each run makes its own."""
 
 
 def assemble(
@@ -69,14 +74,21 @@ def assemble(
     def training_texts() -> Iterator[str]:
         if training is None:
             raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
-        return texts(training, config, schema=row_schema(config, supervised=has_answers(training, config)))
+        # What is trained has answers always, what is only asked need not.
+        supervised = config.trainer.type != "none" or has_answers(training, config)
+        return texts(training, config, schema=row_schema(config, supervised=supervised))
 
     tokenizer = load_tokenizer(config, folder=folder, texts=training_texts, saved=saved)
     retriever = build_retriever(config, training=training, folder=folder)
 
     def encoder(context_length: int | None) -> Encoder:
         return build_encoder(
-            config, tokenizer=tokenizer, context_length=context_length, labels=labels, retriever=retriever
+            config,
+            tokenizer=tokenizer,
+            context_length=context_length,
+            labels=labels,
+            retriever=retriever,
+            folder=folder,
         )
 
     def batches() -> Iterator["Batch"]:
@@ -94,22 +106,16 @@ def assemble(
         generation=generation_options(config, tokenizer=tokenizer),
         max_new_tokens=default_new_tokens(config, tokenizer=tokenizer, labels=labels),
         trainable=trainable,
+        tokens=TokenCache.of_user() if config.data.encode == "cache" else None,
     )
-
-
-def has_answers(rows: Rows, config: Config) -> bool:
-    """Whether there is a column for every output; what is trained has them always, what is only asked need not."""
-    trained = config.trainer.type != "none"
-    return trained or all(output.source_column in rows.columns for output in config.output_features)
 
 
 def initial_batches(config: Config, training: Rows | None, encoder: Encoder, tokenizer: Any) -> Iterator["Batch"]:
     """Training batches for an adapter whose start depends on data."""
     if training is None:
         raise DataError("this adapter's init looks at training rows; write data.source in the file")
-    schema = row_schema(config, supervised=True)
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
-    encoded = EncodedRows.build(training, encoder, schema=schema, ledger=ledger)
+    encoded = EncodedRows.build(expanded(training, encoder.expander), encoder, ledger=ledger)
     given = config.trainer.batch_size
     batch_size = ROWS_TO_START_FROM if given == "auto" else given
     return iter(EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=tokenizer.pad_token_id))

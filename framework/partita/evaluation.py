@@ -2,17 +2,21 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from partita.assembly import Assembly
+from partita.data.dialogue.expand import expanded, for_scores
 from partita.data.encoded import EncodedRows
+from partita.data.evaluation_batches import EvaluationBatches, evenly
 from partita.data.ledger import Ledger
-from partita.data.loader import EvaluationBatches, evenly
+from partita.data.reading.mixed import places_by_source
 from partita.data.rows import Rows
 from partita.data.splits import check_columns
 from partita.inference.halving import BatchLimit, in_parts
 from partita.inference.metrics import Scorer, Scores
 from partita.inference.predict import ShowProgress, answer_rows
+from partita_schema.data import Data
 from partita_schema.errors import ModelError
 from partita_schema.rows import row_schema
 from partita_trainers.base import Batch, LanguageModel, Metrics
@@ -30,29 +34,47 @@ class Examination:
 
 
 def prepare(assembly: Assembly, rows: Rows, *, split: str, ledger: Ledger) -> Examination:
-    """Check and encode rows with answers. Raises DataError where a column is missing, or too many rows are bad."""
+    """Check and encode rows with answers, of dialogues one for each answer.
+
+    Raises DataError where a column is missing, or too many rows are bad.
+    """
     check_columns(rows, assembly.config, supervised=True)
-    schema = row_schema(assembly.config, supervised=True)
-    encoded = EncodedRows.build(rows, assembly.encoder, schema=schema, ledger=ledger, split=split)
+    if assembly.encoder.expander is not None:
+        rows = expanded(rows, for_scores(assembly.encoder.expander))
+    encode = EncodedRows.build if assembly.tokens is None else assembly.tokens.encode
+    encoded = encode(rows, assembly.encoder, ledger=ledger, split=split)
     return Examination(rows=rows.select(encoded.places_N), encoded=encoded)
 
 
-def mean_loss(assembly: Assembly, encoded: EncodedRows, *, batch_size: int, limit: BatchLimit | None = None) -> Metrics:
+def mean_loss(
+    assembly: Assembly,
+    encoded: EncodedRows,
+    *,
+    batch_size: int,
+    limit: BatchLimit | None = None,
+    data: Data | None = None,
+) -> Metrics:
     """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode.
 
-    A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. Raises ModelError
-    where a row does not fit alone.
+    A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. With `data`, rows
+    of a mix have `loss/source` for each source as well. Raises ModelError where a row does not fit alone.
     """
     lm = assembly.lm
     limit = BatchLimit(batch_size) if limit is None else limit
-    batches = EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=lm.tokenizer.pad_token_id)
-    total, count = 0.0, 0
+    found = places_by_source(data, encoded.keys) if data is not None else {}
+    groups = found or {"": np.arange(len(encoded))}
+    sums = dict.fromkeys(groups, 0.0)
+    counts = dict.fromkeys(groups, 0)
     lm.module.eval()
     with torch.no_grad():
-        for batch in batches:
-            total += batch_loss(lm, batch, limit=limit)
-            count += batch.loss_tokens
-    return {"loss": total / count} if count else {}
+        for source, places in groups.items():
+            pad = lm.tokenizer.pad_token_id
+            for batch in EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=pad, places=places):
+                sums[source] += batch_loss(lm, batch, limit=limit)
+                counts[source] += batch.loss_tokens
+    count = sum(counts.values())
+    loss = {"loss": sum(sums.values()) / count} if count else {}
+    return loss | {f"loss/{source}": sums[source] / counts[source] for source in groups if source and counts[source]}
 
 
 def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partita.assembly import Assembly, Labels, assemble
-from partita.data.labels import find_labels
 from partita.data.ledger import Ledger
+from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
-from partita.data.sources import open_rows
-from partita.data.splits import check_columns, open_splits
+from partita.data.run_data import RunData, open_run_data
+from partita.data.shaping.labels import find_labels
+from partita.data.splits import check_columns, has_answers
 from partita.evaluation import mean_loss, prepare, score
 from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
@@ -123,18 +124,17 @@ class Model:
             if directory.finished:
                 logger.info("the run in %s is finished already", folder)
                 if dataset is not None:
-                    self.check_rows_of(directory, open_splits(self.config, folder=self.loaded.folder, dataset=dataset))
+                    self.check_rows_of(directory, self.open_data(dataset))
                 self.run, self._assembly, self._sizing = folder, None, None
                 return finished_result(folder, directory.manifest)
-            splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
-            training = splits.get("training")
-            labels = find_labels(self.config, training)
-            assembly = self.assemble(labels, training, trainable=self.config.trainer.type != "none")
+            data = self.open_data(dataset)
+            labels = find_labels(self.config, data.training)
+            assembly = self.assemble(labels, data.training, trainable=self.config.trainer.type != "none")
             sizing = Sizing(assembly, cache=Cache.of_user())
-            result = run_trainer(trainer, assembly, splits, directory, sizing=sizing)
+            result = run_trainer(trainer, assembly, data, directory, sizing=sizing)
             model = "model" if (folder / "model").is_dir() else None
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
-        self.run, self._assembly, self._splits, self._sizing = folder, assembly, splits, sizing
+        self.run, self._assembly, self._splits, self._sizing = folder, assembly, data.splits, sizing
         return replace(result, batch_sizes=directory.manifest["batch_sizes"])
 
     def predict(
@@ -245,7 +245,7 @@ class Model:
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh)
         generation = sizing.generation(prompt_lengths(assembly, [rows]))
-        if any(output.source_column not in rows.columns for output in self.config.output_features):
+        if not has_answers(rows, self.config):
             sizing.fresh = False
             return BatchSizes(generation=generation)
         encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
@@ -256,10 +256,9 @@ class Model:
     def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """The sizes that `train` would find; nothing is written but what earlier runs have found."""
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
-        splits = open_splits(self.config, folder=self.loaded.folder, dataset=dataset)
-        training = splits.get("training")
-        assembly = self.assemble(find_labels(self.config, training), training, trainable=True)
-        return find_sizes(trainer, assembly, splits, sizing=Sizing(assembly, cache=Cache.of_user(), fresh=fresh))
+        data = self.open_data(dataset)
+        assembly = self.assemble(find_labels(self.config, data.training), data.training, trainable=True)
+        return find_sizes(trainer, assembly, data, sizing=Sizing(assembly, cache=Cache.of_user(), fresh=fresh))
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
@@ -304,10 +303,14 @@ class Model:
             )
         logger.info("using the finished run in %s", self.run)
 
-    def check_rows_of(self, directory: RunDirectory, splits: Mapping[str, Rows]) -> None:
+    def open_data(self, dataset: Any = None) -> RunData:
+        """The rows of a run; `dataset` takes the place of data.source."""
+        return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
+
+    def check_rows_of(self, directory: RunDirectory, data: RunData) -> None:
         """Raises ResumeError where a finished run was trained on other rows than these."""
         learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
-        if "training" in splits and learned not in (None, splits["training"].fingerprint):
+        if data.training is not None and learned not in (None, data.training.fingerprint):
             raise ResumeError(
                 f"the run in {directory.folder} is finished, and it learned from other rows; "
                 "give this run another folder with --run"
@@ -325,7 +328,7 @@ class Model:
         retrieval = self.config.prompt.retrieval
         training = None
         if new or (retrieval is not None and retrieval.dataset is None) or (open_labels and self.config.data.source):
-            training = open_splits(self.config, folder=self.loaded.folder).get("training")
+            training = self.open_data().training
         return labels or find_labels(self.config, training), training
 
     def assemble(self, labels: Labels, training: Rows | None, *, trainable: bool) -> Assembly:
@@ -371,7 +374,7 @@ class Model:
         if not splits and self.config.data.test is not None:
             splits = {"test": open_rows(self.config.data.test, folder=self.loaded.folder, name="test")}
         if not splits:
-            splits = open_splits(self.config, folder=self.loaded.folder)
+            splits = self.open_data().splits
         rows = splits.get("test", splits.get("validation"))
         if rows is None:
             raise DataError("the file has no test or validation rows; write data.test or give a dataset")

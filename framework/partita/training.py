@@ -1,25 +1,22 @@
 """A run from its rows to its result: what `Model.train` does inside a run directory."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from partita.assembly import Assembly
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
-from partita.data.loader import Loader
-from partita.data.rows import Rows
-from partita.evaluation import Examination, mean_loss, prepare, score
+from partita.data.run_data import RunData
+from partita.evaluation import mean_loss, score
 from partita.inference.metrics import metric_names
-from partita.inference.predict import READING_IS_SHOWN, ShowProgress
+from partita.material import read_material, training_loader
 from partita.runs.directory import RunDirectory
 from partita.tuning.run import run_sizes
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainResult, Work
 from partita_trainers.batch_size.trial import BatchSize
@@ -27,37 +24,28 @@ from partita_trainers.batch_size.trial import BatchSize
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Material:
-    """What a run works on, checked and encoded once."""
-
-    training: EncodedRows | None
-    """Rows to learn from; None where nothing is trained or there are none."""
-    examinations: dict[str, Examination]
-    """Rows to evaluate on, by split."""
-
-
 def run_trainer(
-    trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], directory: RunDirectory, *, sizing: Sizing
+    trainer: Trainer, assembly: Assembly, data: RunData, directory: RunDirectory, *, sizing: Sizing
 ) -> TrainResult:
     """Encode the rows, find the batch sizes, and let the trainer work."""
     config = assembly.config
-    ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows)
-    material = read_material(assembly, splits, ledger, progress=directory.progress)
+    streamed = data.streams is not None
+    ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
+    material = read_material(assembly, data, ledger, progress=directory.progress)
     tell_left_out(ledger, directory)
     begun = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
-    sizes = run_sizes(
-        trainer, assembly, sizing, encoded=material.training, examinations=material.examinations, begun=begun
-    )
-    loader = training_loader(assembly, material.training, size=sizes.training)
-    note_work(directory, assembly, splits, ledger, batch_sizes={**sizes.records(), **begun})
+    sizes = run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
+    loader = training_loader(assembly, material, ledger, size=sizes.training)
+    note_work(directory, assembly, data, ledger, batch_sizes={**sizes.records(), **begun})
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> Metrics:
         examination = material.examinations.get(split)
         if examination is None:
             return {}
         with sizing.work("evaluation", sizes.evaluation) as capacity:
-            metrics = mean_loss(assembly, examination.encoded, batch_size=capacity.rows, limit=capacity.limit)
+            metrics = mean_loss(
+                assembly, examination.encoded, batch_size=capacity.rows, limit=capacity.limit, data=config.data
+            )
         if generated:
             with sizing.work("generation", sizes.generation) as capacity:
                 scores = score(
@@ -79,7 +67,7 @@ def run_trainer(
         lm=assembly.lm,
         batches=loader,
         evaluate=evaluate,
-        splits=tuple(splits),
+        splits=tuple(data.record()),
         run=directory,
         device=assembly.lm.device,
     )
@@ -88,6 +76,10 @@ def run_trainer(
             result = trainer.train(work)
     finally:
         note_cuts(directory, sizing, sizes)
+        if streamed:  # whose rows are met while they are trained on
+            ledger.save()
+            note_left_out(directory, ledger)
+            tell_left_out(ledger, directory)
     if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
         assembly.lm.save(directory.folder / "model")
     return result
@@ -97,67 +89,21 @@ def note_cuts(directory: RunDirectory, sizing: Sizing, sizes: BatchSizes) -> Non
     """Where steps ran out of memory, say so beside the size as well, and let later runs begin with less."""
     cuts = directory.manifest.get("out_of_memory")
     if cuts and sizes.training is not None and not sizes.training.out_of_memory:
-        cut = sizing.training_was_cut(sizes.training, rows=int(cuts[-1]["now"]))
+        cut = sizing.training_was_cut(sizes.training, rows=rows_that_fitted(sizes.training, cuts[-1]))
         directory.note(batch_sizes={**directory.manifest["batch_sizes"], "training": cut.record()})
 
 
-def find_sizes(trainer: Trainer, assembly: Assembly, splits: dict[str, Rows], *, sizing: Sizing) -> BatchSizes:
+def rows_that_fitted(size: BatchSize, cut: Mapping[str, int]) -> int:
+    """The size that the parts of a cut batch come to: those of a token budget may be many short rows."""
+    rows, tokens, longest = int(cut["now"]), int(cut["tokens"]), size.prompt_tokens
+    return rows if size.max_tokens is None or longest is None else max(1, rows * tokens // longest)
+
+
+def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: Sizing) -> BatchSizes:
     """The batch sizes that a run would begin with."""
     ledger = Ledger(None, max_bad_rows=assembly.config.data.max_bad_rows)
-    material = read_material(assembly, splits, ledger)
-    return run_sizes(trainer, assembly, sizing, encoded=material.training, examinations=material.examinations, begun={})
-
-
-def read_material(
-    assembly: Assembly, splits: dict[str, Rows], ledger: Ledger, *, progress: ShowProgress | None = None
-) -> Material:
-    """All rows of a run; those that cannot be used go to the ledger."""
-    trainer = assembly.config.trainer
-    training = encode_training(assembly, splits, ledger, progress=progress)
-    examinations = {
-        split: prepare(assembly, rows, split=split, ledger=ledger)
-        for split, rows in splits.items()
-        if split != "training" or (trainer.type == "none" and "training" in trainer.evaluate)
-    }
-    return Material(training, examinations)
-
-
-def encode_training(
-    assembly: Assembly, splits: dict[str, Rows], ledger: Ledger, *, progress: ShowProgress | None
-) -> EncodedRows | None:
-    """The training rows, encoded; None where nothing is trained or there are none."""
-    if assembly.config.trainer.type == "none" or "training" not in splits:
-        return None
-    schema = row_schema(assembly.config, supervised=True)
-    rows = splits["training"]
-    shown = progress is not None and len(rows) >= READING_IS_SHOWN
-    with progress(len(rows), "reading") if progress is not None and shown else nullcontext() as display:
-        return EncodedRows.build(
-            rows, assembly.encoder, schema=schema, ledger=ledger, progress=display.advance if display else None
-        )
-
-
-def training_loader(assembly: Assembly, encoded: EncodedRows | None, *, size: BatchSize | None) -> Loader | None:
-    """Batches of the training rows; None where there are none."""
-    if encoded is None or size is None:
-        return None
-    config = assembly.config
-    trainer = config.trainer
-    loader = Loader(
-        encoded,
-        batching=config.data.batching,
-        options=config.data.loader,
-        batch_size=size.rows,
-        batches_per_step=trainer.accumulation(size.rows) if isinstance(trainer, FinetuneTrainer) else 1,
-        seed=config.seed,
-        pad_token_id=assembly.lm.tokenizer.pad_token_id,
-    )
-    logger.info(
-        "%s training rows, %s tokens, longest %s; %s steps an epoch",
-        *(f"{number:,}" for number in (len(encoded), int(encoded.starts_N1[-1]), int(encoded.lengths.max()))),
-        f"{loader.steps_per_epoch:,}",
-    )
-    return loader
+    material = read_material(assembly, data, ledger)
+    return run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun={})
 
 
 def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
@@ -168,6 +114,10 @@ def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
             logger.warning("%s: %d of %d rows left out (%s); see %s", *told, directory.folder / "quarantine.jsonl")
         if counts.cut:
             logger.warning("%s: %d rows cut to the length limit, %d tokens lost", split, counts.cut, counts.cut_tokens)
+
+
+def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
+    directory.note(ledger={split: counts.left_out for split, counts in ledger.splits.items()})
 
 
 def check_validation_metric(config: Config) -> None:
@@ -190,18 +140,19 @@ def check_validation_metric(config: Config) -> None:
 def note_work(
     directory: RunDirectory,
     assembly: Assembly,
-    splits: dict[str, Rows],
+    data: RunData,
     ledger: Ledger,
     *,
     batch_sizes: dict[str, Any],
 ) -> None:
     """Write down what the run works on, and with which sizes."""
+    note_left_out(directory, ledger)
     directory.note(
         device=str(assembly.lm.device),
-        data={split: {"rows": len(rows), "fingerprint": rows.fingerprint} for split, rows in splits.items()},
-        ledger={split: counts.left_out for split, counts in ledger.splits.items()},
+        data=data.record(),
         labels={name: list(labels) for name, labels in assembly.labels.items()},
         batch_sizes=batch_sizes,
+        token_cache=assembly.tokens.record() if assembly.tokens is not None else {},
         parameters=sum(parameter.numel() for parameter in assembly.lm.module.parameters()),
         trained_parameters=sum(p.numel() for p in assembly.lm.module.parameters() if p.requires_grad),
     )

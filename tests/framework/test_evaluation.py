@@ -12,7 +12,7 @@ import torch
 
 from partita import Model
 from partita.data.ledger import Ledger
-from partita.data.sources import open_rows
+from partita.data.reading.sources import open_rows
 from partita.evaluation import Examination, mean_loss, prepare, score
 from partita.inference.halving import BatchLimit
 from partita.lm.scripted import ScriptedModel

@@ -221,3 +221,29 @@ def test_prediction_killed_three_times_equals_the_straight_one(colours: Any, tmp
     assert [row["text"] for row in found] == [row["text"] for row in rows]
     assert [place for place, row in enumerate(found) if row["status"] != "ok"] == [7]
     assert len({row["colour_raw"] for row in found}) > 300, "sampled answers differ"
+
+
+def test_training_on_a_stream_killed_three_times_equals_the_straight_run(colours: Any, tmp_path: Path) -> None:
+    rows = [json.dumps(row) for row in colours.rows(200)]
+    rows[50:50] = ["{ broken", "[]"]
+    for shard in range(3):
+        (tmp_path / f"part-{shard}.jsonl").write_text("".join(f"{row}\n" for row in rows[shard::3]), encoding="utf8")
+    outputs = [{"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}}]
+    settings = colours.config(
+        output_features=outputs,
+        trainer={**SHORT, "epochs": None, "max_steps": 30, "effective_batch_size": 16},
+    )
+    settings["data"] = {
+        "source": {"type": "jsonl", "path": str(tmp_path / "part-*.jsonl"), "streaming": True},
+        "validation": str(colours.path / "rows.jsonl"),
+        "batching": {"type": "token_budget", "max_tokens": 150, "window": 24},
+        "loader": {"workers": 2},
+        "max_bad_rows": 2,
+    }
+    del settings["trainer"]["batch_size"]
+    killed, straight, seed = train_killed_and_straight(tmp_path, settings, steps=30)
+    check_equal(killed, straight, weights="model.safetensors", seed=seed, starts=4)
+    ledgers = [json.loads((run / "ledger.json").read_text(encoding="utf8")) for run in (killed, straight)]
+    assert ledgers[0] == ledgers[1]
+    assert ledgers[0]["splits"]["training"]["left_out"] == 2
+    assert len((killed / "quarantine.jsonl").read_text(encoding="utf8").splitlines()) == 2

@@ -1,4 +1,4 @@
-"""`partita explain`: every value of a configuration, and where it comes from."""
+"""`partita explain`: every value of a configuration, where it comes from, and what would be done with its data."""
 
 import json
 import sys
@@ -13,10 +13,23 @@ from partita_schema.load import load_config
 def explain(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A configuration file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value.")] = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Read the rows as well, and tell batches, steps and padding.")
+    ] = False,
+    dataset: Annotated[
+        str | None, typer.Option(help="Rows to plan with, over data.source; as with --data.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
     """Print the whole configuration with the origin of every value: line, default, --set, a key of Ludwig's."""
     loaded = load_config(file, overrides=overrides or ())
+    planned = None
+    if data or dataset is not None:
+        from partita.data_plan import plan_of_file
+        from partita.logs import show_log
+
+        show_log(quiet=True)
+        planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset)
     if as_json:
         shown = {
             "file": loaded.file,
@@ -24,8 +37,13 @@ def explain(
             "origins": dict(loaded.origins),
             "warnings": [str(warning) for warning in loaded.warnings],
         }
+        if planned is not None:
+            shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
         print(json.dumps(shown, indent=2, ensure_ascii=False))
         return
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(resolved_yaml(loaded), end="")
+    if planned is not None:  # as comments, so that what is printed is still a file
+        told = [*planned.plan.lines(), planned.assumed]
+        print("\n# data:", *(f"#   {line}" for line in told if line), sep="\n")

@@ -1,16 +1,18 @@
-"""`partita preview`: rendered rows with the learned tokens marked, and how long rows are."""
+"""`partita preview`: rendered rows with the learned tokens marked, how long rows are, and what is left out."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import File, Overrides
+from partita.cli.options import Overrides
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
     from rich.text import Text
 
+    from partita.data.ledger_report import LedgerReport
     from partita.data.preview import Preview, PreviewRow
 
 BAR_WIDTH = 40
@@ -18,22 +20,76 @@ BAR_WIDTH = 40
 
 
 def preview(
-    file: File,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="The YAML file of the run; with --ledger also the directory of a run. Default: the newest run.",
+            show_default=False,
+        ),
+    ] = None,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="Rows to show.")] = 3,
     dataset: Annotated[str | None, typer.Option(help="Rows to show, over data.source.", show_default=False)] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Show what became of all rows: used, cut, left out and why.")
+    ] = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
 ) -> None:
     """Show what the model will see, with the learned tokens marked, and how long rows are. Trains nothing."""
     from rich.console import Console
 
-    from partita.data.preview import preview as make_preview
     from partita.logs import show_log
-    from partita_schema.load import load_config
 
     show_log(quiet=True)
+    console = Console(highlight=False, soft_wrap=True)
+    if ledger:
+        print_ledger(find_report(file, dataset=dataset, overrides=overrides), console)
+        return
+    if file is None:
+        raise typer.BadParameter("write the YAML file of the run", param_hint="FILE")
+    from partita.data.preview import preview as make_preview
+    from partita_schema.load import load_config
+
     loaded = load_config(file, overrides=overrides)
     found = make_preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
-    print_preview(found, Console(highlight=False, soft_wrap=True))
+    print_preview(found, console)
+
+
+def find_report(file: Path | None, *, dataset: str | None, overrides: list[str]) -> "LedgerReport":
+    """The ledger of a run's directory, of the newest run, or of a file's rows as they are now."""
+    from partita.data.ledger_report import make_report, newest_run, read_report
+    from partita_schema.load import load_config
+
+    if file is None:
+        return read_report(newest_run(Path("runs")))
+    if file.is_dir():
+        return read_report(file)
+    loaded = load_config(file, overrides=overrides)
+    return make_report(loaded.config, folder=loaded.folder, dataset=dataset)
+
+
+def print_ledger(report: "LedgerReport", console: "Console") -> None:
+    """A table of counts with a line a split, and one of reasons, the most frequent first."""
+    from rich.table import Table
+
+    counts = Table("split")
+    for column in ("rows", "used", "cut", "tokens lost", "left out"):
+        counts.add_column(column, justify="right")
+    for split, found in report.splits.items():
+        numbers = (found.rows, found.used, found.cut, found.cut_tokens, found.left_out)
+        counts.add_row(split, *(f"{number:,}" for number in numbers))
+    console.print(counts)
+    if not any(found.reasons for found in report.splits.values()):
+        console.print("no row is left out")
+        return
+    reasons = Table("split")
+    reasons.add_column("left out", justify="right")
+    reasons.add_column("because", overflow="fold")
+    reasons.add_column("such as", overflow="fold")
+    for split, found in report.splits.items():
+        for reason, number in sorted(found.reasons.items(), key=lambda item: -item[1]):
+            reasons.add_row(split, f"{number:,}", reason, report.examples.get((split, reason), ""))
+    console.print(reasons)
 
 
 def print_preview(preview: "Preview", console: "Console") -> None:
@@ -45,7 +101,9 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     console.rule(align="left")
     told = "through the model's chat template" if preview.chat else "without a chat template"
     learned = "" if not preview.supervised else ", learned tokens " + ("in green" if colours else "between ⟦ and ⟧")
-    console.print(f"{preview.num_rows:,} rows, {told}{learned}")
+    what = f"dialogues ({preview.mode})" if preview.mode else "rows"
+    first = "the first " if preview.streamed else ""
+    console.print(f"{first}{preview.num_rows:,} {what}, {told}{learned}")
     if preview.left_out:
         console.print(
             f"{preview.left_out:,} of {len(preview.lengths) + preview.left_out:,} measured rows cannot be used"

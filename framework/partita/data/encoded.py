@@ -1,19 +1,26 @@
 """A split encoded once: all ids in one flat array, four bytes a token."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partita.data.encoder import Encoder, Example
+from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
 from partita.data.ledger import Ledger
-from partita.data.rows import RowError, RowKeys, Rows, digest
+from partita.data.rows import RowKeys, Rows, digest
+from partita.data.shaping.encoder import Encoder
+from partita.data.workers import Workers
 from partita_schema.config import Config
+from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
 
 if TYPE_CHECKING:
     from marshmallow import Schema
+
+
+IN_THIS_PROCESS = LoaderOptions()
+"""No worker processes."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,9 @@ class EncodedRows:
         rows: Rows,
         encoder: Encoder,
         *,
-        schema: "Schema",
         ledger: Ledger,
         split: str = "training",
+        options: LoaderOptions = IN_THIS_PROCESS,
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
     ) -> "EncodedRows":
@@ -54,18 +61,17 @@ class EncodedRows:
         """
         ledger.leave_out_unreadable(rows.bad, split=split)
         flat = FlatBuilder()
-        for start in range(0, len(rows), chunk):
-            indices = np.arange(start, min(start + chunk, len(rows)))
-            flat.add(indices, good_examples(rows, indices, encoder, schema, ledger, split))
+        for start, found in encoded_chunks(rows, encoder, options=options, chunk=chunk):
+            note_chunk(rows, start, found, ledger, split=split)
+            flat.add(found, start)
             if progress is not None:
-                progress(len(indices))
+                progress(min(chunk, len(rows) - start))
         ledger.check()
         ledger.save()
-        if not flat.places:
+        if not flat:
             raise DataError(f"none of the {len(rows):,} {split} rows can be used")
-        places = np.concatenate(flat.places)
         parts = {"files": rows.fingerprint} | encoder.parts()
-        return flat.finish(keys=rows.keys.take(places), places=places, parts=parts)
+        return flat.finish(keys=rows.keys, parts=parts)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -98,62 +104,67 @@ class EncodedRows:
         return self.spans_S2[self.span_starts_N1[index] : self.span_starts_N1[index + 1]]
 
 
-def good_examples(
-    rows: Rows, indices: np.ndarray, encoder: Encoder, schema: "Schema", ledger: Ledger, split: str
-) -> list[Example | None]:
-    """Examples of some rows; None for bad ones, which the ledger is told."""
-    from partita_schema.rows import check_rows
+NO_ROWS = EncodedRows(
+    ids_L=np.empty(0, dtype=np.int32),
+    starts_N1=np.zeros(1, dtype=np.int64),
+    spans_S2=np.empty((0, 2), dtype=np.int32),
+    span_starts_N1=np.zeros(1, dtype=np.int64),
+    keys=RowKeys.counted("", 0),
+    places_N=np.empty(0, dtype=np.int64),
+    parts={},
+)
+"""What batches without rows are made of."""
 
-    raw = rows.get(indices)
-    checked = check_rows(schema, raw)
-    keys = [rows.key(int(index)) for index in indices]
-    reasons = dict(checked.bad)
-    good = list(checked.clean)
-    found: list[Example | None] = [None] * len(raw)
-    encoded = encoder.encode_rows([checked.clean[place] for place in good], [keys[place] for place in good])
-    for place, example in zip(good, encoded, strict=True):
-        if isinstance(example, RowError):
-            reasons[place] = (str(example),)
-        else:
-            found[place] = example
-    for place, told in sorted(reasons.items()):
-        file, number = rows.keys.place(int(indices[place]))
-        ledger.leave_out(keys[place], told, split=split, file=file, number=number, row=raw[place])
-    used = [example for example in found if example is not None]
-    cuts = [example.cut_tokens for example in used]
-    ledger.use(split=split, rows=len(used), cut=sum(cut > 0 for cut in cuts), cut_tokens=sum(cuts))
-    return found
+
+def encoded_chunks(
+    rows: Rows, encoder: Encoder, *, options: LoaderOptions, chunk: int
+) -> Iterator[tuple[int, EncodedChunk]]:
+    """All rows encoded a chunk at a time, each with the place of its first row, by as many processes as asked for."""
+    begins = range(0, len(rows), chunk)
+    raw = (
+        RawChunk(rows.get(indices), rows.keys.take(indices))
+        for indices in (np.arange(start, min(start + chunk, len(rows))) for start in begins)
+    )
+    with Workers(ChunkEncoder(encoder), options) as workers:
+        yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
+
+
+def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, split: str) -> None:
+    """Tell the ledger what became of the rows of a chunk that starts with row `start`."""
+    for row in found.bad:
+        file, number = rows.keys.place(start + row.place)
+        key = rows.key(start + row.place)
+        ledger.leave_out(key, row.reasons, split=split, file=file, number=number, row=row.raw)
+    ledger.use(split=split, rows=found.used, cut=found.cut, cut_tokens=found.cut_tokens)
 
 
 class FlatBuilder:
-    """Collects examples in flat arrays, a chunk at a time."""
+    """Collects encoded chunks in flat arrays."""
 
     def __init__(self) -> None:
-        self.places: list[np.ndarray] = []
-        self._ids: list[np.ndarray] = []
-        self._lengths: list[np.ndarray] = []
-        self._spans: list[np.ndarray] = []
-        self._span_counts: list[np.ndarray] = []
+        self._chunks: list[EncodedChunk] = []
+        self._places: list[np.ndarray] = []
 
-    def add(self, indices: np.ndarray, examples: Iterable[Example | None]) -> None:
-        """Keep the examples of these rows."""
-        kept = [(index, example) for index, example in zip(indices, examples, strict=True) if example is not None]
-        if not kept:
-            return
-        found = [example for _, example in kept]
-        self.places.append(np.array([index for index, _ in kept], dtype=np.int64))
-        self._ids.append(np.array([token for example in found for token in example.input_ids], dtype=np.int32))
-        self._lengths.append(np.array([len(example.input_ids) for example in found], dtype=np.int64))
-        self._spans.append(np.array([span for example in found for span in example.spans], dtype=np.int32))
-        self._span_counts.append(np.array([len(example.spans) for example in found], dtype=np.int64))
+    def __bool__(self) -> bool:
+        return any(len(places) for places in self._places)
 
-    def finish(self, *, keys: RowKeys, places: np.ndarray, parts: dict[str, str]) -> EncodedRows:
-        """All of it."""
+    def add(self, chunk: EncodedChunk, start: int) -> None:
+        """Keep the examples of a chunk whose first row has the place `start`."""
+        self._chunks.append(chunk)
+        self._places.append(chunk.places + start)
+
+    def finish(self, *, keys: RowKeys, parts: dict[str, str], numbered: bool = False) -> EncodedRows:
+        """All of it; `keys` are those of all rows, `numbered` where a row may have given several examples."""
+        places = np.concatenate(self._places)
+        keys = keys.take(places)
+        if numbered:
+            numbers = np.concatenate([chunk.numbers for chunk in self._chunks])
+            keys = RowKeys(keys.names, keys.files, keys.numbers, parts=numbers)
         return EncodedRows(
-            ids_L=np.concatenate(self._ids),
-            starts_N1=starts(self._lengths),
-            spans_S2=np.concatenate(self._spans),
-            span_starts_N1=starts(self._span_counts),
+            ids_L=np.concatenate([chunk.ids for chunk in self._chunks]),
+            starts_N1=starts([chunk.lengths for chunk in self._chunks]),
+            spans_S2=np.concatenate([chunk.spans for chunk in self._chunks]),
+            span_starts_N1=starts([chunk.span_counts for chunk in self._chunks]),
             keys=keys,
             places_N=places,
             parts=parts,
@@ -170,7 +181,7 @@ def texts(rows: Rows, config: Config, *, schema: "Schema") -> Iterator[str]:
 
     Prompts alone where `schema` is not supervised.
     """
-    from partita.data.prompt import Shaper
+    from partita.data.shaping.prompt import Shaper
     from partita_schema.rows import check_rows
 
     shaper = Shaper(config, tokenizer=None)

@@ -1,25 +1,37 @@
 """What became of every row: used, cut, or left out and why.
 
 Rows that are left out go to quarantine.jsonl as they are met, and the counts to ledger.json; both appear under their
-names when they are whole (written beside, fsynced, renamed), and a resumed run writes them anew.
+names when they are whole (written beside, fsynced, renamed). What is left out after a first save, or of a stream, is
+appended; a kill can tear the last line then, and readers pass over it.
+
+A run that is started again reads its rows again and writes both files anew. A stream goes on in the middle instead: its
+counts are five numbers that travel with its position (`state`), and `load` takes them up again, with as many rows of
+the quarantine as they count. So nothing is counted twice, however often a run is resumed.
 """
 
 import json
 import os
-import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
 from partita_schema.errors import DataError
 
+LEDGER = "ledger.json"
+QUARANTINE = "quarantine.jsonl"
 MAX_RAW = 2000
 """Characters of a row's JSON that are kept in the quarantine."""
 MAX_REASONS = 100
 """Different reasons that are counted apart; further ones are counted together."""
+ROWS_FOR_A_SHARE = 1000
+"""Rows to be met before a share of bad ones among them says something."""
+NUMBERS = ("rows", "used", "cut", "cut_tokens", "left_out")
+"""What a position carries."""
+NOTHING_COUNTED = dict.fromkeys(NUMBERS, 0)
 
 
 @dataclass
@@ -36,16 +48,34 @@ class Counts:
     reasons: Counter[str] = field(default_factory=Counter)
     """Rows left out by reason; a row with two reasons counts in both."""
 
+    def add(self, other: "Counts") -> None:
+        """Count what another has counted."""
+        for name in NUMBERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, number in other.reasons.items():
+            self.add_reason(reason, number)
+
+    def add_reason(self, reason: str, number: int = 1) -> str:
+        """Count a reason; what comes back is the name under which it is counted."""
+        known = reason in self.reasons or len(self.reasons) < MAX_REASONS
+        name = reason if known else "other reasons"
+        self.reasons[name] += number
+        return name
+
 
 class Ledger:
     """Counts rows by split and keeps the bad ones. Without a folder it only counts."""
 
-    def __init__(self, folder: Path | None, *, max_bad_rows: int | float) -> None:
-        """`max_bad_rows` is a number of rows, or as a float a share of all."""
+    def __init__(self, folder: Path | None, *, max_bad_rows: int | float, resumable: bool = False) -> None:
+        """`max_bad_rows` is a number of rows, or as a float a share of all.
+
+        A `resumable` ledger keeps the rows of an earlier one in its folder until `load` says which of them count.
+        """
         self._folder = folder
+        self._resumable = resumable
         self._max_bad_rows = max_bad_rows
-        self._quarantine: TextIO | None = None
-        self._saved = False
+        self._begun = False
+        self._beside: TextIO | None = None
         self._first: dict[str, str] = {}
         self.splits: dict[str, Counts] = {}
 
@@ -76,16 +106,50 @@ class Ledger:
         counts.rows += 1
         counts.left_out += 1
         for reason in reasons:
-            known = reason in counts.reasons or len(counts.reasons) < MAX_REASONS
-            name = reason if known else "other reasons"
-            counts.reasons[name] += 1
-            self._first.setdefault(name, key)
+            self._first.setdefault(counts.add_reason(reason), key)
         self._write({"key": key, "split": split, "file": file, "number": number, "reasons": list(reasons)}, row)
 
     def leave_out_unreadable(self, rows: Sequence[BadRow], *, split: str) -> None:
         """The same for rows that could not even be read."""
         for row in rows:
             self.leave_out(row.key, [row.reason], split=split, file=row.file, number=row.number, row=row.raw)
+
+    def adopt(self, folder: Path, *, split: str) -> None:
+        """Count what another ledger has counted of a split and saved in `folder`, and quarantine its rows here too."""
+        counts = read_counts(folder).get(split, Counts())
+        self.split(split).add(counts)
+        for record in read_quarantine(folder / QUARANTINE):
+            self._remember(record)
+            self._append(json.dumps(record))
+
+    def state(self, *, split: str = "training") -> dict[str, int]:
+        """The counts of a split without reasons: JSON of some sixty characters, to be kept with a position."""
+        return {name: getattr(self.split(split), name) for name in NUMBERS}
+
+    def load(self, state: Mapping[str, int], *, split: str = "training") -> None:
+        """Go on counting a split where `state` stood, before anything of it was counted.
+
+        Reasons and rows come from the quarantine that lies there, where the ledger is resumable.
+        """
+        counts = self.splits[split] = numbers(state)
+        missing = counts.left_out
+        for record in self._earlier(split, counts.left_out):
+            missing -= 1
+            for reason in record["reasons"]:
+                counts.add_reason(reason)
+            self._remember(record)
+            self._append(json.dumps(record))
+        if missing and counts.left_out:
+            counts.reasons["before the run was continued"] = missing
+        self.save()
+        if self._folder is not None:
+            earlier(self._folder).unlink(missing_ok=True)
+
+    def check_so_far(self) -> None:
+        """The same as `check` while rows are still to come: a share is judged once 1,000 rows were met."""
+        met = sum(counts.rows for counts in self.splits.values())
+        if met >= ROWS_FOR_A_SHARE or not isinstance(self._max_bad_rows, float):
+            self.check()
 
     def check(self, total: int | None = None) -> None:
         """Raise DataError when more rows are left out than the run accepts; `total` defaults to all rows met."""
@@ -97,8 +161,8 @@ class Ledger:
             return
         shown = f"{limit:g} of all rows" if isinstance(limit, float) else f"{limit:,} rows"
         reasons = sum((counts.reasons for counts in self.splits.values()), Counter[str]())
-        told = [f"  {count:,} x {reason} (such as {self._first[reason]})" for reason, count in reasons.most_common(5)]
-        place = f"; see {self._folder / 'quarantine.jsonl'}" if self._folder is not None else ""
+        told = [f"  {count:,} x {reason}{self._such_as(reason)}" for reason, count in reasons.most_common(5)]
+        place = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""
         self.save()
         raise DataError(
             f"{left_out:,} of {total:,} rows cannot be used, and data.max_bad_rows accepts {shown}{place}:\n"
@@ -109,34 +173,98 @@ class Ledger:
         """Bring quarantine.jsonl and ledger.json to their names, whole."""
         if self._folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._quarantine is None:
-            self._open()
-        assert self._quarantine is not None
-        settle(self._quarantine, self._folder / "quarantine.jsonl")
-        self._quarantine, self._saved = None, True
+        self._begin()
+        if self._beside is not None:
+            settle(self._beside, self._folder / QUARANTINE)
+            self._beside = None
         counts = {name: vars(counts) for name, counts in self.splits.items()}
-        with beside(self._folder / "ledger.json").open("w", encoding="utf-8") as file:
+        with beside(self._folder / LEDGER).open("w", encoding="utf-8") as file:
             json.dump({"format_version": 1, "splits": counts}, file, indent=2, ensure_ascii=False)
-            settle(file, self._folder / "ledger.json")
+            settle(file, self._folder / LEDGER)
 
-    def _open(self) -> None:
-        assert self._folder is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        place = self._folder / "quarantine.jsonl"
-        if self._saved:  # a second split comes after a first save: what stands there stays
-            shutil.copyfile(place, beside(place))
-        self._quarantine = beside(place).open("a" if self._saved else "w", encoding="utf-8")
+    def close(self) -> None:
+        """Give up what was not saved."""
+        if self._beside is not None:
+            self._beside.close()
 
-    def _write(self, record: dict[str, Any], row: Mapping[str, Any] | str | None) -> None:
+    def _such_as(self, reason: str) -> str:
+        return f" (such as {self._first[reason]})" if reason in self._first else ""
+
+    def _remember(self, record: Mapping[str, Any]) -> None:
+        for reason in record["reasons"]:
+            self._first.setdefault(reason, record["key"])
+
+    def _earlier(self, split: str, number: int) -> Iterator[dict[str, Any]]:
+        """The first rows of a split in the quarantine that an earlier ledger has left."""
         if self._folder is None:
             return
-        if self._quarantine is None:
-            self._open()
-        assert self._quarantine is not None
+        self._begin()
+        found = (record for record in read_quarantine(earlier(self._folder)) if record["split"] == split)
+        yield from islice(found, number)
+
+    def _begin(self) -> None:
+        """Put away what an earlier ledger has left."""
+        if self._begun or self._folder is None:
+            return
+        self._begun = True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        place = self._folder / QUARANTINE
+        if not self._resumable:
+            self._beside = beside(place).open("w", encoding="utf-8")
+            return
+        if place.exists() and not earlier(self._folder).exists():
+            place.replace(earlier(self._folder))  # else one was not loaded yet, and what stands here is nobody's
+        place.write_text("")
+
+    def _write(self, record: dict[str, Any], row: Mapping[str, Any] | str | None) -> None:
         text = json.dumps(row, default=str)
         kept = row if len(text) <= MAX_RAW else text[:MAX_RAW]
-        self._quarantine.write(json.dumps(record | {"row": kept}, default=str) + "\n")
+        self._append(json.dumps(record | {"row": kept}, default=str))
+
+    def _append(self, line: str) -> None:
+        if self._folder is None:
+            return
+        self._begin()
+        if self._beside is not None:
+            self._beside.write(line + "\n")
+            return
+        # Closed each time, so that a position never counts rows that a kill keeps from the file.
+        with (self._folder / QUARANTINE).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def numbers(saved: Mapping[str, int]) -> Counts:
+    """Counts without reasons."""
+    rows, used, cut, cut_tokens, left_out = (int(saved[name]) for name in NUMBERS)
+    return Counts(rows, used, cut, cut_tokens, left_out)
+
+
+def read_counts(folder: Path) -> dict[str, Counts]:
+    """The counts that a ledger has saved in a folder, by split. Raises DataError where they cannot be read."""
+    path = folder / LEDGER
+    try:
+        splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
+        return {name: replace(numbers(saved), reasons=Counter(saved["reasons"])) for name, saved in splits.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); it is written anew by the run") from None
+
+
+def read_quarantine(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a quarantine; a line that a kill has torn is passed over."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and {"key", "split", "reasons"} <= record.keys():
+                yield record
+
+
+def earlier(folder: Path) -> Path:
+    return folder / ".quarantine.jsonl.earlier"
 
 
 def beside(path: Path) -> Path:

@@ -1,49 +1,26 @@
-"""Training data as optimizer steps from any position, and evaluation data as batches."""
+"""Training data as optimizer steps, from any position: rows that are encoded already."""
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from partita.data.cursor import Cursor
+from partita.data.collate import Collate, collate
 from partita.data.encoded import EncodedRows
-from partita.data.materialiser import PlannedStep, StepDataset, collate, materialise
-from partita.data.planner import PLANNER_VERSION, IndexedPlanner
-from partita_schema.data import Batching, LoaderOptions
-from partita_schema.errors import ResumeError
-from partita_trainers.base import Batch, Step
-
-
-@dataclass
-class Statistics:
-    """What was handed out since the loader was made."""
-
-    steps: int = 0
-    rows: int = 0
-    tokens: int = 0
-    """Real tokens."""
-    loss_tokens: int = 0
-    padding: int = 0
-    """Tokens that only fill up rows."""
-
-    @property
-    def padding_share(self) -> float:
-        """Padding among all tokens."""
-        return self.padding / max(1, self.tokens + self.padding)
-
-    def add(self, batch: Batch) -> None:
-        """Count a batch."""
-        self.rows += batch.rows
-        self.tokens += batch.tokens
-        self.loss_tokens += batch.loss_tokens
-        self.padding += batch.input_ids_BT.numel() - batch.tokens
+from partita.data.planning.cursor import Cursor, Resume, batching_parts, continued, short_parts
+from partita.data.planning.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
+from partita.data.planning.policies import build_policy
+from partita.data.statistics import Statistics
+from partita_schema.batching import Batching
+from partita_schema.errors import DataError, ResumeError
+from partita_trainers.base import Step
 
 
 class Loader:
     """Steps over encoded rows, epoch after epoch: `partita_trainers.base.Batches`.
 
-    The position lies in each step, not here: what workers made ahead and nobody used is simply made again.
+    The position lies in each step, not here: what was made ahead and nobody used is simply made again. It is the same
+    on every rank, and for any number of ranks.
     """
 
     def __init__(
@@ -51,103 +28,118 @@ class Loader:
         encoded: EncodedRows,
         *,
         batching: Batching,
-        options: LoaderOptions,
         batch_size: int,
         batches_per_step: int,
         seed: int,
         pad_token_id: int,
-        start_method: str | None = None,
+        max_tokens: int | None = None,
+        order: Order | None = None,
+        order_parts: Mapping[str, str] | None = None,
+        collate_batch: Collate | None = None,
+        resume: Resume = "strict",
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        """`batches_per_step` is the number of batches that one optimizer step takes."""
+        """`batches_per_step` is M: the batches that one optimizer step takes on all ranks together.
+
+        `max_tokens` is what token_budget's auto and pack's default have come to. `order` gives the rows of an epoch in
+        place of a permutation, and `order_parts` says what it is made of. Raises DataError where `ranks` does not
+        divide M, and where a row is too long to be planned.
+        """
+        check_ranks(ranks, batches_per_step)
         self._planner = IndexedPlanner(
-            encoded.lengths, batching=batching, batch_size=batch_size, batches_per_step=batches_per_step, seed=seed
+            encoded.lengths,
+            policy=build_policy(batching, batch_size=batch_size, max_tokens=max_tokens),
+            batches_per_step=batches_per_step,
+            seed=seed,
+            order=order,
+            name=lambda row: str(encoded.keys[row]),
         )
-        self._dataset = StepDataset(encoded, pad_token_id=pad_token_id)
-        self._num_rows = len(encoded)
-        self._options = options
-        self._start_method = start_method
+        self._encoded = encoded
+        self._collate = collate_batch or partial(collate, pad_token_id=pad_token_id)
+        self._resume: Resume = resume
+        self._rank, self._ranks = rank, ranks
         self._started = False
-        settings = {
-            "batching": batching.model_dump_json(),
-            "batch size": str(batch_size),
-            "batches a step": str(batches_per_step),
-            "seed": str(seed),
-        }
+        settings = batching_parts(
+            batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
+        )
         versions = {"planner version": str(PLANNER_VERSION), "encoded rows": encoded.fingerprint}
-        self._cursor = Cursor(encoded.parts | settings | versions)
+        self._cursor = Cursor(short_parts({**encoded.parts, **(order_parts or {}), **settings, **versions}))
         self._statistics = Statistics()
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Steps, rows, tokens, loss_tokens, padding and padding_share of what was handed out."""
-        return asdict(self._statistics) | {"padding_share": self._statistics.padding_share}
+        """What was handed out, on this rank: steps, rows, tokens, loss_tokens, padding, seconds, and shares of them."""
+        return self._statistics.record()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in a pass over the data."""
-        return self._planner.steps_per_epoch
+        """Optimizer steps in the first pass over the data."""
+        return self._planner.count_steps(0)
 
     @property
     def num_rows(self) -> int:
         """Rows in a pass over the data."""
-        return self._num_rows
+        return self._planner.num_rows
+
+    def total_steps(self, epochs: float) -> int:
+        """Steps of so many passes, at least 1. Where lengths decide the batches, each pass is counted."""
+        whole = math.floor(epochs + 1e-9)
+        part = epochs - whole
+        steps = sum(self._planner.count_steps(epoch) for epoch in range(whole))
+        if part > 1e-9:
+            steps += math.ceil(part * self._planner.count_steps(whole) - 1e-9)
+        return max(1, steps)
 
     def load_cursor(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.
 
-        Raises ResumeError when data or plan are not the same, or steps have been asked for already.
+        Raises ResumeError when steps have been asked for already, or data or plan are not the same and `resume` is
+        strict.
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is asked for")
-        loaded = Cursor.from_json(cursor)
-        loaded.check(self._cursor.parts)
-        if loaded.step > self.steps_per_epoch:
-            raise ResumeError(
-                f"the data position is step {loaded.step} of an epoch of {self.steps_per_epoch}; "
-                "continue from an older checkpoint"
-            )
+        loaded = continued(cursor, self._cursor.parts, resume=self._resume)
+        window, taken = place_in_window(loaded.place)
+        self._planner.check(loaded.epoch, window, taken, loaded.step)
         self._cursor = loaded
 
     def steps(self) -> Iterator[Step]:
         """Steps from the position on, without end."""
         self._started = True
-        plans = materialise(self._dataset, self._plans(), options=self._options, start_method=self._start_method)
-        for step in plans:
-            for batch in step.batches:
-                self._statistics.add(batch)
-            self._statistics.steps += 1
-            yield step
+        return self._statistics.count(self._step(planned) for planned in self._plans())
 
     def _plans(self) -> Iterator[PlannedStep]:
-        epoch, first = self._cursor.epoch, self._cursor.step
+        epoch, step = self._cursor.epoch, self._cursor.step
+        window, taken = place_in_window(self._cursor.place)
         while True:
-            for number, batches in enumerate(self._planner.steps(epoch, first), start=first + 1):
-                ended = number == self.steps_per_epoch
-                after = Cursor(self._cursor.parts, epoch + ended, 0 if ended else number)
-                yield PlannedStep(batches, after.to_json(), epoch + number / self.steps_per_epoch)
-            epoch, first = epoch + 1, 0
+            yield from self._planner.steps(epoch, window, taken, step)
+            epoch, step, window, taken = epoch + 1, 0, 0, 0
+
+    def _step(self, planned: PlannedStep) -> Step:
+        """This rank's batches of a step, with the position behind all of them."""
+        mine = planned.batches[self._rank :: self._ranks]
+        behind = Cursor(self._cursor.parts, planned.epoch, planned.step, [planned.window, planned.taken])
+        return Step(
+            tuple(self._collate(self._encoded, batch) for batch in mine), cursor=behind.to_json(), epoch=planned.passed
+        )
 
 
-class EvaluationBatches:
-    """Every row exactly once, the longest first, so that what does not fit memory fails at once."""
-
-    def __init__(self, encoded: EncodedRows, *, batch_size: int, pad_token_id: int) -> None:
-        self._encoded = encoded
-        self._batch_size = batch_size
-        self._pad_token_id = pad_token_id
-        self._rows = np.argsort(-encoded.lengths, kind="stable")
-
-    def __len__(self) -> int:
-        return -(-len(self._rows) // self._batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self._rows), self._batch_size):
-            rows = self._rows[start : start + self._batch_size]
-            yield collate(self._encoded, rows, pad_token_id=self._pad_token_id)
+def place_in_window(place: Any) -> tuple[int, int]:
+    """Window, and the batches taken of it. Raises ResumeError where a saved place is none."""
+    if place is None:
+        return 0, 0
+    if isinstance(place, list) and len(place) == 2 and all(type(number) is int and number >= 0 for number in place):
+        return place[0], place[1]
+    raise ResumeError("the data position is damaged; continue from an older checkpoint")
 
 
-def evenly(length: int, wanted: int | None) -> np.ndarray:
-    """Places at even distances, all of them where `wanted` is None or larger."""
-    if wanted is None or wanted >= length:
-        return np.arange(length)
-    return np.arange(wanted) * length // wanted
+def check_ranks(ranks: int, batches_per_step: int) -> None:
+    """Raise DataError where so many processes cannot share the batches of a step evenly."""
+    if batches_per_step % ranks:
+        allowed = [str(number) for number in range(1, batches_per_step + 1) if batches_per_step % number == 0]
+        numbers = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
+        raise DataError(
+            f"a step of {batches_per_step:,} batches cannot be shared by {ranks} processes; start {numbers}, or write "
+            f"trainer.gradient_accumulation_steps: {-(-batches_per_step // ranks) * ranks} for a new run"
+        )

@@ -6,17 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.encoder import Encoder, Example, build_encoder
-from partita.data.labels import find_labels
-from partita.data.loader import evenly
-from partita.data.retrieval import build_retriever
+from partita.data.dialogue.expand import expanded
+from partita.data.evaluation_batches import evenly
 from partita.data.rows import Rows
-from partita.data.splits import open_splits
+from partita.data.run_data import open_run_data
+from partita.data.shaping.encoder import Encoder, Example, build_encoder
+from partita.data.shaping.labels import find_labels
+from partita.data.shaping.retrieval import build_retriever
+from partita.data.splits import has_answers
 from partita_schema.config import Config
 from partita_schema.model import ScratchModel
 
 MEASURED_ROWS = 1000
-"""Rows whose lengths are counted, at even distances over the training rows."""
+"""Rows whose lengths are counted, at even distances over the training rows; all rows of so many dialogues."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Preview:
     lengths: np.ndarray
     """Tokens of each measured row, prompt and answer together; rows that cannot be used are not among them."""
     num_rows: int
-    """Rows of the split in all."""
+    """Rows of the split in all; a dialogue is one, whatever is made of it. Of a stream, those that were looked at."""
     left_out: int
     """Measured rows that cannot be used."""
     limit: int | None
@@ -56,6 +58,10 @@ class Preview:
     """Whether the model's chat template is used."""
     supervised: bool
     """Whether the rows hold answers; otherwise prompts alone are shown."""
+    mode: str = ""
+    """How dialogues become rows; empty for other rows."""
+    streamed: bool = False
+    """Whether there may be more rows."""
 
 
 def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3) -> Preview:
@@ -63,23 +69,18 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
 
     A file without training rows (`trainer: none`) shows those that it is evaluated on.
     """
-    from partita.data.encoded import texts
-    from partita.lm.tokenizers import load_tokenizer
     from partita_schema.rows import row_schema
 
-    rows = next(iter(open_splits(config, folder=folder, dataset=dataset).values()))
-    supervised = all(feature.source_column in rows.columns for feature in config.output_features)
+    data = open_run_data(config, folder=folder, dataset=dataset)
+    rows = data.training if data.training is not None else next(iter(data.splits.values()))
+    supervised = has_answers(rows, config)
     schema = row_schema(config, supervised=supervised)
-    tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, schema=schema))
-    encoder = build_encoder(
-        config,
-        tokenizer=tokenizer,
-        context_length=context_of(config, tokenizer),
-        labels=find_labels(config, rows if supervised else None),
-        retriever=build_retriever(config, training=rows, folder=folder),
-    )
-    shown = preview_rows(rows.select(range(min(count, len(rows)))), encoder, schema, supervised=supervised)
-    measured = preview_rows(rows.select(evenly(len(rows), MEASURED_ROWS)), encoder, schema, supervised=supervised)
+    encoder = preview_encoder(config, rows, folder=folder, supervised=supervised)
+    first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
+    if supervised:
+        first, some = expanded(first, encoder.expander), expanded(some, encoder.expander)
+    shown = preview_rows(first.select(range(min(count, len(first)))), encoder, schema, supervised=supervised)
+    measured = preview_rows(some, encoder, schema, supervised=supervised)
     return Preview(
         rows=tuple(shown),
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
@@ -88,6 +89,26 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         limit=encoder.max_length,
         chat=encoder.shaper.chat,
         supervised=supervised,
+        mode=encoder.expander.mode if encoder.expander is not None else "",
+        streamed=data.streams is not None,
+    )
+
+
+def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: bool) -> Encoder:
+    """The encoder of a run as far as it is known without the model; `rows` are the first that the run reads."""
+    from partita.data.encoded import texts
+    from partita.lm.tokenizers import load_tokenizer
+    from partita_schema.rows import row_schema
+
+    schema = row_schema(config, supervised=supervised)
+    tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, schema=schema))
+    return build_encoder(
+        config,
+        tokenizer=tokenizer,
+        context_length=context_of(config, tokenizer),
+        labels=find_labels(config, rows if supervised else None),
+        retriever=build_retriever(config, training=rows, folder=folder),
+        folder=folder,
     )
 
 

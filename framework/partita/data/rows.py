@@ -37,13 +37,17 @@ class RowKeys(Sequence[str]):
     """Keys such as `train.jsonl:17`, in twelve bytes a row.
 
     The number is the line of a text file and the row of anything else, both from 1. Keys are unique: files of one
-    source have different names.
+    source have different names. Rows that were made of one row of a file have its key and a number of their own, from
+    1: `chats.jsonl:17#2`.
     """
 
-    def __init__(self, names: Sequence[str], files: np.ndarray, numbers: np.ndarray) -> None:
+    def __init__(
+        self, names: Sequence[str], files: np.ndarray, numbers: np.ndarray, *, parts: np.ndarray | None = None
+    ) -> None:
         self.names = tuple(names)
         self.files = np.asarray(files, dtype=np.int32)
         self.numbers = np.asarray(numbers, dtype=np.int64)
+        self.parts = None if parts is None else np.asarray(parts, dtype=np.int32)
 
     @classmethod
     def counted(cls, name: str, length: int) -> "RowKeys":
@@ -56,7 +60,8 @@ class RowKeys(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        return f"{self.names[self.files[index]]}:{self.numbers[index]}"
+        part = "" if self.parts is None else f"#{self.parts[index]}"
+        return f"{self.names[self.files[index]]}:{self.numbers[index]}{part}"
 
     def place(self, index: int) -> tuple[str, int]:
         """File and number of a row."""
@@ -65,11 +70,13 @@ class RowKeys(Sequence[str]):
     def take(self, indices: Indices) -> "RowKeys":
         """Keys of some rows, in the order asked for."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return RowKeys(self.names, self.files[chosen], self.numbers[chosen])
+        parts = None if self.parts is None else self.parts[chosen]
+        return RowKeys(self.names, self.files[chosen], self.numbers[chosen], parts=parts)
 
     def digest(self) -> bytes:
         """A hash of all keys and their order."""
-        return blake2b("\0".join(self.names).encode() + self.files.tobytes() + self.numbers.tobytes()).digest()
+        parts = b"" if self.parts is None else self.parts.tobytes()
+        return blake2b("\0".join(self.names).encode() + self.files.tobytes() + self.numbers.tobytes() + parts).digest()
 
 
 class Store(Protocol):

@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.reading.mixed import joined, open_mix
+from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.sources import open_rows
 from partita_schema.config import Config
 from partita_schema.data import FixedSplit, HashSplit, StratifySplit
+from partita_schema.dialogue_formats import has_dialogues
 from partita_schema.errors import DataError
+from partita_schema.features import DialogueInput, TextInput
 from partita_schema.nearest import nearest
 
 TRAINING, VALIDATION, TEST = "training", "validation", "test"
+DIALOGUES_LOOKED_AT = 100
+"""Dialogues that are looked at for answers."""
 SPLIT_NAMES = {
     "0": 0, "train": 0, "training": 0,
     "1": 1, "valid": 1, "validation": 1, "val": 1, "dev": 1,
@@ -34,27 +39,38 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
 
     `preprocessing.sample_ratio` and `sample_size` choose among the rows of the source, before it is divided; the
     sources of validation and test rows are taken whole. A split with a source of its own gets no share of the source.
-    The source's unreadable rows are in `bad` of the training rows. Raises DataError where there are no rows to train
-    on (with `trainer: none`, no rows at all), or columns are missing.
+    The source's unreadable rows are in `bad` of the training rows. Training rows that are streamed are left out. Raises
+    DataError where there are no rows to train on (with `trainer: none`, no rows at all), or columns are missing.
     """
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
     opened = {name: open_rows(place, folder=folder, name=name) for name, place in own.items() if place is not None}
     supervised = config.trainer.type != "none"
     splits = dict(opened)
-    if dataset is not None:
-        splits |= divide(open_rows(dataset, folder=Path.cwd()), config, without=frozenset(opened))
-    elif config.data.source is not None:
-        splits |= divide(open_rows(config.data.source, folder=folder), config, without=frozenset(opened))
-    elif supervised or not opened:
+    without = frozenset(opened)
+    if dataset is not None and not is_streamed(config, dataset):
+        splits |= divide(open_rows(dataset, folder=Path.cwd()), config, without=without)
+    elif config.data.source is not None and not config.data.streaming:
+        splits |= divide(open_rows(config.data.source, folder=folder), config, without=without)
+    elif config.data.mix is not None and not config.data.streaming:
+        splits |= divide_mix(open_mix(config.data, folder=folder), config, without=without)
+    elif not config.data.streaming and (supervised or not opened):
         raise DataError("there are no rows: write data.source in the file, or give a dataset (--dataset PATH)")
     for rows in splits.values():
         check_columns(rows, config, supervised=supervised)
     return {name: splits[name] for name in (TRAINING, VALIDATION, TEST) if name in splits and len(splits[name])}
 
 
+def is_streamed(config: Config, dataset: Any = None) -> bool:
+    """Whether training rows are read while they are used: those of the file, or of a `dataset` in their place."""
+    return config.data.streaming and (dataset is None or isinstance(dataset, str | Path))
+
+
 def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     """Raise DataError when a column is not there that prompts show or, with `supervised`, answers are learned from."""
-    inputs = {feature.name: feature for feature in config.input_features}
+    if config.dialogue_input is not None:
+        require_dialogues(rows, config.dialogue_input, form=config.data.dialogue.format)
+        return
+    inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     needed = {}
     for name in config.shown_columns:
         feature = inputs.get(name)
@@ -69,6 +85,28 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
         require_column(rows, column, user=user)
 
 
+def has_answers(rows: Rows, config: Config) -> bool:
+    """Whether there is a column for every output; of dialogues, whether one of the first ends with an answer."""
+    if config.dialogue_input is None:
+        return all(output.source_column in rows.columns for output in config.output_features)
+    from partita_schema.rows import check_rows, row_schema
+
+    first = rows.get(range(min(len(rows), DIALOGUES_LOOKED_AT)))
+    return bool(check_rows(row_schema(config, supervised=True), first).clean)
+
+
+def require_dialogues(rows: Rows, feature: DialogueInput, *, form: str) -> None:
+    """Raise DataError where neither the feature's column is there nor those of a format."""
+    column = feature.source_column
+    if not has_dialogues(rows.columns, column=column, form=form):
+        near = nearest(column, rows.columns)
+        raise DataError(
+            f"{rows.keys.names[0]} has no column {column!r}, which dialogue {feature.name} needs, and not the columns "
+            f"of {'another format' if form == 'auto' else form}; its columns are {', '.join(rows.columns)}; write "
+            f"column: {near[0] if near else 'NAME'} at the input"
+        )
+
+
 def require_column(rows: Rows, column: str, *, user: str) -> None:
     if column not in rows.columns:
         near = nearest(column, rows.columns)
@@ -78,9 +116,23 @@ def require_column(rows: Rows, column: str, *, user: str) -> None:
         )
 
 
-def divide(rows: Rows, config: Config, *, without: frozenset[str]) -> dict[str, Rows]:
-    """A source as training, validation and test rows."""
-    chosen = sample(len(rows), config)
+def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[str]) -> dict[str, Rows]:
+    """Each source divided by itself, so that it has its share of every split; the parts of a split joined."""
+    for rows in sources.values():
+        check_columns(rows, config, supervised=config.trainer.type != "none")
+    total = sum(map(len, sources.values()))
+    divided = {name: divide(rows, config, without=without, total=total) for name, rows in sources.items()}
+    splits = {}
+    for split in (TRAINING, VALIDATION, TEST):
+        parts = {name: rows[split] for name, rows in divided.items() if len(rows.get(split, ()))}
+        if parts:
+            splits[split] = joined(parts)
+    return splits
+
+
+def divide(rows: Rows, config: Config, *, without: frozenset[str], total: int | None = None) -> dict[str, Rows]:
+    """A source as training, validation and test rows; `total` are the rows of all sources, where it is one of a mix."""
+    chosen = sample(len(rows), config, total=total)
     kept = rows if chosen is None else rows.select(chosen)
     places = deal(kept, config, without=without)
     if not np.any(places == 0):
@@ -93,9 +145,12 @@ def divide(rows: Rows, config: Config, *, without: frozenset[str]) -> dict[str, 
     return splits | {TRAINING: splits[TRAINING].with_bad(rows.bad)}
 
 
-def sample(length: int, config: Config) -> np.ndarray | None:
-    """Places of the rows that are used, in order; None for all."""
-    wanted = config.preprocessing.sample_size or max(1, round(length * config.preprocessing.sample_ratio))
+def sample(length: int, config: Config, *, total: int | None = None) -> np.ndarray | None:
+    """Places of the rows that are used, in order; None for all. Of `total` rows, these give their share of a number."""
+    size, ratio = config.preprocessing.sample_size, config.preprocessing.sample_ratio
+    if size is not None:
+        ratio = min(1.0, size / (total or length))
+    wanted = max(1, round(length * ratio))
     if wanted >= length:
         return None
     return np.sort(generator(config.seed, "sample").permutation(length)[:wanted])

@@ -28,7 +28,7 @@ def heading(purpose: str, size: BatchSize) -> str:
     """One sentence: the size, where it comes from, and what it was measured for."""
     facts = [f"{name} {rows:,}" for name, rows in (("fits", size.fits), ("best", size.best)) if rows is not None]
     found = f"{purpose}: {count(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
-    told = [text for text in (worst_case(purpose, size), allowance(size), refusal(size)) if text]
+    told = [text for text in (worst_case(purpose, size), token_limit(size), allowance(size), refusal(size)) if text]
     return f"{found}, {origin(size)}" + (f"; {', '.join(told)}" if told else "")
 
 
@@ -49,6 +49,10 @@ def worst_case(purpose: str, size: BatchSize) -> str:
     if purpose != "generation":
         return f"rows of at most {count(size.prompt_tokens, 'token')}"
     return f"prompts of at most {count(size.prompt_tokens, 'token')} and {size.new_tokens or 0:,} new ones"
+
+
+def token_limit(size: BatchSize) -> str:
+    return "" if size.max_tokens is None else f"max_tokens {size.max_tokens:,}"
 
 
 def allowance(size: BatchSize) -> str:

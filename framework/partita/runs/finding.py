@@ -22,10 +22,14 @@ FREE_KEYS = (
     "trainer.restore_best",
     "trainer.memory_budget",
     "data.loader",
+    "data.encode",
+    "data.resume",
     "tracking",
 )
 """What may change when a run is continued; anything else would make it another run."""
 
+DATA_KEYS = ("data", "preprocessing", "seed")
+"""What may change as well where data.resume says how to go on."""
 
 USE_KEYS = (
     "generation",
@@ -35,6 +39,8 @@ USE_KEYS = (
     "trainer.memory_budget",
     "trainer.max_generated_rows",
     "data.loader",
+    "data.encode",
+    "data.resume",
     "data.test",
     "data.max_bad_rows",
 )
@@ -50,10 +56,16 @@ def check_free(folder: Path) -> None:
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
     """Raises ResumeError naming each value that differs, where continuing would make another run of it."""
-    changed = differences(old, new, without=FREE_KEYS)
+    changed = differences(old, new, without=changeable(new))
     if changed:
         listing = "\n".join(f"  {line}" for line in changed[:20])
         raise ResumeError(f"{folder} holds a run of another file:\n{listing}\ngive this run another folder with --run")
+
+
+def changeable(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What may change when a run is continued with these settings."""
+    strict = settings.get("data", {}).get("resume", "strict") == "strict"
+    return FREE_KEYS if strict else (*FREE_KEYS, *DATA_KEYS)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
@@ -80,12 +92,17 @@ def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def choose_folder(name: str, *, config: Config, base: Path) -> Path:
-    """`base/name`, continued where it holds this file's unfinished run; else the next free `name-2`, `name-3` ..."""
+    """`base/name`, continued where it holds this file's unfinished run; else the next free `name-2`, `name-3` ...
+
+    Where data.resume says how to go on with other data, an unfinished run of other data is this file's as well.
+    """
     settings = config.model_dump(mode="json")
+    free = () if config.data.resume == "strict" else changeable(settings)
     return next(
         folder
         for folder, manifest in numbered(name, base=base)
-        if not manifest or (manifest.get("status") != "done" and manifest.get("config") == settings)
+        if not manifest
+        or (manifest.get("status") != "done" and not differences(manifest.get("config", {}), settings, without=free))
     )
 
 

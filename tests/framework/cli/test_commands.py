@@ -31,8 +31,8 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLU
 FLAGS = {
     "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
     "validate": {"--set"},
-    "explain": {"--set", "--json"},
-    "preview": {"--rows", "-n", "--dataset", "--set"},
+    "explain": {"--data", "--dataset", "--set", "--json"},
+    "preview": {"--rows", "-n", "--dataset", "--ledger", "--set"},
     "tune": {"--dataset", "--plot", "--fresh", "--set", "--quiet", "-q", "--json"},
     "train": {"--dataset", "--run", "--set", "--quiet", "-q", "--json"},
     "predict": {
@@ -109,8 +109,9 @@ def trained(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_train_logs_in_plain_lines_and_prints_a_table(trained: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     lines = trained.stderr.splitlines()
-    assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch", lines[0])
-    assert re.fullmatch(r"training 8/8  loss \d+\.\d+  epoch 1  tokens/s [\d,.]+", lines[1])
+    assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch, 8 in all", lines[0])
+    assert re.fullmatch(r"(fixed|bucket): \d+ rows a batch, .*, 1 batch a step, \d+\.\d % padding expected", lines[1])
+    assert re.fullmatch(r"training 8/8  loss \d+\.\d+  epoch 1  tokens/s [\d,.]+", lines[-1])
     assert "\x1b" not in trained.stderr + trained.stdout
     assert re.search(r"metric .* validation .* test ", trained.stdout)
     assert re.search(r"│ loss +│ +\d\.\d{4} │ \d\.\d{4} │", trained.stdout)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.data.ledger import Ledger
+from partita.data.ledger import Ledger, read_counts, read_quarantine
 from partita.data.rows import BadRow
 from partita_schema.errors import DataError
 
@@ -135,3 +135,96 @@ def replaced(ledger: Ledger) -> Ledger:
         leave_out(stricter, number, f"reason {number}")
     assert stricter.splits == ledger.splits
     return stricter
+
+
+def test_a_resumed_ledger_counts_every_row_once(tmp_path: Path) -> None:
+    first = Ledger(tmp_path, max_bad_rows=9, resumable=True)
+    first.use(split="training", rows=4, cut=1, cut_tokens=3)
+    leave_out(first, 1, "too long")
+    position = first.state()
+    first.use(split="training", rows=4)
+    leave_out(first, 2, "no label")  # behind the position, killed before any save
+
+    for _ in range(10):
+        again = Ledger(tmp_path, max_bad_rows=9, resumable=True)
+        again.leave_out("v.csv:8", ["too long"], split="validation", file="v.csv", number=8)
+        again.save()
+        again.load(position)
+        assert again.state() == position
+        assert again.split("training").reasons == {"too long": 1}
+        leave_out(again, 2, "no label")
+
+    again.save()
+    assert [row["key"] for row in quarantine(tmp_path)] == ["v.csv:8", "a.csv:1", "a.csv:2"]
+    assert json.loads((tmp_path / "ledger.json").read_text())["splits"]["training"]["left_out"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.json", "quarantine.jsonl"]
+
+
+def test_a_kill_before_the_position_is_loaded_loses_no_reason(tmp_path: Path) -> None:
+    first = Ledger(tmp_path, max_bad_rows=9, resumable=True)
+    leave_out(first, 1, "too long")
+    position = first.state()
+    for _ in range(2):  # read its validation rows, and killed
+        killed = Ledger(tmp_path, max_bad_rows=9, resumable=True)
+        killed.leave_out("v.csv:8", ["no label"], split="validation", file="v.csv", number=8)
+        killed.save()
+
+    again = Ledger(tmp_path, max_bad_rows=9, resumable=True)
+    again.load(position)
+
+    assert again.split("training").reasons == {"too long": 1}
+    assert [row["key"] for row in quarantine(tmp_path)] == ["a.csv:1"]
+
+
+def test_rows_whose_reasons_are_lost_are_counted_all_the_same(tmp_path: Path) -> None:
+    first = Ledger(tmp_path, max_bad_rows=0, resumable=True)
+    leave_out(first, 1, "too long")
+    position = first.state()
+    (tmp_path / "quarantine.jsonl").unlink()
+
+    again = Ledger(tmp_path, max_bad_rows=0, resumable=True)
+    again.load(position)
+
+    with pytest.raises(DataError, match=r"1 x before the run was continued$"):
+        again.check()
+
+
+def test_a_torn_line_of_the_quarantine_is_passed_over(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, max_bad_rows=9)
+    leave_out(ledger, 1, "too long")
+    ledger.save()
+    with (tmp_path / "quarantine.jsonl").open("a") as file:
+        file.write('{"key": "a.csv:2", "spl')
+
+    assert [row["key"] for row in read_quarantine(tmp_path / "quarantine.jsonl")] == ["a.csv:1"]
+
+
+def test_a_share_says_nothing_before_a_thousand_rows_of_a_stream() -> None:
+    ledger = Ledger(None, max_bad_rows=0.01)
+    leave_out(ledger, 1, "x")
+    ledger.use(split="training", rows=10)
+    ledger.check_so_far()
+    with pytest.raises(DataError, match="1 of 11 rows"):
+        ledger.check()
+    ledger.use(split="training", rows=989)
+    ledger.check_so_far()
+    for number in range(10):
+        leave_out(ledger, number, "x")
+    with pytest.raises(DataError, match="11 of 1,010 rows"):
+        ledger.check_so_far()
+
+
+def test_a_number_of_bad_rows_stops_a_stream_at_once() -> None:
+    ledger = Ledger(None, max_bad_rows=0)
+    leave_out(ledger, 1, "x")
+    with pytest.raises(DataError, match="1 of 1 rows"):
+        ledger.check_so_far()
+
+
+def test_a_damaged_ledger_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_text("{}")
+    with pytest.raises(DataError) as error:
+        read_counts(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}/ledger.json is damaged (KeyError: 'splits'); it is written anew by the run"
+    )

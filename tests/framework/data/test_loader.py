@@ -1,7 +1,5 @@
 import itertools
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.data.collate import collate
 from partita.data.encoded import EncodedRows, texts
-from partita.data.encoder import build_encoder
+from partita.data.evaluation_batches import EvaluationBatches, evenly
 from partita.data.ledger import Ledger
-from partita.data.loader import EvaluationBatches, Loader, evenly
-from partita.data.materialiser import collate
-from partita.data.sources import open_rows
+from partita.data.loader import Loader
+from partita.data.planning.plan import NOTHING, PlannedBatch, alone
+from partita.data.reading.sources import open_rows
+from partita.data.shaping.encoder import build_encoder
 from partita.lm.tokenizers import byte_tokenizer
+from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
-from partita_schema.data import BucketBatching, FixedBatching, LoaderOptions
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.rows import row_schema
 from partita_trainers.base import Batch, Step
@@ -41,7 +41,6 @@ def encode(table: list[dict[str, Any]], *, config: Config = CONFIG, ledger: Ledg
     return EncodedRows.build(
         open_rows(table, folder=Path()),
         build_encoder(config, tokenizer=byte_tokenizer(), context_length=64),
-        schema=row_schema(config, supervised=True),
         ledger=ledger or Ledger(None, max_bad_rows=0.5),
         chunk=7,
     )
@@ -53,24 +52,35 @@ def table(length: int) -> list[dict[str, Any]]:
 
 
 ENCODED = encode(table(53))
+BATCHINGS: list[Batching] = [
+    FixedBatching(type="fixed"),
+    BucketBatching(type="bucket", window=10, noise=0.1, longest_first=True),
+    BucketBatching(type="bucket", window=16, length_spread=8),
+    BucketBatching(type="bucket", window=16, drop_last=True),
+    TokenBudgetBatching(type="token_budget", max_tokens=150, window=16, max_rows=7),
+    PackBatching(type="pack", max_tokens=70, window=16),
+]
 
 
-def make(
-    *, workers: int = 0, start_method: str | None = None, encoded: EncodedRows = ENCODED, **changes: Any
-) -> Loader:
+def make(*, encoded: EncodedRows = ENCODED, **changes: Any) -> Loader:
     settings: dict[str, Any] = {
         "batching": BucketBatching(type="bucket", window=16),
         "batch_size": 4,
         "batches_per_step": 3,
         "seed": 5,
     }
-    options = LoaderOptions(workers=workers)
-    return Loader(encoded, options=options, pad_token_id=PAD, start_method=start_method, **settings | changes)
+    return Loader(encoded, pad_token_id=PAD, **settings | changes)
 
 
 def plain(step: Step) -> Any:
     batches = [
-        (batch.input_ids_BT.tolist(), batch.labels_BT.tolist(), batch.lengths_B.tolist(), batch.keys)
+        (
+            batch.input_ids_BT.tolist(),
+            batch.labels_BT.tolist(),
+            batch.lengths_B.tolist(),
+            batch.keys,
+            None if batch.position_ids_BT is None else batch.position_ids_BT.tolist(),
+        )
         for batch in step.batches
     ]
     return batches, dict(step.cursor), step.epoch
@@ -86,7 +96,7 @@ def test_a_batch_holds_its_rows_padded_on_the_right() -> None:
     )
     tokenizer = byte_tokenizer()
 
-    batch = collate(encoded, np.array([1, 0]), pad_token_id=PAD)
+    batch = collate(encoded, alone(np.array([1, 0])), pad_token_id=PAD)
 
     ids = [[*tokenizer.encode("efgh</s>")], [*tokenizer.encode("abc</s>"), PAD]]
     assert batch.input_ids_BT.tolist() == ids
@@ -95,10 +105,55 @@ def test_a_batch_holds_its_rows_padded_on_the_right() -> None:
     assert batch.keys == ("dataset:3", "dataset:1")
     assert {tensor.dtype for tensor in (batch.input_ids_BT, batch.labels_BT, batch.lengths_B)} == {torch.int64}
     assert (batch.rows, batch.tokens, batch.loss_tokens) == (2, 9, 6)
+    assert batch.position_ids_BT is None
+
+
+def test_packed_rows_stand_behind_each_other_with_positions_of_their_own() -> None:
+    encoded = encode(
+        [{"question": "ab", "answer": "c"}, {"question": "d", "answer": "x"}, {"question": "e", "answer": "fgh"}]
+    )
+    tokenizer = byte_tokenizer()
+
+    batch = collate(encoded, PlannedBatch(np.array([1, 0, 2]), np.array([0, 0, 1])), pad_token_id=PAD)
+
+    ids = [tokenizer.encode("dx</s>"), tokenizer.encode("abc</s>"), tokenizer.encode("efgh</s>")]
+    assert batch.input_ids_BT.tolist() == [[*ids[0], *ids[1]], [*ids[2], PAD, PAD]]
+    learned = [[-100, *ids[0][1:]], [-100, -100, *ids[1][2:]], [-100, *ids[2][1:]]]
+    assert batch.labels_BT.tolist() == [[*learned[0], *learned[1]], [*learned[2], -100, -100]]
+    assert batch.position_ids_BT is not None
+    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 0]]
+    assert batch.lengths_B.tolist() == [7, 5]
+    assert batch.keys == ("dataset:2", "dataset:1", "dataset:3")
+    assert (batch.rows, batch.tokens, batch.loss_tokens) == (3, 12, 8)
+
+
+@given(rows=st.lists(st.integers(0, 52), max_size=12), data=st.data())
+def test_a_batch_is_what_plain_lists_make_of_its_rows(rows: list[int], data: st.DataObject) -> None:
+    grow = [0, *data.draw(st.lists(st.integers(0, 1), min_size=max(0, len(rows) - 1), max_size=max(0, len(rows) - 1)))]
+    lines = np.cumsum(grow[: len(rows)]).astype(np.int64)
+
+    batch = collate(ENCODED, PlannedBatch(np.array(rows, dtype=np.int64), lines), pad_token_id=PAD)
+
+    expected: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in set(lines.tolist())]
+    for row, line in zip(rows, lines.tolist(), strict=True):
+        ids = ENCODED.ids(row).tolist()
+        learned = {place for start, end in ENCODED.spans(row).tolist() for place in range(start, end)} - {0}
+        expected[line][0].extend(ids)
+        expected[line][1].extend(token if place in learned else -100 for place, token in enumerate(ids))
+        expected[line][2].extend(range(len(ids)))
+    width = max((len(line[0]) for line in expected), default=0)
+    padded = [[(line[kind] + [fill] * width)[:width] for line in expected] for kind, fill in enumerate((PAD, -100, 0))]
+    assert batch.input_ids_BT.tolist() == padded[0]
+    assert batch.labels_BT.tolist() == padded[1]
+    if len(expected) < len(rows):
+        assert batch.position_ids_BT is not None
+        assert batch.position_ids_BT.tolist() == padded[2]
+    else:
+        assert batch.position_ids_BT is None
 
 
 def test_a_batch_without_rows_is_empty() -> None:
-    batch = collate(ENCODED, np.empty(0, dtype=np.int64), pad_token_id=PAD)
+    batch = collate(ENCODED, NOTHING, pad_token_id=PAD)
 
     assert batch.input_ids_BT.shape == batch.labels_BT.shape == (0, 0)
     assert (batch.rows, batch.tokens, batch.loss_tokens) == (0, 0, 0)
@@ -113,19 +168,23 @@ def test_every_epoch_holds_every_row_once_and_ends_are_told() -> None:
     for epoch in range(3):
         part = steps[epoch * 5 : epoch * 5 + 5]
         assert sorted(key for step in part for batch in step.batches for key in batch.keys) == sorted(ENCODED.keys)
-    assert [step.epoch for step in steps[:6]] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
+    rows = np.cumsum([sum(batch.rows for batch in step.batches) for step in steps[:6]])
+    assert [step.epoch for step in steps[:6]] == pytest.approx((rows / 53).tolist())
     assert [(step.cursor["epoch"], step.cursor["step"]) for step in steps[3:6]] == [(0, 4), (1, 0), (1, 1)]
     assert [plain(step)[0] for step in steps[:5]] != [plain(step)[0] for step in steps[5:10]]
     assert {len(step.batches) for step in steps} == {3}
 
 
 def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
-    straight = take(make(), 14)
+    for batching in BATCHINGS:
+        straight = take(make(batching=batching), 18)
 
-    for done in range(1, 12):
-        loader = make()
-        loader.load_cursor(json.loads(json.dumps(straight[done - 1][1])))
-        assert take(loader, 3) == straight[done : done + 3]
+        for done in range(1, 15):
+            saved = json.dumps(straight[done - 1][1])
+            assert len(saved) < 4096
+            loader = make(batching=batching)
+            loader.load_cursor(json.loads(saved))
+            assert take(loader, 3) == straight[done : done + 3]
 
 
 @settings(max_examples=20, deadline=None)
@@ -133,7 +192,7 @@ def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
     stops=st.lists(st.integers(1, 6), min_size=1, max_size=10),
     batch_size=st.integers(1, 9),
     batches_per_step=st.integers(1, 4),
-    batching=st.sampled_from([BucketBatching(type="bucket", window=10), FixedBatching(type="fixed")]),
+    batching=st.sampled_from(BATCHINGS),
 )
 def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -> None:
     straight = [plain(step) for step in itertools.islice(make(**settings).steps(), sum(stops))]
@@ -148,37 +207,61 @@ def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -
     assert found == straight
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # a machine with few cores
-@pytest.mark.parametrize(("workers", "start_method"), [(1, None), (3, "fork"), (1, "spawn")])
-def test_batches_are_the_same_for_any_number_of_workers(workers: int, start_method: str | None) -> None:
-    assert take(make(workers=workers, start_method=start_method), 8) == take(make(), 8)
+@settings(max_examples=20, deadline=None)
+@given(
+    ranks=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=5),
+    steps=st.integers(1, 4),
+    batching=st.sampled_from(BATCHINGS),
+)
+def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, batching: Batching) -> None:
+    """A job that is stopped and started with other numbers of processes: micro-batch s belongs to rank s % ranks."""
+    settings: dict[str, Any] = {"batching": batching, "batch_size": 2, "batches_per_step": 12}
+    straight = take(make(**settings), steps * len(ranks))
+
+    found: list[Any] = []
+    for number in ranks:
+        loaders = [make(**settings, rank=rank, ranks=number) for rank in range(number)]
+        for loader in loaders:
+            if found:
+                loader.load_cursor(found[-1][1])
+        for together in zip(*(take(loader, steps) for loader in loaders), strict=True):
+            assert len({json.dumps(cursor) for _, cursor, _ in together}) == 1
+            batches = [together[slot % number][0][slot // number] for slot in range(12)]
+            found.append((batches, *together[0][1:]))
+
+    assert found == straight
 
 
-def test_what_workers_made_ahead_is_not_lost_on_resume() -> None:
-    straight = take(make(), 9)
-    ahead = make(workers=2)
-    steps = ahead.steps()
-    used = [plain(next(steps)) for _ in range(3)]
-    steps.close()  # type: ignore[attr-defined]
+def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_that_can() -> None:
+    with pytest.raises(DataError) as error:
+        make(batches_per_step=12, rank=0, ranks=5)
 
-    resumed = make(workers=1)
-    resumed.load_cursor(used[-1][1])
-
-    assert used + take(resumed, 6) == straight
+    assert str(error.value) == (
+        "a step of 12 batches cannot be shared by 5 processes; start 1, 2, 3, 4, 6 or 12, or write "
+        "trainer.gradient_accumulation_steps: 15 for a new run"
+    )
 
 
-def test_a_worker_that_dies_is_an_error_and_no_hang() -> None:
-    import multiprocessing
+def test_steps_of_several_epochs_are_those_that_are_taken() -> None:
+    for batching in BATCHINGS:
+        taken = [step.cursor["epoch"] for step in itertools.islice(make(batching=batching).steps(), 40)]
+        loader = make(batching=batching)
+        first = loader.steps_per_epoch
 
-    steps = make(workers=1).steps()
-    next(steps)
-    [worker] = multiprocessing.active_children()
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGKILL)
+        assert first == taken.index(1) + 1
+        assert loader.total_steps(1) == first
+        assert loader.total_steps(3) == taken.index(3) + 1
+        assert loader.total_steps(0.5) == -(-first // 2)
+        assert loader.total_steps(2.001) == taken.index(2) + 2
+        assert loader.total_steps(1e-9) == 1
 
-    with pytest.raises(DataError, match=r"^a data worker died \(.+\); write fewer data\.loader\."):
-        list(itertools.islice(steps, 100))
-    assert multiprocessing.active_children() == []
+
+def test_a_row_too_long_for_the_budget_is_named() -> None:
+    longest = int(ENCODED.lengths.argmax())
+    with pytest.raises(
+        DataError, match=rf"^row {ENCODED.keys[longest]} has 4\d tokens, more than the 40 of data\.batch"
+    ):
+        make(batching=TokenBudgetBatching(type="token_budget", max_tokens=40))
 
 
 def test_no_random_state_outside_is_touched() -> None:
@@ -187,7 +270,6 @@ def test_no_random_state_outside_is_touched() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
 
     take(make(), 3)
-    take(make(workers=1), 3)
 
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
@@ -212,19 +294,39 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
     assert told(make(seed=6)) == ["seed"]
     assert told(make(batch_size=5)) == ["batch size"]
     assert told(make(batches_per_step=1)) == ["batches a step"]
-    assert told(make(batching=BucketBatching(type="bucket", window=99))) == ["batching"]
+    assert told(make(batching=BucketBatching(type="bucket", window=99))) == ["batching.window"]
+    assert told(make(batching=BucketBatching(type="bucket", window=16, noise=0.5))) == ["batching.noise"]
+    assert told(make(order=lambda epoch, chance: np.arange(53), order_parts={"mix": "a, b"})) == ["mix"]
     assert told(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert told(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
-    make(workers=2).load_cursor(cursor)
+    make(ranks=3, rank=1).load_cursor(cursor)
+
+
+@pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])
+def test_changed_data_go_on_at_the_beginning_of_an_epoch_where_that_is_asked(resume: str, epoch: int) -> None:
+    loader = make()
+    steps = [plain(step) for step in itertools.islice(loader.steps(), 7)]
+    grown = encode(table(60))
+    resumed = make(encoded=grown, resume=resume)
+
+    resumed.load_cursor(steps[-1][1])
+
+    straight = [plain(step) for step in itertools.islice(make(encoded=grown).steps(), 12)]
+    begin = 0 if epoch == 0 else make(encoded=grown).steps_per_epoch
+    assert take(resumed, 3) == straight[begin : begin + 3]
 
 
 def test_a_position_behind_the_epoch_is_refused() -> None:
-    from partita.data.cursor import Cursor
+    from partita.data.planning.cursor import Cursor
 
     cursor = Cursor.from_json(next(make().steps()).cursor)
-    with pytest.raises(ResumeError, match=r"the data position is step 6 of an epoch of 5; continue from an older"):
-        make().load_cursor(Cursor(cursor.parts, 0, 6).to_json())
+    message = r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such place; contin"
+    with pytest.raises(ResumeError, match=message):
+        make().load_cursor(Cursor(cursor.parts, 0, 6, [4, 0]).to_json())
+    for place in ([1], [1, -1], {"a": 1}, [1, "2"]):
+        with pytest.raises(ResumeError, match=r"^the data position is damaged; continue from an older checkpoint$"):
+            make().load_cursor(Cursor(cursor.parts, 0, 6, place).to_json())
 
 
 def test_statistics_count_what_was_handed_out() -> None:
@@ -240,6 +342,9 @@ def test_statistics_count_what_was_handed_out() -> None:
     assert found["loss_tokens"] == sum(batch.loss_tokens for batch in batches)
     assert found["padding"] == cells - found["tokens"]
     assert found["padding_share"] == pytest.approx(found["padding"] / cells)
+    assert 0 < found["waited_seconds"] <= found["seconds"]
+    assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
+    assert found["wait_share"] == pytest.approx(found["waited_seconds"] / found["seconds"])
 
 
 def test_evaluation_takes_every_row_once_the_longest_first() -> None:
@@ -293,7 +398,7 @@ def test_unreadable_rows_are_counted_with_the_others(tmp_path: Path) -> None:
 def encode_file(path: Path, ledger: Ledger) -> EncodedRows:
     encoder = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
     rows = open_rows(path, folder=Path())
-    return EncodedRows.build(rows, encoder, schema=row_schema(CONFIG, supervised=True), ledger=ledger)
+    return EncodedRows.build(rows, encoder, ledger=ledger)
 
 
 def test_rows_that_are_all_bad_stop_the_run() -> None:
@@ -319,11 +424,9 @@ def test_fingerprints_follow_the_content() -> None:
 def test_progress_hears_of_every_row() -> None:
     heard: list[int] = []
     encoder = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
-    rows, schema = open_rows(table(25), folder=Path()), row_schema(CONFIG, supervised=True)
+    rows = open_rows(table(25), folder=Path())
 
-    EncodedRows.build(
-        rows, encoder, schema=schema, ledger=Ledger(None, max_bad_rows=0), chunk=10, progress=heard.append
-    )
+    EncodedRows.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0), chunk=10, progress=heard.append)
 
     assert heard == [10, 10, 5]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.labels import find_labels
+from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.sources import open_rows
+from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns, hash_places, open_splits, random_places, stratified_places
 from partita_schema.errors import DataError
 
@@ -232,3 +232,15 @@ def test_labels_are_those_of_the_file_or_of_the_rows(make_config: Make) -> None:
     assert find_labels(seen, rows) == {"label": ("a", "b")}
     assert find_labels(seen, None) == {"label": ()}
     assert find_labels(make_config(), rows) == {}
+
+
+def test_rows_without_a_dialogue_are_told_with_their_columns(make_config: Make) -> None:
+    config = make_config(
+        input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
+    )
+    with pytest.raises(DataError) as caught:
+        open_splits(config, folder=Path(), dataset=[{"message": "a", "team": "b"}])
+    assert str(caught.value) == (
+        "dataset has no column 'messages', which dialogue messages needs, and not the columns of another format; "
+        "its columns are message, team; write column: message at the input"
+    )

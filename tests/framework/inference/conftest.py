@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from partita.data.encoder import Encoder
-from partita.data.prompt import Shaper
 from partita.data.rows import ListStore, RowKeys, Rows
+from partita.data.shaping.encoder import Encoder
+from partita.data.shaping.prompt import Shaper
 from partita.inference.decode import Decoder
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import predict_rows

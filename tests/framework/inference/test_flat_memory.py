@@ -8,8 +8,8 @@ import pytest
 SCRIPT = """
 import resource, sys
 from pathlib import Path
-from partita.data.encoder import Encoder
-from partita.data.prompt import Shaper
+from partita.data.shaping.encoder import Encoder
+from partita.data.shaping.prompt import Shaper
 from partita.inference.decode import Decoder
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import predict_rows

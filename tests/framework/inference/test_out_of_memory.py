@@ -312,8 +312,8 @@ def test_a_job_that_died_between_halves_goes_on_without_losing_or_repeating_rows
 
 
 def test_answers_without_a_journal_share_the_limit(make_config: Any, make_rows: Any) -> None:
-    from partita.data.encoder import Encoder
-    from partita.data.prompt import Shaper
+    from partita.data.shaping.encoder import Encoder
+    from partita.data.shaping.prompt import Shaper
     from partita.inference.decode import Decoder
     from partita_schema.rows import row_schema
 

@@ -251,8 +251,8 @@ def test_progress_counts_rows_from_where_the_job_stood(make_rows: Any, predict: 
 
 
 def test_rows_are_answered_without_a_journal(make_config: Any, make_rows: Any, tmp_path: Path) -> None:
-    from partita.data.encoder import Encoder
-    from partita.data.prompt import Shaper
+    from partita.data.shaping.encoder import Encoder
+    from partita.data.shaping.prompt import Shaper
 
     config, lm = make_config(KIND), ScriptedModel(parity)
     answers = answer_rows(

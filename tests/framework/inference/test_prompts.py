@@ -3,8 +3,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.encoder import Encoder, PromptExample
-from partita.data.prompt import Shaper
+from partita.data.shaping.encoder import Encoder, PromptExample
+from partita.data.shaping.prompt import Shaper
 from partita.inference.prompts import EncodedPrompts
 from partita.lm.scripted import ScriptedModel
 from partita_schema.rows import row_schema

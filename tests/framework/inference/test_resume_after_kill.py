@@ -12,8 +12,8 @@ SCRIPT = """
 import hashlib, os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from partita.data.encoder import Encoder
-from partita.data.prompt import Shaper
+from partita.data.shaping.encoder import Encoder
+from partita.data.shaping.prompt import Shaper
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.inference.decode import Decoder
 from partita.inference.halving import BatchLimit, Capacity

@@ -46,8 +46,8 @@ def test_batches_give_what_each_row_gives_alone(lm: Any, make_rows: Any, predict
 def test_a_sampled_job_with_holes_is_filled_with_what_a_straight_one_samples(
     lm: Any, make_config: Any, make_rows: Any
 ) -> None:
-    from partita.data.encoder import Encoder
-    from partita.data.prompt import Shaper
+    from partita.data.shaping.encoder import Encoder
+    from partita.data.shaping.prompt import Shaper
 
     config = make_config()
     encoder = Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None))

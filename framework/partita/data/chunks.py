@@ -1,0 +1,161 @@
+"""Raw rows in, token ids out: what is done to rows a chunk at a time, here or in worker processes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partita.data.reading.json_reader import json_record
+from partita.data.rows import RowError
+from partita.data.shaping.encoder import Encoder, Example
+
+if TYPE_CHECKING:
+    from marshmallow import Schema
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """What stands in the place of a row that could not be read."""
+
+    reason: str
+    raw: str
+
+
+RawRow = bytes | Mapping[str, Any] | Unreadable
+"""A row as a JSON object in UTF-8, or as a mapping."""
+
+
+@dataclass(frozen=True)
+class RawChunk:
+    """Rows as they were read."""
+
+    rows: Sequence[RawRow]
+    keys: Sequence[str]
+
+
+@dataclass(frozen=True)
+class BadPlace:
+    """A row of a chunk that cannot be used."""
+
+    place: int
+    reasons: tuple[str, ...]
+    raw: Any
+    """The row, or what stands in its place."""
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """Examples of a chunk in flat arrays. A row may have given several examples, or none."""
+
+    ids: np.ndarray
+    """Token ids of all examples, one behind the other, int32."""
+    lengths: np.ndarray
+    """Tokens of each example, int64."""
+    spans: np.ndarray
+    """First learned token and the one behind the last, in the example, int32, [spans, 2]."""
+    span_counts: np.ndarray
+    """Learned spans of each example, int64."""
+    places: np.ndarray
+    """Place in the chunk of the row of each example, int64."""
+    numbers: np.ndarray
+    """Number of each example among those of its row, from 1, int32."""
+    bad: tuple[BadPlace, ...] = ()
+    cut: int = 0
+    """Examples that lost tokens to a length limit."""
+    cut_tokens: int = 0
+
+    @property
+    def used(self) -> int:
+        """Rows of which everything is used."""
+        return len(np.setdiff1d(self.places, [row.place for row in self.bad]))
+
+
+class ChunkEncoder:
+    """Checks and encodes rows. Can be sent to other processes."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"encoder": self.encoder}
+
+    @cached_property
+    def schema(self) -> "Schema":
+        """What a row must be."""
+        from partita_schema.rows import row_schema
+
+        return row_schema(self.encoder.shaper.config, supervised=True)
+
+    def __call__(self, chunk: RawChunk) -> EncodedChunk:
+        """Every row is in the examples or among the bad."""
+        from partita_schema.rows import check_rows
+
+        raw, bad = parsed(chunk.rows)
+        made = [
+            (place, number, *row)
+            for place in raw
+            for number, row in enumerate(self._rows(raw[place], chunk.keys[place]), start=1)
+        ]
+        checked = check_rows(self.schema, [row for *_, row in made])
+        bad |= {made[number][0]: reasons for number, reasons in checked.bad.items()}
+        good = [made[number] for number in checked.clean]
+        encoded = self.encoder.encode_rows(list(checked.clean.values()), [key for *_, key, _ in good])
+        examples: list[tuple[int, int, Example]] = []
+        for (place, number, *_), example in zip(good, encoded, strict=True):
+            if isinstance(example, RowError):
+                bad[place] = (str(example),)
+            else:
+                examples.append((place, number, example))
+        found = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
+        return flat(examples, found)
+
+    def _rows(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """The row with its key, or the rows of a dialogue that was not expanded before."""
+        expander = self.encoder.expander
+        return [(key, row)] if expander is None else [*expander.expand(row, key)]
+
+
+def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[int, tuple[str, ...]]]:
+    """Rows as mappings, and reasons of those that are none, by place."""
+    import json
+
+    good: dict[int, Mapping[str, Any]] = {}
+    bad: dict[int, tuple[str, ...]] = {}
+    for place, row in enumerate(rows):
+        if isinstance(row, Unreadable):
+            bad[place] = (row.reason,)
+            continue
+        if not isinstance(row, bytes):
+            good[place] = row
+            continue
+        record = json_record(row, place)
+        if record.reason:
+            bad[place] = (record.reason,)
+        else:
+            good[place] = json.loads(row)
+    return good, bad
+
+
+def shown(row: Any) -> Any:
+    """A bad row as the quarantine keeps it."""
+    if isinstance(row, Unreadable):
+        return row.raw
+    return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
+
+
+def flat(examples: Sequence[tuple[int, int, Example]], bad: tuple[BadPlace, ...]) -> EncodedChunk:
+    """Examples with the places of their rows as arrays."""
+    found = [example for *_, example in examples]
+    return EncodedChunk(
+        ids=np.array([token for example in found for token in example.input_ids], dtype=np.int32),
+        lengths=np.array([len(example.input_ids) for example in found], dtype=np.int64),
+        spans=np.array([span for example in found for span in example.spans], dtype=np.int32).reshape(-1, 2),
+        span_counts=np.array([len(example.spans) for example in found], dtype=np.int64),
+        places=np.array([place for place, *_ in examples], dtype=np.int64),
+        numbers=np.array([number for _, number, _ in examples], dtype=np.int32),
+        bad=bad,
+        cut=sum(example.cut_tokens > 0 for example in found),
+        cut_tokens=sum(example.cut_tokens for example in found),
+    )

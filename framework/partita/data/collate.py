@@ -1,0 +1,58 @@
+"""From planned rows to tensors.
+
+B lines of a batch, T tokens of its longest line, n rows, K tokens of all of them. A line is a row, padded on the right,
+or several rows one behind the other.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from partita.data.encoded import EncodedRows
+from partita.data.planning.plan import PlannedBatch
+from partita.data.shaping.encoder import IGNORED
+from partita_trainers.base import Batch
+
+Collate = Callable[[EncodedRows, PlannedBatch], Batch]
+"""Makes the tensors of a planned batch."""
+
+
+def collate(encoded: EncodedRows, planned: PlannedBatch, *, pad_token_id: int) -> Batch:
+    """The rows as a batch. Without rows it has B = 0 and T = 0.
+
+    No row's first token is learned: nothing stands before it, and in a line another row does. Positions are given, and
+    begin again with each row, only where a line holds several rows.
+    """
+    rows_n, lines_n = planned.rows, planned.lines
+    starts_n = encoded.starts_N1[rows_n]
+    lengths_n = encoded.starts_N1[rows_n + 1] - starts_n
+    ends_n = np.cumsum(lengths_n)
+    lines = int(lines_n[-1]) + 1 if len(lines_n) else 0
+    lengths_B = np.bincount(lines_n, weights=lengths_n, minlength=lines).astype(np.int64)
+    shape = lines, int(lengths_B.max(initial=0))
+    before_line_B = np.cumsum(lengths_B) - lengths_B
+    # Where each row begins among the batch's cells, and where each of the K tokens stands in its row.
+    cells_n = lines_n * shape[1] + ends_n - lengths_n - before_line_B[lines_n]
+    places_K = np.arange(int(lengths_n.sum())) - np.repeat(ends_n - lengths_n, lengths_n)
+    cells_K = np.repeat(cells_n, lengths_n) + places_K
+    ids_K = encoded.ids_L[np.repeat(starts_n, lengths_n) + places_K]
+    input_ids = np.full(shape[0] * shape[1], pad_token_id, dtype=np.int64)
+    input_ids[cells_K] = ids_K
+    labels = np.full(shape[0] * shape[1], IGNORED, dtype=np.int64)
+    for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
+        for start, end in encoded.spans(row).tolist():
+            labels[cell + start : cell + end] = input_ids[cell + start : cell + end]
+    labels[cells_n] = IGNORED
+    positions_BT = None
+    if lines < len(rows_n):
+        positions = np.zeros(shape[0] * shape[1], dtype=np.int64)
+        positions[cells_K] = places_K
+        positions_BT = torch.from_numpy(positions.reshape(shape))
+    return Batch(
+        input_ids_BT=torch.from_numpy(input_ids.reshape(shape)),
+        labels_BT=torch.from_numpy(labels.reshape(shape)),
+        lengths_B=torch.from_numpy(lengths_B),
+        keys=tuple(encoded.keys.take(rows_n)),
+        position_ids_BT=positions_BT,
+    )

@@ -1,0 +1,146 @@
+"""What a run does with its data, in numbers: said in the log when training begins, and by `partita explain --data`."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from partita.data.planning.choice import expected_padding
+from partita.data.planning.policies import Policy
+from partita_schema.batching import Batching
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """How training rows are read and batched."""
+
+    rows: int | None
+    """Rows of a pass over the data; None for streams, whose length nobody knows."""
+    tokens: int | None
+    """Their tokens, without padding."""
+    mean_tokens: float
+    """Tokens of a row, of a stream those at its beginning."""
+    longest: int
+    """Tokens of the longest row, of a stream the longest at its beginning."""
+    measured_rows: int
+    """Rows whose lengths are known."""
+    batching: str
+    """How rows are cut into batches, with its sizes, in words."""
+    reason: str
+    """Why, where the file says auto; else empty."""
+    window: int
+    """Rows that are planned together."""
+    padding: float
+    """Expected share of padding among all tokens of a batch."""
+    batches_per_step: int
+    steps_per_epoch: int | None
+    steps: int | None
+    """Steps of the whole run; None where nothing says when it ends."""
+    shards: int | None = None
+    """Shards of a stream."""
+    lanes: int | None = None
+    """Lanes in which they are read."""
+
+    def record(self) -> dict[str, Any]:
+        """The plan as JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The plan in words: what there is, and what is made of it."""
+        steps = [f"{self.steps_per_epoch:,} steps an epoch"] if self.steps_per_epoch is not None else []
+        steps += [f"{self.steps:,} in all" if steps else f"{self.steps:,} steps"] if self.steps is not None else []
+        batches = "1 batch" if self.batches_per_step == 1 else f"{self.batches_per_step:,} batches"
+        cut = f"{self.batching}, {batches} a step, {100 * self.padding:.1f} % padding expected"
+        told = [f"{self._rows()}; {', '.join(steps)}" if steps else self._rows(), cut]
+        return [*told, self.reason] if self.reason else told
+
+    def _rows(self) -> str:
+        if self.rows is not None:
+            return f"{self.rows:,} training rows, {self.tokens or 0:,} tokens, longest {self.longest:,}"
+        return (
+            f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.lanes or 1, 'lane')}; its first "
+            f"{counted(self.measured_rows, 'row')}: {self.mean_tokens:,.0f} tokens on average, longest {self.longest:,}"
+        )
+
+
+def plan_of_rows(
+    lengths: np.ndarray,
+    *,
+    batching: Batching,
+    policy: Policy,
+    batches_per_step: int,
+    steps_per_epoch: int,
+    steps: int | None,
+    rows: int | None = None,
+    reason: str = "",
+) -> DataPlan:
+    """The plan of rows with these lengths in tokens.
+
+    `rows` are those of an epoch, where a mix makes them more or fewer. `batching` is not auto.
+    """
+    mean = float(lengths.mean())
+    count = len(lengths) if rows is None else rows
+    return DataPlan(
+        rows=count,
+        tokens=int(lengths.sum()) if count == len(lengths) else round(mean * count),
+        mean_tokens=mean,
+        longest=int(lengths.max()),
+        measured_rows=len(lengths),
+        batching=batching_text(batching, policy),
+        reason=reason,
+        window=policy.window,
+        padding=expected_padding(lengths, policy),
+        batches_per_step=batches_per_step,
+        steps_per_epoch=steps_per_epoch,
+        steps=steps,
+    )
+
+
+def plan_of_stream(
+    lengths: np.ndarray,
+    *,
+    batching: Batching,
+    policy: Policy,
+    batches_per_step: int,
+    steps: int | None,
+    shards: int,
+    lanes: int,
+    reason: str = "",
+) -> DataPlan:
+    """The plan of streams whose first rows have these lengths in tokens; `batching` is not auto."""
+    return DataPlan(
+        rows=None,
+        tokens=None,
+        mean_tokens=float(lengths.mean()),
+        longest=int(lengths.max()),
+        measured_rows=len(lengths),
+        batching=batching_text(batching, policy),
+        reason=reason,
+        window=policy.window,
+        padding=expected_padding(lengths, policy),
+        batches_per_step=batches_per_step,
+        steps_per_epoch=None,
+        steps=steps,
+        shards=shards,
+        lanes=lanes,
+    )
+
+
+def batching_text(batching: Batching, policy: Policy) -> str:
+    """Batching in words: `bucket of 16 rows in windows of 2,048`."""
+    size = getattr(policy, "batch_size", None)
+    tokens = f"{policy.most_tokens:,} tokens" if policy.most_tokens is not None else ""
+    if batching.type == "pack":
+        lines = counted(getattr(policy, "lines", 1), "line")
+        return f"pack: {lines} of {tokens} a batch, windows of {policy.window:,} rows"
+    if batching.type == "token_budget":
+        most = f" and {batching.max_rows:,} rows" if batching.max_rows is not None else ""
+        return f"token_budget: up to {tokens}{most} a batch, windows of {policy.window:,} rows"
+    if batching.type == "bucket":
+        return f"bucket: {counted(size or 1, 'row')} a batch, windows of {policy.window:,} rows"
+    shuffled = "shuffled" if policy.shuffle_rows else "in their order"
+    return f"fixed: {counted(size or 1, 'row')} a batch, {shuffled}"
+
+
+def counted(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"

@@ -1,0 +1,39 @@
+"""Batches of rows that nothing is learned from: every row exactly once, none repeated to even out."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from partita.data.collate import collate
+from partita.data.encoded import EncodedRows
+from partita.data.planning.plan import alone
+from partita_trainers.base import Batch
+
+
+class EvaluationBatches:
+    """Every row exactly once, the longest first, so that what does not fit memory fails at once."""
+
+    def __init__(
+        self, encoded: EncodedRows, *, batch_size: int, pad_token_id: int, places: np.ndarray | None = None
+    ) -> None:
+        """`places` are the rows that are wanted; None for all."""
+        self._encoded = encoded
+        self._batch_size = batch_size
+        self._pad_token_id = pad_token_id
+        places = np.arange(len(encoded)) if places is None else places
+        self._rows = places[np.argsort(-encoded.lengths[places], kind="stable")]
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, len(self._rows), self._batch_size):
+            rows = self._rows[start : start + self._batch_size]
+            yield collate(self._encoded, alone(rows), pad_token_id=self._pad_token_id)
+
+
+def evenly(length: int, wanted: int | None) -> np.ndarray:
+    """Places at even distances, all of them where `wanted` is None or larger."""
+    if wanted is None or wanted >= length:
+        return np.arange(length)
+    return np.arange(wanted) * length // wanted

@@ -1,0 +1,220 @@
+"""Tokens made once for all runs with the same rows, tokenizer and prompt: `data.encode: cache`.
+
+One process makes them, others that want the same wait for it. A folder of tokens appears whole (made beside, fsynced,
+renamed) or not at all, lies under a hash of all that decides it, and is thrown away when it is not as it was written.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from partita.data.encoded import IN_THIS_PROCESS, EncodedRows, encoded_chunks, note_chunk
+from partita.data.ledger import Ledger
+from partita.data.rows import Rows, digest
+from partita.data.shaping.encoder import Encoder
+from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
+from partita.runs.files import WRITE_ERRORS
+from partita.runs.lock import not_inherited
+from partita_schema.data import LoaderOptions
+from partita_schema.errors import DataError, WriteError
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("partita", "transformers", "tokenizers")
+"""Packages whose versions decide the tokens."""
+SILENCE = 600.0
+"""Seconds without a sign of life after which a process that makes tokens counts as hung."""
+LOOK_EVERY = 0.2
+"""Seconds between looks at a lock."""
+TELL_EVERY = 10.0
+"""Seconds between lines in the log while waiting."""
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What the cache did for a split."""
+
+    path: str
+    rows: int
+    bytes: int
+    hit: bool
+    """Whether the tokens were there already."""
+
+
+class TokenCache:
+    """A folder of tokens, shared by runs and processes."""
+
+    def __init__(self, folder: Path, *, silence: float = SILENCE) -> None:
+        self.folder = folder
+        self.uses: dict[str, CacheUse] = {}
+        """What was done for each split."""
+        self._silence = silence
+
+    @classmethod
+    def of_user(cls) -> "TokenCache":
+        """`tokens` in PARTITA_CACHE, else in `partita` in the user's cache folder."""
+        from partita_trainers.batch_size.cache import Cache
+
+        return cls(Cache.of_user().folder.with_name("tokens"))
+
+    def encode(
+        self,
+        rows: Rows,
+        encoder: Encoder,
+        *,
+        ledger: Ledger,
+        split: str = "training",
+        options: LoaderOptions = IN_THIS_PROCESS,
+        chunk: int = 1000,
+        progress: Callable[[int], None] | None = None,
+    ) -> EncodedRows:
+        """The same as `EncodedRows.build`, from the disk where the same was made before.
+
+        Raises WriteError where tokens cannot be written, or another process that makes them gives no sign of life.
+        """
+        made_from = key_parts(rows, encoder, split=split)
+        folder = self.folder / digest(*(text for pair in sorted(made_from.items()) for text in pair))
+
+        def make(beside: Path, alive: Callable[[], None]) -> None:
+            with TokenWriter(beside) as writer, closing(Ledger(beside, max_bad_rows=1.0)) as counted:
+                counted.leave_out_unreadable(rows.bad, split=split)
+                for start, found in encoded_chunks(rows, encoder, options=options, chunk=chunk):
+                    note_chunk(rows, start, found, counted, split=split)
+                    writer.add(found, start, rows.keys)
+                    alive()
+                    if progress is not None:
+                        progress(min(chunk, len(rows) - start))
+                counted.save()
+                parts = {"files": rows.fingerprint} | encoder.parts()
+                writer.finish(names=rows.keys.names, made_from=made_from, parts=parts)
+
+        encoded, hit = self._open_or_make(folder, made_from, make)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        self.uses[split] = CacheUse(str(folder), len(encoded), size, hit)
+        told = "from the cache" if hit else "kept for the next run"
+        logger.info(
+            "tokens of %s %s rows %s: %s (%s MB)", f"{len(encoded):,}", split, told, folder, f"{size / 1e6:,.1f}"
+        )
+        ledger.adopt(folder, split=split)
+        ledger.check()
+        ledger.save()
+        if not len(encoded):
+            raise DataError(f"none of the {len(rows):,} {split} rows can be used")
+        return encoded
+
+    def record(self) -> dict[str, dict[str, Any]]:
+        """What was done, by split, as JSON for the manifest."""
+        return {split: asdict(use) for split, use in self.uses.items()}
+
+    def _open_or_make(
+        self, folder: Path, made_from: Mapping[str, str], make: Callable[[Path, Callable[[], None]], None]
+    ) -> tuple[EncodedRows, bool]:
+        """The rows of a folder, and whether they were there before anything was made or waited for."""
+        try:
+            return read_tokens(folder, made_from=made_from), True
+        except FileNotFoundError:
+            pass
+        except DamagedTokens as error:
+            logger.warning("the tokens in %s are made again: %s", folder, error)
+        with writing_tokens(self.folder), self._locked(folder) as alive:
+            try:
+                return read_tokens(folder, made_from=made_from), True  # another process made them meanwhile
+            except (FileNotFoundError, DamagedTokens):
+                pass
+            for left in self.folder.glob(f".{folder.name}.*"):
+                shutil.rmtree(left, ignore_errors=True)
+            beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self.folder))
+            try:
+                make(beside, alive)
+                if folder.exists():
+                    folder.replace(beside.with_name(f"{beside.name}.old"))
+                beside.replace(folder)
+                sync(self.folder)
+            finally:
+                for left in self.folder.glob(f".{folder.name}.*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            return read_tokens(folder, made_from=made_from), False
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[Callable[[], None]]:
+        """In this context no other process makes these tokens. What comes out is to be called as a sign of life.
+
+        The lock goes with the process, however it ends.
+        """
+        path = self.folder / f"{folder.name}.lock"
+        with path.open("a") as file, not_inherited(file):
+            self._wait_for(file, path)
+            yield lambda: os.utime(path)
+
+    def _wait_for(self, file: TextIO, path: Path) -> None:
+        began = told = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                os.utime(path)
+                return
+            silent = time.time() - path.stat().st_mtime
+            if silent > self._silence:
+                raise WriteError(
+                    f"another process holds {path} and has made no tokens for {silent:,.0f} seconds; end it, or write "
+                    "data.encode: online"
+                )
+            if time.monotonic() - told > TELL_EVERY or told == began:
+                told = time.monotonic()
+                logger.info("another process makes the same tokens; waiting for %.0f seconds", told - began)
+            time.sleep(LOOK_EVERY)
+
+
+def key_parts(rows: Rows, encoder: Encoder, *, split: str) -> dict[str, str]:
+    """All that decides the tokens of a split, the ledger's counts and the rows of its quarantine, by name."""
+    config = encoder.shaper.config
+    sections = {"prompt", "input_features", "output_features", "defaults", "preprocessing"}
+    settings = config.model_dump_json(include=sections) + config.data.model_dump_json(include={"dialogue", "shaper"})
+    bad = [f"{row.key} {row.number} {row.reason} {row.raw}" for row in rows.bad]
+    packages = [f"{name} {version(name)}" for name in PACKAGES]
+    return {
+        "split": split,
+        "files": rows.fingerprint,
+        "keys": digest(rows.keys.digest()),
+        "unreadable rows": digest(*bad),
+        "settings": digest(settings, str(config.seed)),
+        "packages": ", ".join(packages),
+        "examples": getattr(encoder.shaper, "examples_from", ""),
+        **{f"encoder's {name}": value for name, value in encoder.parts().items()},
+    }
+
+
+@contextmanager
+def writing_tokens(folder: Path) -> Iterator[None]:
+    """Make the folder. In this context a full disk, or a folder that must not be written, is a WriteError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in WRITE_ERRORS:
+            raise
+        raise WriteError(
+            f"tokens cannot be kept in {folder}: {error.strerror}; free space there, name another folder in the "
+            "environment variable PARTITA_CACHE, or write data.encode: online"
+        ) from error
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

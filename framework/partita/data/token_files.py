@@ -1,0 +1,192 @@
+"""Encoded rows on disk: one file an array, written a chunk at a time, read back memory mapped.
+
+The arrays are bare numbers in the machine's order; contents.json has their sizes and sums, what they were made from,
+and the counts of the ledger. Neither writing nor reading holds more than a chunk in memory.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from zlib import crc32
+
+import numpy as np
+
+from partita.data.chunks import EncodedChunk
+from partita.data.encoded import EncodedRows
+from partita.data.ledger import LEDGER, QUARANTINE
+from partita.data.rows import RowKeys
+
+FORMAT = 1
+"""Changes with anything that gives the files another meaning."""
+CONTENTS = "contents.json"
+ARRAYS: dict[str, np.dtype[Any]] = {
+    "ids": np.dtype(np.int32),
+    "starts": np.dtype(np.int64),
+    "spans": np.dtype(np.int32),
+    "span_starts": np.dtype(np.int64),
+    "key_files": np.dtype(np.int32),
+    "key_numbers": np.dtype(np.int64),
+    "key_parts": np.dtype(np.int32),
+    "places": np.dtype(np.int64),
+}
+"""Name and type of each array, as EncodedRows and RowKeys have them; key_parts is empty where keys have none."""
+COUNTS = (LEDGER, QUARANTINE)
+"""Files of the ledger beside them."""
+BLOCK = 1 << 20
+"""Bytes that are checked at a time."""
+
+
+class DamagedTokens(ValueError):  # noqa: N818 -- it says what is damaged
+    """What lies in a folder is not what was written there, or was made from something else."""
+
+
+class TokenWriter:
+    """Writes encoded chunks to a folder. The folder counts for nothing before `finish`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._files = {name: self._open.enter_context((folder / name).open("wb")) for name in ARRAYS}
+        self._sums = dict.fromkeys(ARRAYS, 0)
+        self._ends = {"starts": 0, "span_starts": 0}
+        self.rows = 0
+        """Rows written."""
+        for name in self._ends:
+            self._write(name, np.zeros(1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, chunk: EncodedChunk, start: int, keys: RowKeys) -> None:
+        """Write the examples of a chunk whose first row has the place `start`; `keys` are those of all rows."""
+        places = chunk.places + start
+        found = keys.take(places)
+        self._write("ids", chunk.ids)
+        self._count("starts", chunk.lengths)
+        self._write("spans", chunk.spans)
+        self._count("span_starts", chunk.span_counts)
+        self._write("key_files", found.files)
+        self._write("key_numbers", found.numbers)
+        if found.parts is not None:
+            self._write("key_parts", found.parts)
+        self._write("places", places)
+        self.rows += len(places)
+
+    def finish(self, *, names: tuple[str, ...], made_from: Mapping[str, str], parts: Mapping[str, str]) -> None:
+        """Bring everything to the disk and say what it is, with the ledger that was saved in the folder before.
+
+        `names` are the files that keys speak of.
+        """
+        sizes = {name: file.tell() for name, file in self._files.items()}
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        self._open.close()
+        counts = {name: self._folder / name for name in COUNTS}
+        sizes |= {name: path.stat().st_size for name, path in counts.items()}
+        sums = self._sums | {name: file_sum(path) for name, path in counts.items()}
+        contents = {
+            "format": FORMAT,
+            "rows": self.rows,
+            "made_from": dict(made_from),
+            "parts": dict(parts),
+            "names": list(names),
+            "sizes": sizes,
+            "sums": sums,
+        }
+        with (self._folder / CONTENTS).open("w", encoding="utf-8") as text:
+            json.dump(contents | {"sum": sum_of(contents)}, text, indent=1)
+            text.flush()
+            os.fsync(text.fileno())
+
+    def _count(self, name: str, counts: np.ndarray) -> None:
+        ends = self._ends[name] + np.cumsum(counts)
+        if len(ends):
+            self._ends[name] = int(ends[-1])
+        self._write(name, ends)
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        data = np.ascontiguousarray(array, dtype=ARRAYS[name]).tobytes()
+        self._files[name].write(data)
+        self._sums[name] = crc32(data, self._sums[name])
+
+
+def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> EncodedRows:
+    """The rows that lie in a folder, memory mapped; every byte was compared with its sum.
+
+    Raises FileNotFoundError without the folder, DamagedTokens where it is not whole or was made from something else.
+    """
+    contents = read_contents(folder)
+    if contents["made_from"] != dict(made_from):
+        changed = [name for name, value in made_from.items() if contents["made_from"].get(name) != value]
+        raise DamagedTokens(f"made from other {', '.join(changed) or 'things'}")
+    for name in (*ARRAYS, *COUNTS):
+        check_file(folder / name, contents)
+    arrays = {name: mapped(folder / name) for name in ARRAYS}
+    parts = arrays["key_parts"] if len(arrays["key_parts"]) else None
+    return EncodedRows(
+        ids_L=arrays["ids"],
+        starts_N1=arrays["starts"],
+        spans_S2=arrays["spans"].reshape(-1, 2),
+        span_starts_N1=arrays["span_starts"],
+        keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], parts=parts),
+        places_N=arrays["places"],
+        parts=contents["parts"],
+    )
+
+
+def read_contents(folder: Path) -> dict[str, Any]:
+    """What a folder says of itself. Raises FileNotFoundError without one, DamagedTokens where it cannot be read."""
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    try:
+        contents = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+        told = contents.pop("sum")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise DamagedTokens(f"{CONTENTS} cannot be read: {error}") from None
+    if contents.get("format") != FORMAT:
+        raise DamagedTokens(f"format {contents.get('format')}, this partita reads {FORMAT}")
+    if told != sum_of(contents):
+        raise DamagedTokens(f"{CONTENTS} is not as it was written")
+    return dict(contents)
+
+
+def check_file(path: Path, contents: Mapping[str, Any]) -> None:
+    """Raise DamagedTokens where a file is not as it was written."""
+    expected = contents["sizes"][path.name]
+    try:
+        size = path.stat().st_size
+        if size != expected:
+            raise DamagedTokens(f"{path.name} has {size:,} bytes instead of {expected:,}")
+        if file_sum(path) != contents["sums"][path.name]:
+            raise DamagedTokens(f"{path.name} is not as it was written")
+    except OSError as error:
+        raise DamagedTokens(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def mapped(path: Path) -> np.ndarray:
+    """A whole array; an empty file cannot be mapped."""
+    kind = ARRAYS[path.name]
+    return np.memmap(path, kind, mode="r") if path.stat().st_size else np.empty(0, kind)
+
+
+def file_sum(path: Path) -> int:
+    """The sum of a file's bytes, as crc32 has it. Read, not mapped: pages that are mapped count as this process's."""
+    total = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            total = crc32(block, total)
+    return total
+
+
+def sum_of(contents: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(contents, sort_keys=True).encode())

@@ -1,0 +1,118 @@
+"""The data plan of a run in numbers, and that of a file before any model is loaded (`partita explain --data`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
+from partita.data.dialogue.expand import expanded
+from partita.data.encoded import EncodedRows
+from partita.data.ledger import Ledger
+from partita.data.loader import Loader
+from partita.data.preview import preview_encoder
+from partita.data.reading.mixed import mixed_order
+from partita.data.run_data import open_run_data
+from partita.data.streams.lane import LanePlan
+from partita.data.streams.loader import count_lanes
+from partita.tuning.training_shape import TrainingShape, training_shape
+from partita_schema.config import Config
+from partita_schema.errors import DataError
+from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
+from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.schedule import DEFAULT_EPOCHS
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """The plan, and what had to be assumed for it."""
+
+    plan: DataPlan
+    assumed: str
+    """Empty where the file says all sizes."""
+
+
+def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePlan:
+    """What a run of the file would do with its training rows; all of them are read and encoded, of a stream the first.
+
+    A batch size that a run would find by measuring is taken as 16 rows. Raises DataError where nothing is trained.
+    """
+    if config.trainer.type == "none":
+        raise DataError("nothing is trained with trainer: {type: none}, so there is no plan for its data")
+    data = open_run_data(config, folder=folder, dataset=dataset)
+    rows = data.training
+    assert rows is not None
+    encoder = preview_encoder(config, rows, folder=folder, supervised=True)
+    made = expanded(rows, encoder.expander)
+    ledger = Ledger(None, max_bad_rows=1.0)
+    encoded = EncodedRows.build(made, encoder, ledger=ledger, options=config.data.loader)
+    mixed = mixed_order(config.data, encoded.keys) if data.streams is None else None
+    order = mixed.order if mixed is not None else None
+    shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
+    size, assumed = size_of(config, shape)
+    if data.streams is not None:
+        lanes = count_lanes(shape.batches_per_step(config.trainer, size))
+        lane_plan = data.streams.plan(shape.policy(size.rows, max_tokens=size.max_tokens), lanes=lanes)
+        return FilePlan(plan_streams(config, shape, size, lane_plan), assumed)
+    loader = Loader(
+        encoded,
+        batching=shape.batching,
+        batch_size=size.rows,
+        batches_per_step=shape.batches_per_step(config.trainer, size),
+        seed=config.seed,
+        pad_token_id=0,
+        max_tokens=size.max_tokens,
+        order=shape.order,
+    )
+    return FilePlan(plan_rows(config, shape, size, loader), assumed)
+
+
+def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader) -> DataPlan:
+    """The plan of rows that are encoded already."""
+    return plan_of_rows(
+        shape.lengths_of_epoch(),
+        batching=shape.batching,
+        policy=shape.policy(size.rows, max_tokens=size.max_tokens),
+        batches_per_step=shape.batches_per_step(config.trainer, size),
+        steps_per_epoch=loader.steps_per_epoch,
+        steps=total_steps(config, loader),
+        reason=shape.reason,
+    )
+
+
+def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: LanePlan) -> DataPlan:
+    """The plan of rows that are read while they are used."""
+    trainer = config.trainer
+    return plan_of_stream(
+        shape.lengths,
+        batching=shape.batching,
+        policy=plan.policy,
+        batches_per_step=shape.batches_per_step(trainer, size),
+        steps=trainer.max_steps if isinstance(trainer, FinetuneTrainer) else None,
+        shards=sum(len(stream.shards) for stream in plan.streams),
+        lanes=plan.lanes,
+        reason=shape.reason,
+    )
+
+
+def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
+    """The size that the file says, else what is taken for it and a word on that."""
+    written = shape.written if shape.counts_tokens else None
+    if isinstance(config.trainer.batch_size, int):
+        written = config.trainer.batch_size
+    if written is not None:
+        return shape.with_tokens(BatchSize(rows=written, origin="file", device="none")), ""
+    taken = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
+    size = shape.with_tokens(BatchSize(rows=taken, origin="default", device="none"))
+    told = f"{size.max_tokens:,} tokens" if size.max_tokens is not None else f"{taken:,} rows"
+    return size, f"batch_size is auto and found when the run begins (partita tune); taken as {told} here"
+
+
+def total_steps(config: Config, loader: Loader) -> int | None:
+    """Steps of the whole run; None for a trainer that does not say."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer):
+        return None
+    if trainer.epochs is None and trainer.max_steps is not None:
+        return trainer.max_steps
+    steps = loader.total_steps(DEFAULT_EPOCHS if trainer.epochs is None else trainer.epochs)
+    return steps if trainer.max_steps is None else min(steps, trainer.max_steps)

@@ -1,0 +1,166 @@
+"""What a run works on: rows checked and encoded, how they are batched, and the loader that hands them out."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from partita.assembly import Assembly
+from partita.data.custom_collate import build_collate
+from partita.data.describe import DataPlan
+from partita.data.dialogue.expand import expanded
+from partita.data.encoded import EncodedRows
+from partita.data.ledger import Ledger
+from partita.data.loader import Loader
+from partita.data.planning.cursor import batching_parts
+from partita.data.reading.mixed import mixed_order
+from partita.data.rows import Rows
+from partita.data.run_data import RunData
+from partita.data.splits import TRAINING
+from partita.data.streams.loader import StreamLoader, count_lanes
+from partita.data.streams.opening import TrainingStreams
+from partita.data_plan import plan_rows, plan_streams
+from partita.evaluation import Examination, prepare
+from partita.inference.predict import READING_IS_SHOWN, ShowProgress
+from partita.tuning.training_shape import TrainingShape, training_shape
+from partita_trainers.base import Batches
+from partita_trainers.batch_size.trial import BatchSize
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run works on, checked and encoded once."""
+
+    training: EncodedRows | None
+    """Rows to learn from, of streams the first ones; None where nothing is trained or there are none."""
+    shape: TrainingShape | None
+    """How they are batched."""
+    examinations: dict[str, Examination]
+    """Rows to evaluate on, by split."""
+    order_parts: Mapping[str, str] = field(default_factory=dict)
+    """What the order of the rows is made of, where sources are mixed."""
+    streams: TrainingStreams | None = None
+    """Where the rows to learn from are read while they are used."""
+
+
+def read_material(
+    assembly: Assembly, data: RunData, ledger: Ledger, *, progress: ShowProgress | None = None
+) -> Material:
+    """All rows of a run but those of streams; rows that cannot be used go to the ledger."""
+    config = assembly.config
+    trains = config.trainer.type != "none"
+    if trains and config.data.batching.type == "pack":
+        assembly.lm.check_packing()  # before hours of reading
+    training = None
+    if trains and data.streams is not None:
+        training = encode_first(assembly, data)
+    elif trains and TRAINING in data.splits:
+        training = encode_training(assembly, data.splits[TRAINING], ledger, progress=progress)
+    examinations = {
+        split: prepare(assembly, rows, split=split, ledger=ledger)
+        for split, rows in data.splits.items()
+        if split != TRAINING or (config.trainer.type == "none" and TRAINING in config.trainer.evaluate)
+    }
+    if training is None:
+        return Material(None, None, examinations)
+    mixed = mixed_order(config.data, training.keys) if data.streams is None else None
+    shape = training_shape(
+        config, training, order=mixed.order if mixed is not None else None, more_rows=data.streams is not None
+    )
+    parts = mixed.parts if mixed is not None else {}
+    return Material(training, shape, examinations, order_parts=parts, streams=data.streams)
+
+
+def encode_training(assembly: Assembly, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None) -> EncodedRows:
+    """The training rows, encoded."""
+    made = expanded(rows, assembly.encoder.expander)
+    shown = progress is not None and len(made) >= READING_IS_SHOWN
+    with progress(len(made), "reading") if progress is not None and shown else nullcontext() as display:
+        encode = EncodedRows.build if assembly.tokens is None else assembly.tokens.encode
+        return encode(
+            made,
+            assembly.encoder,
+            ledger=ledger,
+            options=assembly.config.data.loader,
+            progress=display.advance if display else None,
+        )
+
+
+def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
+    """The first rows of streams, which tell what the others are like; they are counted when they are trained on."""
+    if data.training is None:
+        return None
+    rows = expanded(data.training, assembly.encoder.expander)
+    return EncodedRows.build(rows, assembly.encoder, ledger=Ledger(None, max_bad_rows=1.0))
+
+
+def training_loader(
+    assembly: Assembly, material: Material, ledger: Ledger, *, size: BatchSize | None
+) -> Batches | None:
+    """Batches of the training rows; None where there are none. What is made of the data is said in the log."""
+    if material.training is None or material.shape is None or size is None:
+        return None
+    size = material.shape.with_tokens(size)
+    if material.streams is not None:
+        return stream_loader(assembly, material, material.streams, ledger, size=size)
+    return index_loader(assembly, material, material.training, size=size)
+
+
+def index_loader(assembly: Assembly, material: Material, encoded: EncodedRows, *, size: BatchSize) -> Loader:
+    """Batches of rows that are encoded already."""
+    config, shape = assembly.config, material.shape
+    assert shape is not None
+    pad_token_id = assembly.lm.tokenizer.pad_token_id
+    batches_per_step = shape.batches_per_step(config.trainer, size)
+    loader = Loader(
+        encoded,
+        batching=shape.batching,
+        batch_size=size.rows,
+        max_tokens=size.max_tokens,
+        batches_per_step=batches_per_step,
+        seed=config.seed,
+        pad_token_id=pad_token_id,
+        order=shape.order,
+        order_parts=material.order_parts,
+        collate_batch=build_collate(config.data.collate, folder=assembly.folder, pad_token_id=pad_token_id),
+        resume=config.data.resume,
+    )
+    tell(plan_rows(config, shape, size, loader))
+    return loader
+
+
+def stream_loader(
+    assembly: Assembly, material: Material, streams: TrainingStreams, ledger: Ledger, *, size: BatchSize
+) -> StreamLoader:
+    """Batches of rows that are read while they are used."""
+    config, shape = assembly.config, material.shape
+    assert shape is not None
+    batches_per_step = shape.batches_per_step(config.trainer, size)
+    policy = shape.policy(size.rows, max_tokens=size.max_tokens)
+    plan = streams.plan(policy, lanes=count_lanes(batches_per_step))
+    tell(plan_streams(config, shape, size, plan))
+    return StreamLoader(
+        plan,
+        assembly.encoder,
+        options=config.data.loader,
+        batches_per_step=batches_per_step,
+        parts=batching_parts(
+            shape.batching,
+            batch_size=size.rows,
+            max_tokens=size.max_tokens,
+            batches_per_step=batches_per_step,
+            seed=config.seed,
+        ),
+        ledger=ledger,
+        collate_batch=build_collate(
+            config.data.collate, folder=assembly.folder, pad_token_id=assembly.lm.tokenizer.pad_token_id
+        ),
+        resume=config.data.resume,
+    )
+
+
+def tell(plan: DataPlan) -> None:
+    for line in plan.lines():
+        logger.info("%s", line)

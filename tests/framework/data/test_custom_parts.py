@@ -1,0 +1,199 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.data.custom_collate import build_collate
+from partita.data.encoded import EncodedRows
+from partita.data.ledger import Ledger
+from partita.data.planning.plan import alone
+from partita.data.reading.sources import open_rows
+from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.token_cache import TokenCache
+from partita.lm.tokenizers import byte_tokenizer
+from partita_schema.config import Config
+from partita_schema.data import LoaderOptions
+from partita_schema.errors import ConfigError, DataError
+
+Make = Callable[..., Config]
+PARTS = """
+from dataclasses import replace
+
+from partita.data.collate import collate
+from partita.data.rows import RowError
+from partita.data.shaping.prompt import Segment, Shaped
+
+
+class Loud:
+    def __init__(self, config, *, tokenizer):
+        self.mark = config.prompt.task or ""
+
+    def shape_all(self, rows, keys, *, supervised):
+        return [self.shape(row, supervised) for row in rows]
+
+    def shape(self, row, supervised):
+        if row["question"] == "bad":
+            raise RowError("this is bad")
+        prompt = Segment(row["question"].upper() + self.mark, False)
+        answer = (Segment(row["answer"], True),) if supervised else ()
+        return Shaped((prompt, *answer), begins=True, ends=supervised)
+
+
+class Fewer(Loud):
+    def shape_all(self, rows, keys, *, supervised):
+        return []
+
+
+class Texts(Loud):
+    def shape_all(self, rows, keys, *, supervised):
+        return ["text" for _ in rows]
+
+
+class Reversed:
+    def __call__(self, encoded, planned, pad_token_id):
+        batch = collate(encoded, planned, pad_token_id=pad_token_id)
+        return replace(batch, input_ids_BT=batch.input_ids_BT.flip(1), labels_BT=batch.labels_BT.flip(1))
+
+
+class Nothing:
+    def __call__(self, encoded, planned, pad_token_id):
+        return None
+
+
+class OtherRows:
+    def __call__(self, encoded, planned, pad_token_id):
+        return replace(collate(encoded, planned, pad_token_id=pad_token_id), keys=("x",))
+
+
+class OtherShapes:
+    def __call__(self, encoded, planned, pad_token_id):
+        batch = collate(encoded, planned, pad_token_id=pad_token_id)
+        return replace(batch, labels_BT=batch.labels_BT[:, 1:])
+"""
+ROWS = [{"question": "ab", "answer": "c"}, {"question": "bad", "answer": "c"}, {"question": "abc", "answer": "d"}]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> str:
+    """A module in tmp_path, under a name of its own."""
+    name = f"parts_{os.urandom(4).hex()}"
+    (tmp_path / f"{name}.py").write_text(PARTS)
+    return name
+
+
+def encoder(config: Config, folder: Path) -> Encoder:
+    return build_encoder(config, tokenizer=byte_tokenizer(), context_length=None, folder=folder)
+
+
+def build(config: Config, folder: Path, **options: Any) -> EncodedRows:
+    ledger = Ledger(None, max_bad_rows=9)
+    return EncodedRows.build(open_rows(ROWS, folder=folder), encoder(config, folder), ledger=ledger, **options)
+
+
+def text(encoded: EncodedRows, row: int) -> str:
+    return str(byte_tokenizer().decode(encoded.ids(row)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"workers": 1, "start_method": "fork"}, {"workers": 1, "start_method": "spawn"}]
+)
+def test_a_shaper_of_ones_own_writes_rows_in_every_process(
+    tmp_path: Path, make_config: Make, parts: str, options: dict[str, Any]
+) -> None:
+    config = make_config(data={"shaper": f"{parts}:Loud"}, prompt={"task": "!"})
+    found = build(config, tmp_path, options=LoaderOptions(**options))
+    assert list(found.keys) == ["dataset:1", "dataset:3"]
+    assert [text(found, row) for row in range(2)] == ["AB!c</s>", "ABC!d</s>"]
+    assert found.spans(0).tolist() == [[3, 5]]
+
+
+def test_prompts_of_a_shaper_of_ones_own_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:
+    made = encoder(make_config(data={"shaper": f"{parts}:Loud"}), tmp_path)
+    assert made.encode_prompt({"question": "ab"}, key="k").text == "AB"
+
+
+def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
+    config = make_config(data={"shaper": f"{parts}:Loud"})
+    before = encoder(config, tmp_path).parts()
+    (tmp_path / f"{parts}.py").write_text(PARTS + "\n")
+    after = encoder(config, tmp_path).parts()
+    assert {name for name in after if after[name] != before[name]} == {"shaper"}
+    rows = open_rows(ROWS, folder=tmp_path)
+    cache = TokenCache(tmp_path / "tokens")
+    cache.encode(rows, encoder(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
+    (tmp_path / f"{parts}.py").write_text(PARTS)
+    cache.encode(rows, encoder(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
+    assert not cache.uses["training"].hit
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Fewer", "gave 0 texts for 2 rows; give a Shaped for each"),
+        ("Texts", "gave a str for a row; give a Shaped for each"),
+    ],
+)
+def test_a_shaper_that_gives_something_else_is_told(
+    tmp_path: Path, make_config: Make, parts: str, name: str, told: str
+) -> None:
+    made = encoder(make_config(data={"shaper": f"{parts}:{name}"}), tmp_path)
+    with pytest.raises(DataError) as error:
+        made.shaper.shape_all(ROWS[:2], ["a", "b"], supervised=True)
+    assert str(error.value) == f"data.shaper: {parts}:{name} {told}"
+
+
+def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Make, parts: str) -> None:
+    encoded = build(make_config(), tmp_path)
+    rows = alone(torch.arange(2).numpy())
+    plain = build_collate(None, folder=tmp_path, pad_token_id=0)(encoded, rows)
+    own = build_collate(f"{parts}:Reversed", folder=tmp_path, pad_token_id=0)(encoded, rows)
+    assert own.input_ids_BT.tolist() == plain.input_ids_BT.flip(1).tolist()
+    assert own.keys == plain.keys
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Nothing", "gave a NoneType; give a partita_trainers.base.Batch"),
+        ("OtherRows", "gave 1 rows for 2, or others; give the same keys"),
+        ("OtherShapes", "gave ids of shape (2, 5) and labels of shape (2, 4)"),
+    ],
+)
+def test_a_collate_that_gives_something_else_is_told(
+    tmp_path: Path, make_config: Make, parts: str, name: str, told: str
+) -> None:
+    encoded = build(make_config(), tmp_path)
+    make = build_collate(f"{parts}:{name}", folder=tmp_path, pad_token_id=0)
+    with pytest.raises(DataError) as error:
+        make(encoded, alone(torch.arange(2).numpy()))
+    assert str(error.value) == f"data.collate: {parts}:{name} {told}"
+
+
+def test_a_part_that_is_not_there_is_told_at_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        encoder(make_config(data={"shaper": f"{parts}:Lout"}), tmp_path)
+    assert str(error.value) == f"data.shaper: module {parts} has no class Lout; did you mean Loud?"
+    with pytest.raises(ConfigError) as error:
+        build_collate("no_such_module:C", folder=tmp_path, pad_token_id=0)
+    assert str(error.value) == (
+        "data.collate: there is no module no_such_module; install it or put its folder on PYTHONPATH"
+    )
+
+
+def test_rows_of_a_source_of_ones_own_are_rows_like_others(tmp_path: Path, make_config: Make) -> None:
+    name = f"source_{os.urandom(4).hex()}"
+    (tmp_path / f"{name}.py").write_text(
+        "class Sums:\n"
+        "    def __init__(self, count):\n"
+        "        self.count = count\n"
+        "    def rows(self):\n"
+        "        for n in range(self.count):\n"
+        "            yield {'question': f'{n}+{n}', 'answer': str(2 * n)}\n"
+    )
+    rows = open_rows({"type": "custom", "target": f"{name}:Sums", "options": {"count": 3}}, folder=tmp_path)
+    assert json.dumps(rows.get([2])) == '[{"question": "2+2", "answer": "4"}]'
+    assert list(rows.keys) == ["Sums:1", "Sums:2", "Sums:3"]

@@ -1,0 +1,178 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+from typer.testing import CliRunner
+
+from partita.cli.main import app
+from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
+from partita.data.planning.policies import build_policy
+from partita.data_plan import plan_of_file
+from partita_schema.batching import Batching
+from partita_schema.errors import DataError
+from partita_schema.load import load_config
+
+Make = Callable[..., Any]
+LENGTHS = np.arange(1, 101, dtype=np.int32)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet: None)
+
+
+def describe(written: dict[str, Any], *, max_tokens: int | None = None, **changes: Any) -> DataPlan:
+    batching = TypeAdapter(Batching).validate_python(written)
+    policy = build_policy(batching, batch_size=4, max_tokens=max_tokens)
+    given: dict[str, Any] = {"batches_per_step": 1, "steps_per_epoch": 25, "steps": 75}
+    return plan_of_rows(LENGTHS, batching=batching, policy=policy, **(given | changes))
+
+
+def test_rows_and_batches_are_told_in_two_lines() -> None:
+    assert describe({"type": "bucket"}).lines() == [
+        "100 training rows, 5,050 tokens, longest 100; 25 steps an epoch, 75 in all",
+        "bucket: 4 rows a batch, windows of 2,048 rows, 1 batch a step, 2.9 % padding expected",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"type": "fixed"}, "fixed: 4 rows a batch, shuffled"),
+        ({"type": "fixed", "shuffle": False}, "fixed: 4 rows a batch, in their order"),
+        ({"type": "bucket", "window": 6}, "bucket: 4 rows a batch, windows of 8 rows"),
+        ({"type": "token_budget", "window": 50}, "token_budget: up to 300 tokens a batch, windows of 50 rows"),
+        (
+            {"type": "token_budget", "max_tokens": 200, "max_rows": 7},
+            "token_budget: up to 200 tokens and 7 rows a batch, windows of 2,048 rows",
+        ),
+        ({"type": "pack"}, "pack: 4 lines of 300 tokens a batch, windows of 2,048 rows"),
+    ],
+)
+def test_every_batching_is_told_with_its_sizes(written: dict[str, Any], told: str) -> None:
+    assert describe(written, max_tokens=300).batching == told
+
+
+def test_padding_is_that_of_the_batches_that_are_made() -> None:
+    plan = describe({"type": "bucket"})
+    cells = sum(4 * int(longest) for longest in LENGTHS[3::4])  # rows sorted by length, four in a batch
+    assert plan.padding == pytest.approx(1 - 5050 / cells)
+
+
+def test_why_a_batching_was_chosen_is_told_behind_it() -> None:
+    assert describe({"type": "bucket"}, reason="batching bucket: since").lines()[2] == "batching bucket: since"
+
+
+def test_rows_of_a_mix_are_those_of_an_epoch() -> None:
+    plan = describe({"type": "bucket"}, rows=200)
+    assert (plan.rows, plan.tokens) == (200, 10_100)
+
+
+def test_a_stream_is_told_by_its_beginning() -> None:
+    batching = TypeAdapter(Batching).validate_python({"type": "bucket"})
+    plan = plan_of_stream(
+        LENGTHS,
+        batching=batching,
+        policy=build_policy(batching, batch_size=4),
+        batches_per_step=2,
+        steps=1000,
+        shards=8,
+        lanes=2,
+    )
+    assert plan.lines() == [
+        "a stream of 8 shards in 2 lanes; its first 100 rows: 50 tokens on average, longest 100; 1,000 steps",
+        "bucket: 4 rows a batch, windows of 2,048 rows, 2 batches a step, 2.9 % padding expected",
+    ]
+    assert json.loads(json.dumps(plan.record()))["shards"] == 8
+
+
+FILE = """
+base_model: {type: scratch, size: nano, tokenizer: byte}
+input_features: [{name: question, type: text}]
+output_features: [{name: answer, type: text}]
+data: {source: rows.jsonl, split: {type: random, probabilities: [1, 0, 0]}, batching: {type: bucket}}
+trainer: {type: finetune, batch_size: 8, epochs: 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    rows = [{"question": "q" * (1 + n % 20), "answer": "a"} for n in range(100)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "run.yaml").write_text(FILE)
+    return tmp_path / "run.yaml"
+
+
+def test_explain_tells_what_is_done_with_the_data(file: Path) -> None:
+    shown = CliRunner().invoke(app, ["explain", str(file), "--data"])
+    assert shown.exit_code == 0, shown.output
+    plan, told = shown.stdout.split("\n# data:\n")
+    # question, answer and end: 1 to 20 tokens and two more
+    assert told.splitlines() == [
+        "#   100 training rows, 1,250 tokens, longest 22; 7 steps an epoch, 14 in all",
+        "#   bucket: 8 rows a batch, windows of 2,048 rows, 2 batches a step, "
+        + told.splitlines()[1].rpartition(", ")[2],
+    ]
+    assert load_config(shown.stdout).config == load_config(plan).config == load_config(file).config
+
+
+def test_explain_without_data_reads_none(file: Path) -> None:
+    (file.parent / "rows.jsonl").unlink()
+    shown = CliRunner().invoke(app, ["explain", str(file)])
+    assert shown.exit_code == 0
+    assert "# data:" not in shown.stdout
+
+
+def test_explain_gives_the_plan_as_json_too(file: Path) -> None:
+    shown = CliRunner().invoke(app, ["explain", str(file), "--json", "--dataset", str(file.parent / "rows.jsonl")])
+    data = json.loads(shown.stdout)["data"]
+    assert (data["rows"], data["steps"], data["assumed"]) == (100, 14, "")
+
+
+def test_a_size_that_is_measured_later_is_said_to_be_assumed(file: Path) -> None:
+    found = plan_of_file(load_config(file, overrides=["trainer.batch_size=auto"]).config, folder=file.parent)
+    assert found.assumed == "batch_size is auto and found when the run begins (partita tune); taken as 16 rows here"
+    assert found.plan.steps_per_epoch == 7
+    budget = ["trainer.batch_size=auto", "data.batching={type: token_budget}"]
+    found = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
+    assert found.assumed.endswith("; taken as 198 tokens here")
+
+
+def test_a_written_token_budget_needs_no_assumption(file: Path) -> None:
+    budget = ["trainer.batch_size=auto", "data.batching={type: token_budget, max_tokens: 50}"]
+    found = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
+    assert found.assumed == ""
+    assert found.plan.batching == "token_budget: up to 50 tokens a batch, windows of 2,048 rows"
+
+
+def test_the_plan_of_a_stream_is_that_of_its_beginning(file: Path) -> None:
+    config = load_config(
+        file,
+        overrides=[
+            "data={source: {type: jsonl, path: rows.jsonl, streaming: true}}",
+            "trainer={type: finetune, max_steps: 30, batch_size: 4}",
+        ],
+    ).config
+    found = plan_of_file(config, folder=file.parent)
+    assert found.plan.lines()[0] == (
+        "a stream of 4 shards in 4 lanes; its first 100 rows: 12 tokens on average, longest 22; 30 steps"
+    )
+
+
+def test_the_plan_of_a_mix_counts_the_rows_of_an_epoch(file: Path) -> None:
+    (file.parent / "few.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
+    mix = ["data={mix: [{source: rows.jsonl}, {source: few.jsonl}], split: {type: random, probabilities: [1, 0, 0]}}"]
+    found = plan_of_file(load_config(file, overrides=mix).config, folder=file.parent)
+    assert found.plan.rows == 199  # the last of the longer source ends the epoch
+    assert found.plan.tokens == 1250 + 99 * 3
+    assert found.plan.steps_per_epoch == 13
+
+
+def test_a_file_that_trains_nothing_has_no_plan(file: Path) -> None:
+    with pytest.raises(DataError) as error:
+        plan_of_file(load_config(file, overrides=["trainer={type: none}"]).config, folder=file.parent)
+    assert str(error.value) == "nothing is trained with trainer: {type: none}, so there is no plan for its data"

@@ -1,0 +1,197 @@
+"""Worker processes: results in order, and an error within seconds where one dies or hangs."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from partita.data.workers import Workers
+from partita_schema.data import LoaderOptions
+from partita_schema.errors import DataError
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def slow_first(number: int) -> int:
+    time.sleep(0.3 if number == 0 else 0.0)
+    return number
+
+
+def place_of_work(number: int) -> int:
+    return os.getpid()
+
+
+def num_frozen(number: int) -> int:
+    return gc.get_freeze_count()
+
+
+def die(number: int) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def hang(number: int) -> int:
+    if number == 3:
+        time.sleep(600)
+    return number
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise DataError("three cannot be used")
+    return number
+
+
+def time_out(number: int) -> int:
+    raise TimeoutError("the disk did not answer")
+
+
+@pytest.mark.parametrize(
+    ("workers", "start_method"), [(0, None), (1, None), (3, None), (2, "spawn"), (2, "forkserver"), (2, "fork")]
+)
+def test_results_come_in_order_for_any_number_of_workers(workers: int, start_method: str | None) -> None:
+    options = LoaderOptions(workers=workers, start_method=start_method)  # type: ignore[arg-type]
+    with Workers(double, options) as pool:
+        assert list(pool.map(range(20), ahead=2)) == [2 * number for number in range(20)]
+
+
+def test_a_slow_chunk_does_not_lose_its_place() -> None:
+    with Workers(slow_first, LoaderOptions(workers=2)) as pool:
+        assert list(pool.map(range(6), ahead=2)) == list(range(6))
+
+
+def test_all_workers_work_and_are_gone_afterwards() -> None:
+    with Workers(slow_first, LoaderOptions(workers=3)) as pool:
+        list(pool.map([0, 0, 0], ahead=2))
+        assert len(multiprocessing.active_children()) == 3
+
+    assert multiprocessing.active_children() == []
+
+
+def test_what_a_program_holds_is_left_to_memory_that_is_shared_while_workers_live() -> None:
+    before = gc.get_freeze_count()
+
+    with Workers(num_frozen, LoaderOptions(workers=1, start_method="fork")) as pool:
+        here, there = gc.get_freeze_count(), pool.submit(0)()
+
+    assert min(here, there) > before + 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_without_workers_nothing_is_done_before_it_is_asked_for() -> None:
+    done: list[int] = []
+
+    with Workers(done.append, LoaderOptions()) as pool:
+        results = [pool.submit(number) for number in range(3)]
+        assert done == []
+        results[1]()
+
+    assert done == [1]
+
+
+def test_only_as_much_is_read_ahead_as_was_asked_for() -> None:
+    read: list[int] = []
+
+    def reading() -> Iterator[int]:
+        for number in range(100):
+            read.append(number)
+            yield number
+
+    with Workers(double, LoaderOptions(workers=2)) as pool:
+        next(pool.map(reading(), ahead=3))
+
+    assert len(read) == 7
+
+
+def test_a_dead_worker_is_an_error_within_seconds() -> None:
+    begun = time.monotonic()
+    with pytest.raises(DataError) as caught, Workers(die, LoaderOptions(workers=2)) as pool:
+        list(pool.map(range(50), ahead=2))
+
+    assert str(caught.value).startswith("a data worker died (")
+    assert str(caught.value).endswith("); write fewer data.loader.workers, or 0")
+    assert time.monotonic() - begun < 5
+    assert multiprocessing.active_children() == []
+
+
+def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
+    begun = time.monotonic()
+    with pytest.raises(DataError) as caught, Workers(hang, LoaderOptions(workers=2, timeout=1)) as pool:
+        list(pool.map(range(50), ahead=2))
+
+    assert str(caught.value) == (
+        "a data worker gave nothing for 1 seconds; write a larger data.loader.timeout where rows take that long, "
+        "else fewer data.loader.workers, or 0 to see what it does"
+    )
+    assert time.monotonic() - begun < 6
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_work_raises_comes_out(workers: int) -> None:
+    with (
+        pytest.raises(DataError, match=r"^three cannot be used$"),
+        Workers(refuse, LoaderOptions(workers=workers)) as pool,
+    ):
+        list(pool.map(range(9), ahead=2))
+
+
+def test_a_timeout_of_the_work_itself_is_not_taken_for_a_hung_worker() -> None:
+    with pytest.raises(TimeoutError, match="the disk"), Workers(time_out, LoaderOptions(workers=1, timeout=20)) as pool:
+        pool.submit(1)()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, time\n"
+        "from partita.data.workers import Workers\n"
+        "from partita_schema.data import LoaderOptions\n"
+        "def work(number):\n"
+        "    return os.getpid()\n"
+        "if __name__ == '__main__':\n"
+        f"    pool = Workers(work, LoaderOptions(workers=1, start_method={start_method!r}))\n"
+        "    print(pool.submit(1)(), flush=True)\n"
+        "    time.sleep(60)\n",
+        encoding="utf-8",
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        worker = int(program.stdout.readline())
+        program.kill()
+        program.wait()
+
+    assert gone(worker)
+
+
+def gone(process: int) -> bool:
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_workers_leave_ctrl_c_to_the_program() -> None:
+    with Workers(place_of_work, LoaderOptions(workers=1)) as pool:
+        worker = pool.submit(0)()
+        os.kill(worker, signal.SIGINT)
+        time.sleep(0.2)
+
+        assert pool.submit(1)() == worker

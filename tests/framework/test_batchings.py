@@ -1,0 +1,124 @@
+"""Every batching through the whole of a short run: sizes found, written down, and kept when the run goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+from partita.runs.directory import RunDirectory
+from partita_schema.errors import ResumeError
+
+OFF = {"evaluate_generated": False, "evaluate_test": False, "skip_all_evaluation": True}
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing but the operating system may catch it."""
+
+
+def config(colours: Any, batching: dict[str, Any], *, data: dict[str, Any] | None = None, **trainer: Any) -> Any:
+    data = {**colours.config()["data"], "batching": batching, **(data or {})}
+    settings = {"learning_rate": 0.002, "batch_size": "auto", "epochs": 1, **OFF, **trainer}
+    return colours.config(trainer=settings, data=data)
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def size_of(run: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((run / "manifest.json").read_text())["batch_sizes"]["training"]
+    return record
+
+
+@pytest.mark.parametrize("kind", ["token_budget", "pack"])
+def test_batches_of_tokens_learn_every_row_once_and_hold_about_the_rows_of_a_step(
+    colours: Any, tmp_path: Path, kind: str
+) -> None:
+    Model(config(colours, {"type": kind, "window": 128}, effective_batch_size=64), quiet=True).train(run=tmp_path)
+
+    log, size = log_of(tmp_path), size_of(tmp_path)
+    assert sum(line["rows"] for line in log) == 512
+    assert 512 / len(log) == pytest.approx(64, rel=0.34), "whole batches, so within half of one"
+    assert size["origin"] in ("tuned", "cached")
+    if kind == "token_budget":
+        assert size["max_tokens"] == size["rows"] * size["prompt_tokens"]
+        assert max(line["padding"] for line in log) < 0.25
+    else:
+        assert size["max_tokens"] == size["prompt_tokens"]
+
+
+def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: Path) -> None:
+    batching = {"type": "token_budget", "max_tokens": 300}
+    Model(config(colours, batching, gradient_accumulation_steps=1), quiet=True).train(run=tmp_path)
+
+    size = size_of(tmp_path)
+    assert (size["origin"], size["max_tokens"]) == ("file", 300)
+    for line in log_of(tmp_path):
+        assert line["tokens"] / (1 - line["padding"]) <= 300.5
+
+
+def killed(model: Model, run: Path, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train up to a step, and die there."""
+    log_step = RunDirectory.log_step
+
+    def log_then_die(directory: RunDirectory, record: Any) -> None:
+        log_step(directory, record)
+        if record["step"] == after:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "log_step", log_then_die)
+        with pytest.raises(Killed):
+            model.train(run=run)
+
+
+@pytest.mark.parametrize("kind", ["token_budget", "pack"])
+def test_a_run_goes_on_as_it_began(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    written = config(colours, {"type": kind, "window": 128}, effective_batch_size=64, steps_per_checkpoint=2)
+    Model(written, quiet=True).train(run=tmp_path / "straight")
+    run = tmp_path / "parts"
+    killed(Model(written, quiet=True), run, after=5, monkeypatch=monkeypatch)
+    tokens = size_of(run)["max_tokens"]
+
+    Model(written, quiet=True).train(run=run)
+
+    assert size_of(run)["max_tokens"] == tokens
+    straight, parts = log_of(tmp_path / "straight"), log_of(run)
+    assert [line["batch_hash"] for line in parts] == [line["batch_hash"] for line in straight]
+    assert [line["loss"] for line in parts] == [line["loss"] for line in straight]
+
+
+def test_auto_says_what_it_chose_and_why(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="partita"):
+        Model(config(colours, {"type": "auto"}, batch_size=16, max_steps=1), quiet=True).train(run=tmp_path)
+
+    told = [message for message in caplog.messages if message.startswith("batching bucket: rows have ")]
+    assert len(told) == 1
+    assert "random order would be" in told[0]
+
+
+def test_changed_data_stop_a_run_or_begin_its_epoch_again(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    lines = (colours.path / "rows.jsonl").read_text().splitlines(keepends=True)
+    source.write_text("".join(lines[:320]))
+    data = {"source": str(source)}
+    written = config(colours, {"type": "bucket"}, data=data, batch_size=16, epochs=3, steps_per_checkpoint=5)
+    killed(Model(written, quiet=True), run, after=22, monkeypatch=monkeypatch)
+    source.write_text("".join(lines[:352]))
+
+    with pytest.raises(ResumeError) as error:
+        Model(written, quiet=True).train(run=run)
+    assert " files: " in str(error.value)
+    assert "write data.resume: restart_epoch to begin epoch 1 again, or data.resume: fresh" in str(error.value)
+
+    written["data"]["resume"] = "restart_epoch"
+    result = Model(written, quiet=True).train(run=run)
+    assert "As data.resume: restart_epoch says, the run goes on at the beginning of epoch 1" in caplog.text
+    assert result.resumed_from == 20
+    epochs = [line["epoch"] for line in log_of(run)]
+    assert epochs[19] == pytest.approx(1.25)
+    assert epochs[20] == pytest.approx(1 + 16 / 281, abs=0.01)

@@ -1,0 +1,73 @@
+"""Several sources through the whole of a short run: shares, counts by source, losses by source, and going on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+from partita.runs.directory import RunDirectory
+
+TRAINER = {"learning_rate": 0.002, "batch_size": 8, "evaluate_generated": False, "evaluate_test": False}
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing but the operating system may catch it."""
+
+
+def config(colours: Any, folder: Path, *, stop: str = "all_once", **trainer: Any) -> Any:
+    rows = colours.rows(160)
+    for name, part in (("many", rows[:120]), ("few", rows[120:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    mix = [{"source": str(folder / f"{name}.jsonl"), "weight": weight} for name, weight in (("many", 2), ("few", 1))]
+    found = colours.config(trainer={**TRAINER, "epochs": 1, **trainer})
+    found["data"] = {"mix": mix, "stop": stop, "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]}}
+    return found
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def manifest_of(run: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((run / "manifest.json").read_text())
+    return manifest
+
+
+def test_a_mix_is_trained_with_its_counts_and_losses(colours: Any, tmp_path: Path) -> None:
+    result = Model(config(colours, tmp_path), quiet=True).train(run=tmp_path / "run")
+
+    log, used = log_of(tmp_path / "run"), manifest_of(tmp_path / "run")["sources"]
+    assert {name: counts["rows"] for name, counts in used.items()} == {"many": 96, "few": 32}
+    assert sum(line["rows/few"] for line in log) == 32
+    assert sum(line["tokens"] for line in log) == sum(counts["tokens"] for counts in used.values())
+    losses = result.metrics["validation"]
+    assert (
+        min(losses["loss/many"], losses["loss/few"]) <= losses["loss"] <= max(losses["loss/many"], losses["loss/few"])
+    )
+    assert losses["loss/many"] != losses["loss/few"]
+
+
+def test_a_mix_goes_on_as_it_began(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = config(colours, tmp_path, stop="all", steps_per_checkpoint=3)
+    Model(written, quiet=True).train(run=tmp_path / "straight")
+    log_step = RunDirectory.log_step
+
+    def log_then_die(directory: RunDirectory, record: Any) -> None:
+        log_step(directory, record)
+        if record["step"] == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "log_step", log_then_die)
+        with pytest.raises(Killed):
+            Model(written, quiet=True).train(run=tmp_path / "killed")
+    Model(written, quiet=True).train(run=tmp_path / "killed")
+
+    assert log_of(tmp_path / "killed") == log_of(tmp_path / "straight")
+    assert manifest_of(tmp_path / "killed")["sources"] == manifest_of(tmp_path / "straight")["sources"]
+    counts = manifest_of(tmp_path / "straight")["sources"]
+    assert counts["many"]["rows"] == 96
+    assert abs(counts["few"]["rows"] - 48) <= 1

@@ -1,0 +1,212 @@
+"""Training rows that are read while they are used, through the whole of a short run."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+from partita.data.preview import preview
+from partita.data_plan import plan_of_file
+from partita.runs.directory import RunDirectory
+from partita_schema.errors import DataError, ResumeError
+from partita_schema.load import load_config
+
+TRAINER = {
+    "learning_rate": 0.002,
+    "batch_size": 8,
+    "effective_batch_size": 8,
+    "epochs": None,
+    "max_steps": 10,
+    "evaluate_generated": False,
+    "evaluate_test": False,
+    "steps_per_checkpoint": 3,
+    "evaluations_per_epoch": 1,
+}
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing but the operating system may catch it."""
+
+
+def write_shards(folder: Path, rows: list[dict[str, Any]], *, shards: int, name: str = "part") -> str:
+    """The rows dealt over files; what comes back is their glob."""
+    for shard in range(shards):
+        lines = [json.dumps(row) + "\n" for row in rows[shard::shards]]
+        (folder / f"{name}-{shard}.jsonl").write_text("".join(lines), encoding="utf8")
+    return str(folder / f"{name}-*.jsonl")
+
+
+def config(colours: Any, source: Any, *, data: dict[str, Any] | None = None, **trainer: Any) -> Any:
+    """A run over a glob that is streamed, or over whatever `data` names."""
+    labels = {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}}
+    found = colours.config(
+        trainer={**TRAINER, **trainer}, output_features=[labels, {"name": "number", "type": "number"}]
+    )
+    named = {"source": {"type": "jsonl", "path": source, "streaming": True}} if source is not None else {}
+    found["data"] = {**named, "batching": {"type": "bucket"}, **(data or {})}
+    return found
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def train_killed(model: Model, run: Path, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train up to a step, and die there."""
+    log_step = RunDirectory.log_step
+
+    def log_then_die(directory: RunDirectory, record: Any) -> None:
+        log_step(directory, record)
+        if record["step"] == after:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "log_step", log_then_die)
+        with pytest.raises(Killed):
+            model.train(run=run)
+
+
+def test_a_stream_is_trained_validated_and_recorded(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=3)
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in colours.rows(20, seed=9)))
+    with (tmp_path / "part-1.jsonl").open("a") as file:
+        file.write("{ broken\n")
+    data = {"validation": str(tmp_path / "validation.jsonl"), "max_bad_rows": 1}
+
+    with caplog.at_level("INFO", logger="partita"):
+        result = Model(config(colours, source, data=data), quiet=True).train(run=tmp_path / "run")
+
+    manifest = json_of(tmp_path / "run" / "manifest.json")
+    assert sum(line["rows"] for line in log_of(tmp_path / "run")) == 80
+    assert manifest["data"]["training"]["rows"] is None
+    assert manifest["data"]["validation"]["rows"] == 20
+    assert manifest["ledger"] == {"training": 1, "validation": 0}
+    assert json_of(tmp_path / "run" / "ledger.json")["splits"]["training"]["used"] == 80
+    [kept] = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(kept)["key"] == "part-1.jsonl:28"
+    assert result.metrics["validation"]["loss"] > 0
+    assert "a stream of 3 shards in 1 lane; its first 80 rows: " in caplog.text
+    assert "training: 1 of 81 rows left out" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["bucket", "token_budget", "pack", "auto"])
+def test_a_stream_goes_on_as_it_began(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    source = write_shards(tmp_path, colours.rows(90), shards=4)
+    data = {"batching": {"type": kind, **({} if kind == "auto" else {"window": 32})}}
+    size = {"batch_size": "auto", "effective_batch_size": 16}
+    written = config(colours, source, data=data, max_steps=14, **size)
+    Model(written, quiet=True).train(run=tmp_path / "straight")
+    train_killed(Model(written, quiet=True), tmp_path / "parts", after=8, monkeypatch=monkeypatch)
+
+    result = Model(written, quiet=True).train(run=tmp_path / "parts")
+
+    assert result.resumed_from == 6
+    straight, parts = log_of(tmp_path / "straight"), log_of(tmp_path / "parts")
+    assert parts == straight
+    assert {line["epoch"] for line in straight} >= {0.0, 1.0}, "the stream has begun again"
+    assert json_of(tmp_path / "parts" / "ledger.json") == json_of(tmp_path / "straight" / "ledger.json")
+
+
+def test_streams_are_mixed_by_their_weights(colours: Any, tmp_path: Path) -> None:
+    rows = colours.rows(120)
+    mix = [
+        {
+            "name": name,
+            "weight": weight,
+            "source": {"type": "jsonl", "path": write_shards(tmp_path, part, shards=2, name=name), "streaming": True},
+        }
+        for name, weight, part in (("many", 3, rows[:90]), ("few", 1, rows[90:]))
+    ]
+
+    Model(config(colours, None, data={"mix": mix, "batching": {"type": "fixed", "shuffle": False}}), quiet=True).train(
+        run=tmp_path / "run"
+    )
+
+    sources = json_of(tmp_path / "run" / "manifest.json")["sources"]
+    assert {name: counts["rows"] for name, counts in sources.items()} == {"many": 60, "few": 20}
+
+
+def test_a_dataset_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=2)
+    other = write_shards(tmp_path, colours.rows(40, seed=5), shards=1, name="other")
+    written = config(colours, source, max_steps=5)
+
+    Model(written, quiet=True).train(other, run=tmp_path / "streamed")
+    Model(written, quiet=True).train(colours.rows(100, seed=5), run=tmp_path / "indexed")
+
+    data = {name: json_of(tmp_path / name / "manifest.json")["data"] for name in ("streamed", "indexed")}
+    assert data["streamed"]["training"]["rows"] is None
+    assert list(data["streamed"]) == ["training"]
+    assert (data["indexed"]["training"]["rows"], data["indexed"]["validation"]["rows"]) == (90, 5)
+    with pytest.raises(ResumeError, match="is finished, and it learned from other rows"):
+        Model(written, quiet=True).train(source, run=tmp_path / "streamed")
+
+
+def test_other_batches_go_on_in_the_same_run_where_the_file_says_how(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_shards(tmp_path, colours.rows(80), shards=2)
+    written = config(colours, source)
+    run = tmp_path / "runs" / "run"
+    train_killed(Model(written, quiet=True), run, after=5, monkeypatch=monkeypatch)
+    written["data"] |= {"batching": {"type": "fixed"}}
+    with pytest.raises(ResumeError, match=r"data\.batching\.type: 'bucket' -> 'fixed'"):
+        Model(written, quiet=True).train(run=run)
+
+    written["data"] |= {"resume": "fresh"}
+    result = Model(written, quiet=True).train()
+
+    assert result.run == Path("runs/run")
+    assert result.resumed_from == 3
+    assert "batching: bucket -> fixed" in caplog.text
+    assert "As data.resume: fresh says, the run goes on at the beginning of epoch 0" in caplog.text
+    assert Counter(line["epoch"] for line in log_of(run)) == {0.0: 10}
+
+
+def test_a_plan_and_a_look_at_a_stream(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=5)
+    loaded = load_config(config(colours, source, effective_batch_size=16))
+
+    plan = plan_of_file(loaded.config, folder=tmp_path).plan
+    seen = preview(loaded.config, folder=tmp_path, count=2)
+
+    assert (plan.rows, plan.steps_per_epoch, plan.steps) == (None, None, 10)
+    assert (plan.shards, plan.lanes, plan.measured_rows, plan.batches_per_step) == (5, 2, 80, 2)
+    assert (len(seen.rows), seen.streamed) == (2, True)
+
+
+def test_sizes_are_found_for_a_stream(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=2)
+    changes = {"preprocessing": {"global_max_sequence_length": 60}}
+    sizes = Model(config(colours, source, batch_size="auto") | changes, quiet=True).tune(fresh=True)
+
+    assert sizes.training is not None
+    assert sizes.training.prompt_tokens == 60, "longer rows than the first ones may come"
+
+
+def test_a_stream_without_a_column_is_refused(colours: Any, tmp_path: Path) -> None:
+    rows = [{"words": row["text"], **row} for row in colours.rows(20)]
+    for row in rows:
+        del row["text"]
+
+    with pytest.raises(DataError, match="has no column 'text', which input"):
+        Model(config(colours, write_shards(tmp_path, rows, shards=1)), quiet=True).train(run=tmp_path / "run")
+
+
+def test_an_empty_stream_is_refused(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, [], shards=2)
+
+    with pytest.raises(DataError, match=r"part-0\.jsonl, part-1\.jsonl has no rows"):
+        Model(config(colours, source), quiet=True).train(run=tmp_path / "run")
