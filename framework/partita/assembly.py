@@ -63,12 +63,14 @@ def assemble(
     labels: Labels,
     training: Rows | None,
     saved: Path | None = None,
+    tokenizer_folder: Path | None = None,
     trainable: bool,
 ) -> Assembly:
     """All parts of a run.
 
     `folder` is where relative paths start. `training` rows give a new model its tokenizer, retrieval its examples and
-    some adapters their start. With `saved` the model is the one that was saved in that folder.
+    some adapters their start. With `saved` the model is the one that was saved in that folder. In `tokenizer_folder` a
+    new model's tokenizer is kept.
     """
 
     def training_texts() -> Iterator[str]:
@@ -78,7 +80,7 @@ def assemble(
         supervised = config.trainer.type != "none" or has_answers(training, config)
         return texts(training, config, schema=row_schema(config, supervised=supervised))
 
-    tokenizer = load_tokenizer(config, folder=folder, texts=training_texts, saved=saved)
+    tokenizer = load_tokenizer(config, folder=folder, texts=training_texts, saved=saved, kept=tokenizer_folder)
     retriever = build_retriever(config, training=training, folder=folder)
 
     def encoder(context_length: int | None) -> Encoder:

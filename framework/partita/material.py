@@ -17,6 +17,7 @@ from partita.data.reading.mixed import mixed_order
 from partita.data.rows import Rows
 from partita.data.run_data import RunData
 from partita.data.splits import TRAINING
+from partita.data.streams.lane import CHUNK
 from partita.data.streams.loader import StreamLoader, count_lanes
 from partita.data.streams.opening import TrainingStreams
 from partita.data_plan import plan_rows, plan_streams
@@ -93,7 +94,10 @@ def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
     if data.training is None:
         return None
     rows = expanded(data.training, assembly.encoder.expander)
-    return EncodedRows.build(rows, assembly.encoder, ledger=Ledger(None, max_bad_rows=1.0))
+    options = assembly.config.data.loader
+    return EncodedRows.build(
+        rows, assembly.encoder, ledger=Ledger(None, max_bad_rows=1.0), options=options, chunk=CHUNK
+    )
 
 
 def training_loader(

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -129,7 +130,11 @@ class Model:
                 return finished_result(folder, directory.manifest)
             data = self.open_data(dataset)
             labels = find_labels(self.config, data.training)
-            assembly = self.assemble(labels, data.training, trainable=self.config.trainer.type != "none")
+            tokenizer = folder / "tokenizer"
+            if not directory.has_checkpoints:
+                shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
+            trains = self.config.trainer.type != "none"
+            assembly = self.assemble(labels, data.training, trainable=trains, tokenizer_folder=tokenizer)
             sizing = Sizing(assembly, cache=Cache.of_user())
             result = run_trainer(trainer, assembly, data, directory, sizing=sizing)
             model = "model" if (folder / "model").is_dir() else None
@@ -331,13 +336,16 @@ class Model:
             training = self.open_data().training
         return labels or find_labels(self.config, training), training
 
-    def assemble(self, labels: Labels, training: Rows | None, *, trainable: bool) -> Assembly:
+    def assemble(
+        self, labels: Labels, training: Rows | None, *, trainable: bool, tokenizer_folder: Path | None = None
+    ) -> Assembly:
         return assemble(
             self.config,
             folder=self.loaded.folder,
             labels=labels,
             training=training,
             saved=None if trainable else self.result,
+            tokenizer_folder=tokenizer_folder,
             trainable=trainable,
         )
 

@@ -143,6 +143,10 @@ class Data(Base):
             raise broken(
                 "a stream is not divided; remove split, and write validation for rows to validate on", at="split"
             )
+        if self.streaming and getattr(self.batching, "longest_first", False):
+            raise broken(
+                "nobody knows which row of a stream is the longest; remove longest_first", at="batching.longest_first"
+            )
         if self.streaming and self.encode == "cache":
             raise broken("a stream is encoded while it is read; remove encode: cache, or streaming", at="encode")
         return self

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from partita import Model
+from partita.data.ledger_report import make_report
 from partita.data.preview import preview
 from partita.data_plan import plan_of_file
 from partita.runs.directory import RunDirectory
@@ -194,6 +195,59 @@ def test_sizes_are_found_for_a_stream(colours: Any, tmp_path: Path) -> None:
 
     assert sizes.training is not None
     assert sizes.training.prompt_tokens == 60, "longer rows than the first ones may come"
+
+
+def test_a_stream_that_is_not_shuffled_comes_in_its_order(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, colours.rows(12), shards=3)
+    data = {"batching": {"type": "fixed", "shuffle": False}}
+    seen = preview(load_config(config(colours, source, data=data)).config, folder=tmp_path, count=12)
+
+    assert [row.key for row in seen.rows] == [f"part-{shard}.jsonl:{row}" for shard in range(3) for row in range(1, 5)]
+
+
+def test_the_first_rows_may_be_longer_than_a_token_budget(colours: Any, tmp_path: Path) -> None:
+    rows = colours.rows(40)
+    rows[3]["text"] = rows[30]["text"] = "I see 4 balls and they are green " * 3
+    data = {"batching": {"type": "token_budget", "max_tokens": 30, "window": 20}, "max_bad_rows": 2}
+    source = write_shards(tmp_path, rows, shards=1)
+
+    Model(config(colours, source, data=data, batch_size="auto", max_steps=5), quiet=True).train(run=tmp_path / "run")
+
+    reasons = json_of(tmp_path / "run" / "ledger.json")["splits"]["training"]["reasons"]
+    assert set(reasons) == {"more than the 30 tokens of data.batching.max_tokens"}
+
+    data["batching"] |= {"max_tokens": 5}  # type: ignore[operator]
+    with pytest.raises(
+        DataError, match=r"none of the stream's first 40 rows has at most the 5 tokens of .*at least 1\d "
+    ):
+        Model(config(colours, source, data=data, batch_size="auto"), quiet=True).train(run=tmp_path / "small")
+
+
+def test_a_new_model_keeps_its_tokenizer_where_the_data_change(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=2)
+    written = config(colours, source, data={"resume": "fresh"})
+    run = tmp_path / "run"
+    train_killed(Model(written, quiet=True), run, after=5, monkeypatch=monkeypatch)
+    write_shards(tmp_path, [row | {"text": f"new words {row['text']}"} for row in colours.rows(80)], shards=2)
+
+    result = Model(written, quiet=True).train(run=run)
+
+    assert result.resumed_from == 3
+    assert "part-*.jsonl: " in caplog.text
+    assert "tokenizer: " not in caplog.text
+
+
+def test_the_ledger_of_rows_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, colours.rows(20), shards=1)
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "x"}\n{ broken\n' + json.dumps(colours.rows(1)[0]) + "\n")
+    loaded = load_config(config(colours, source))
+
+    report = make_report(loaded.config, folder=tmp_path, dataset=str(other))
+
+    assert (report.splits["training"].used, report.splits["training"].left_out) == (1, 2)
 
 
 def test_a_stream_without_a_column_is_refused(colours: Any, tmp_path: Path) -> None:

@@ -60,6 +60,10 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
             mix(STREAM, STREAM, encode="cache"),
             "data.encode: a stream is encoded while it is read; remove encode: cache, or streaming",
         ),
+        (
+            {"source": STREAM, "batching": {"type": "bucket", "longest_first": True}},
+            "data.batching.longest_first: nobody knows which row of a stream is the longest; remove longest_first",
+        ),
         ({"shaper": "x"}, "data.shaper: got 'x'; write module:Class, such as my_package.parts:MyClass"),
         ({"collate": "x"}, "data.collate: got 'x'; write module:Class, such as my_package.parts:MyClass"),
         (

@@ -9,7 +9,8 @@ from partita.data.dialogue.expand import expanded, for_scores
 from partita.data.encoded import encoded_chunks, note_chunk
 from partita.data.ledger import LEDGER, QUARANTINE, Counts, Ledger, read_counts, read_quarantine
 from partita.data.preview import preview_encoder
-from partita.data.splits import TRAINING, has_answers, open_splits
+from partita.data.reading.sources import open_rows
+from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 
@@ -47,6 +48,8 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
             "a stream is read while it is trained on; name the directory of the run, or with --dataset some of its rows"
         )
     splits = open_splits(config, folder=folder, dataset=dataset)
+    if is_streamed(config, dataset):
+        splits = {TRAINING: open_rows(dataset, folder=Path.cwd()), **splits}
     first = next(iter(splits.values()))
     without = [name for name, rows in splits.items() if not has_answers(rows, config)]
     if without:

@@ -28,17 +28,29 @@ WORD = r" ?\w+| ?[^\w\s]|\s"
 
 
 def load_tokenizer(
-    config: Config, *, folder: Path, texts: Callable[[], Iterable[str]], saved: Path | None = None
+    config: Config,
+    *,
+    folder: Path,
+    texts: Callable[[], Iterable[str]],
+    saved: Path | None = None,
+    kept: Path | None = None,
 ) -> "PreTrainedTokenizerFast":
     """The tokenizer in the folder `saved`, else the base model's, else one trained on `texts()` (scratch models).
 
-    `folder` is where a relative `base_model` starts. Raises ModelError.
+    `folder` is where a relative `base_model` starts. With `kept` a trained one is saved in that folder, and read from
+    there ever after: weights know the tokens of one tokenizer only. Raises ModelError.
     """
     if saved is not None:
         return read_tokenizer(str(saved))
     base = config.base_model
     if isinstance(base, ScratchModel):
-        return train_tokenizer(base, texts())
+        if kept is None:
+            return train_tokenizer(base, texts())
+        if not kept.exists():
+            beside = kept.with_name(f".{kept.name}.writing")
+            train_tokenizer(base, texts()).save_pretrained(beside)
+            beside.replace(kept)
+        return read_tokenizer(str(kept))
     revision = config.model_parameters.revision
     return read_tokenizer(find_base(base, folder=folder), revision=revision, trust_remote_code=config.trust_remote_code)
 

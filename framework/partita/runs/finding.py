@@ -8,7 +8,7 @@ from partita.runs.manifest import read_manifest
 from partita_schema.config import Config
 from partita_schema.errors import ResumeError
 
-WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints")
+WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
 """What a run writes under names that a user may have in use."""
 
 FREE_KEYS = (

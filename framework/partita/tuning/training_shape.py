@@ -15,6 +15,7 @@ from partita.data.planning.indexed import IndexedPlanner, Order
 from partita.data.planning.policies import FIXED_WINDOW, Policy, build_policy
 from partita_schema.batching import AutoBatching, Batching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
+from partita_schema.errors import DataError
 from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
 from partita_trainers.batch_size.trial import BatchSize, Volume
 
@@ -168,21 +169,32 @@ def training_shape(
     """How the rows of a run are batched; auto is resolved by lengths.
 
     With `more_rows` these are the first ones of a stream; none of it is longer than global_max_sequence_length, where
-    that is written, and sizes are looked for with it.
+    that is written, and sizes are looked for with it. Those that are longer than data.batching.max_tokens are passed
+    over, as they will be. Raises DataError where none is left.
     """
-    batching, reason, lengths = config.data.batching, "", encoded.lengths
+    batching, reason, lengths, learned = config.data.batching, "", encoded.lengths, encoded.learned_tokens
+    most_tokens = getattr(batching, "max_tokens", None)
+    if more_rows and isinstance(most_tokens, int):
+        fitting = lengths <= most_tokens
+        lengths, learned = lengths[fitting], learned[fitting]
+        if not len(lengths):
+            raise DataError(
+                f"none of the stream's first {len(fitting):,} rows has at most the {most_tokens:,} tokens of "
+                f"data.batching.max_tokens; write at least {int(encoded.lengths.min()):,} there"
+            )
+    seen = lengths if order is None else lengths[order(0, np.random.default_rng(config.seed))]
     if isinstance(batching, AutoBatching):
         trainer = config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
         written = trainer.batch_size if isinstance(trainer.batch_size, int) else None
         batching, reason = choose_batching(
-            batching, lengths, batch_size=written or step_rows or DEFAULT_STEP_ROWS, more_rows=more_rows
+            batching, seen, batch_size=written or step_rows or DEFAULT_STEP_ROWS, more_rows=more_rows
         )
     return TrainingShape(
         batching=batching,
         reason=reason,
         lengths=lengths,
-        learned=encoded.learned_tokens,
+        learned=learned,
         seed=config.seed,
         order=order,
         length_limit=config.preprocessing.global_max_sequence_length,

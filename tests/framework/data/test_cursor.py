@@ -150,3 +150,13 @@ def test_what_decides_the_cuts_is_named_as_in_the_file() -> None:
     budget = batching_parts(TokenBudgetBatching(type="token_budget"), max_tokens=512, **numbers)
     assert budget["batching.max_tokens"] == "512"
     assert "batch size" not in budget
+
+
+@pytest.mark.parametrize("resume", ["strict", "restart_epoch", "fresh"])
+def test_another_tokenizer_ends_a_run_whatever_the_file_says(resume: Any) -> None:
+    saved = Cursor({"files": "a", "tokenizer": "x"}, epoch=1).to_json()
+
+    with pytest.raises(
+        ResumeError, match=r"(?s)tokenizer: x -> y.*Weights know the tokens of one tokenizer only, what"
+    ):
+        continued(saved, {"files": "b", "tokenizer": "y"}, resume=resume)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.data.planning.plan import PlannedBatch
-from partita.data.planning.policies import POLICIES, Policy, build_policy
+from partita.data.planning.policies import POLICIES, Fixed, Policy, build_policy
 from partita_schema.batching import (
     AutoBatching,
     Batching,
@@ -213,3 +213,9 @@ def test_every_batching_of_the_schema_has_a_policy() -> None:
 def test_auto_has_no_policy_of_its_own() -> None:
     with pytest.raises(AssertionError, match="has to be resolved"):
         build_policy(AutoBatching(), batch_size=1)
+
+
+def test_rows_that_keep_their_order_are_handled_in_small_windows_of_whole_batches() -> None:
+    assert Fixed(32).window == 2048
+    assert Fixed(32, shuffle_rows=False).window == 256
+    assert Fixed(100, shuffle_rows=False).window == 300

@@ -91,6 +91,10 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
     try:
         loaded.check(parts)
     except ResumeError as error:
+        if loaded.parts.get("tokenizer") != parts.get("tokenizer"):
+            raise ResumeError(
+                f"{error}. Weights know the tokens of one tokenizer only, whatever data.resume says"
+            ) from None
         if resume == "strict":
             raise ResumeError(
                 f"{error}, or keep the weights and write data.resume: restart_epoch to begin epoch {loaded.epoch} "

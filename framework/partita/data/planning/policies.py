@@ -25,6 +25,8 @@ from partita_schema.errors import DataError
 
 FIXED_WINDOW = 2048
 """Rows that are handled together where nothing is sorted; a stream is shuffled over so many."""
+ORDERED_WINDOW = 256
+"""The same where rows keep their order: a stream's first batch then need not wait for many others."""
 
 
 class Policy(Protocol):
@@ -66,7 +68,7 @@ class Fixed:
 
     @property
     def window(self) -> int:
-        return whole_batches(FIXED_WINDOW, self.batch_size)
+        return whole_batches(FIXED_WINDOW if self.shuffle_rows else ORDERED_WINDOW, self.batch_size)
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         cuts = even_cuts(len(lengths), self.batch_size)

@@ -31,7 +31,7 @@ def json_record(text: bytes, number: int) -> Record:
         return bad(number, not_utf8(error), text.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        return bad(number, f"not JSON: {said(error)}{where}", text.decode("utf-8", "replace"))
+        return bad(number, f"not JSON: {said(error).removesuffix(' at')}{where}", text.decode("utf-8", "replace"))
     return checked_object(value, text, number)
 
 

@@ -46,6 +46,7 @@ class LanePlan:
             seed=self.seed,
             epoch=epoch,
             state=state,
+            shuffle=self.policy.shuffle_rows,
         )
 
     @property

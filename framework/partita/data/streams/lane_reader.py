@@ -35,9 +35,12 @@ class LaneReader:
         state: Any = None,
         shuffle: bool = True,
     ) -> None:
-        """`state` is where an earlier reader with the same arguments stood. Without `shuffle`, shards are in order."""
+        """`state` is where an earlier reader with the same arguments stood.
+
+        Without `shuffle`, shards are read in order, each to its end.
+        """
         self._weights, self._stop = list(weights), stop
-        width = max(1, min(OPEN, OPEN_IN_ALL // (lanes * len(sources))))
+        width = max(1, min(OPEN, OPEN_IN_ALL // (lanes * len(sources)))) if shuffle else 1
         counts, ended, places = state if state is not None else (None, [0] * len(sources), [None] * len(sources))
         self._ended = list(ended)
         self._lanes = [

@@ -30,6 +30,8 @@ class TrainingStreams:
     seed: int
     names: Sequence[str] = ()
     """Names of the sources of a mix."""
+    shuffle: bool = True
+    """Whether the first rows are looked at in a shuffled order."""
 
     def plan(self, policy: Policy, *, lanes: int) -> LanePlan:
         """The lanes; each source has at least as many shards as there are lanes where it can be cut so finely.
@@ -43,7 +45,7 @@ class TrainingStreams:
 
     def first_rows(self) -> Rows:
         """The rows at the beginning of the first epoch that can be read. Raises DataError where there are none."""
-        plan = self.plan(Fixed(SAMPLED_ROWS), lanes=1)
+        plan = self.plan(Fixed(SAMPLED_ROWS, shuffle_rows=self.shuffle), lanes=1)
         read = plan.reader(0, epoch=0).take(SAMPLED_ROWS)
         good, bad = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in read])
         if not good:
@@ -65,9 +67,10 @@ def training_streams(config: Config, *, folder: Path, dataset: str | Path | None
     Relative paths of the file start at `folder`, those of `dataset` at the current folder. Raises DataError where an
     ending does not tell a format.
     """
-    mix = config.data.mix
+    mix, shuffle = config.data.mix, getattr(config.data.batching, "shuffle", True)
     if dataset is not None:
-        return TrainingStreams([source_of(str(dataset), folder=Path.cwd())], [1.0], "all", Path.cwd(), config.seed)
+        source = source_of(str(dataset), folder=Path.cwd())
+        return TrainingStreams([source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle)
     written = [(part.source, part.weight) for part in mix] if mix else [(config.data.source, 1.0)]
     return TrainingStreams(
         [source_of(source, folder=folder) if isinstance(source, str) else source for source, _ in written if source],
@@ -76,4 +79,5 @@ def training_streams(config: Config, *, folder: Path, dataset: str | Path | None
         folder,
         config.seed,
         config.data.mix_names,
+        shuffle=shuffle,
     )
