@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from partita.runs.manifest import versions
@@ -32,8 +33,11 @@ class Limit:
         return self.value >= self.limit if self.direction == "min" else self.value <= self.limit
 
 
-def parse_arguments(description: str) -> argparse.Namespace:
-    """--quick makes the same work small enough for two minutes; --json says where the result goes."""
+def parse_arguments(description: str, *, flags: Mapping[str, str] = MappingProxyType({})) -> argparse.Namespace:
+    """--quick makes the same work small enough for two minutes; --json says where the result goes.
+
+    `flags` are further switches and what they do.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the same work, small enough for two minutes")
     parser.add_argument(
@@ -41,6 +45,8 @@ def parse_arguments(description: str) -> argparse.Namespace:
         type=Path,
         help="where the result goes; the default is benchmarks/results/NAME.json, with --quick nowhere",
     )
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     return parser.parse_args()
 
 
@@ -80,6 +86,11 @@ def report(
         }
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
         print(f"written to {path}")
+
+
+def about(description: str | None) -> str:
+    """The first paragraph of a script's docstring, on one line."""
+    return " ".join((description or "").split("\n\n", 1)[0].split())
 
 
 def shown(value: Any) -> str:

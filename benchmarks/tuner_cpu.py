@@ -21,7 +21,7 @@ from typing import Any
 
 from harness import SHARED, Limit, parse_arguments, report, run_script
 
-ROOMS = {"tiny": (200_000_000, 350_000_000, 700_000_000), "small": (560_000_000, 800_000_000)}
+ROOMS = {"tiny": (300_000_000, 500_000_000, 800_000_000), "small": (800_000_000, 1_200_000_000)}
 """Bytes beyond what the process holds with the model loaded."""
 SIZES = {"tiny": (4, 8, 16, 24, 32, 48, 64), "small": (16, 24, 32)}
 ROUNDS = {"tiny": 2, "small": 1}
