@@ -5,6 +5,7 @@ An HTML comment before a block says what the block is, where it is not a whole f
 - `not a whole file`: laid over a small file, the whole must load;
 - `wrong file: NAME`: it must fail, with just the messages that the page shows for NAME;
 - `warns: NAME`: it must load, with just the warnings that the page shows for NAME;
+- `file: NAME`, `run with NAME`: Python of the user's, and a file that is trained with it beside it;
 - `answers read by: OUTPUTS`: a table of answers, and the values that these output features read from them.
 """
 
@@ -112,6 +113,18 @@ def test_warnings_in_the_pages_are_given_as_the_page_shows(
 @chosen("python")
 def test_every_python_block_compiles(block: Block) -> None:
     compile(block.text, str(block), "exec")
+
+
+@chosen("yaml", "run with ")
+def test_files_that_use_python_of_the_pages_are_trained(block: Block, tmp_path: Path) -> None:
+    name = block.comment.removeprefix("run with ")
+    (module,) = (other for other in BLOCKS if other.page == block.page and other.comment == f"file: {name}")
+    (tmp_path / name).write_text(module.text, encoding="utf8")
+    (tmp_path / "run.yaml").write_text(block.text, encoding="utf8")
+    from partita import Model
+
+    result = Model(tmp_path / "run.yaml", quiet=True).train(run=tmp_path / "run")
+    assert result.steps == load_config(block.text).config.trainer.max_steps
 
 
 @chosen("json")

@@ -123,6 +123,36 @@ def test_zero_shot_sentiment_answers_every_review_with_a_local_model(copy_of: An
     assert model.evaluate("reviews.csv")["label"]["n"] == 8
 
 
+def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> None:
+    folder = copy_of("dialogues")
+    load_module(folder / "make_chats.py").write(folder)
+    model = Model("config.yaml", quiet=True)
+    assert model.train().metrics["test"]["reply.exact_match"] > 0.9
+    asked = [json.loads(line) for line in (folder / "open_chats.jsonl").read_text(encoding="utf8").splitlines()]
+    predictions = model.predict("open_chats.jsonl", output="answers.jsonl")
+    orders = [row["messages"][0]["content"].removeprefix("I take ") for row in asked]
+    right = sum(row["reply"] == f"that was {order}" for row, order in zip(predictions, orders, strict=True))
+    assert right >= 18
+    overrides = ["data.source=chats.parlai", "data.dialogue.mode=squash", "trainer.epochs=1"]
+    result = Model("config.yaml", overrides=overrides, quiet=True).train(run="parlai")
+    assert result.steps == 58  # of 360 chats with two or three answers
+    assert result.metrics["test"]["loss"] < 1.5
+
+
+def test_streams_of_chats_and_letters_are_learned_in_equal_shares(copy_of: Any) -> None:
+    folder = copy_of("streams")
+    load_module(folder / "make_messages.py").write(folder)
+    result = Model("config.yaml", quiet=True).train()
+    assert result.metrics["validation"]["team.accuracy"] > 0.9
+    log = [json.loads(line) for line in (result.run / "log.jsonl").read_text(encoding="utf8").splitlines()]
+    assert max(step["tokens"] for step in log) <= 2 * 512
+    chats, letters = (sum(step[f"rows/{source}"] for step in log) for source in ("chats", "letters"))
+    assert chats == pytest.approx(letters, rel=0.05)
+    assert sum(step["padding"] * step["tokens"] for step in log) < 0.03 * sum(step["tokens"] for step in log)
+    manifest = json.loads((result.run / "manifest.json").read_text(encoding="utf8"))
+    assert manifest["sources"]["letters"]["rows"] == letters
+
+
 def test_table_booking_runs_from_zero_shot_to_predictions(copy_of: Any) -> None:
     folder = copy_of("table_booking")
     (folder / "data").mkdir()

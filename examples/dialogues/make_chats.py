@@ -1,0 +1,51 @@
+"""Writes chats with a waiter: chats.jsonl to learn from, open_chats.jsonl that wait for an answer, chats.parlai.
+
+    python make_chats.py [FOLDER]
+
+The last answer of a chat names what was ordered at its beginning, so nobody can give it who has not read the whole
+chat. chats.parlai holds the same chats as chats.jsonl, as ParlAI writes them.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+DRINKS = ("coffees", "teas", "juices", "beers", "waters")
+NUMBERS = ("two", "three", "four")
+
+Message = dict[str, str]
+
+
+def make_chat(rng: random.Random) -> list[Message]:
+    """A guest orders, sometimes talks about the weather, and pays."""
+    order = f"{rng.choice(NUMBERS)} {rng.choice(DRINKS)}"
+    said = [f"I take {order}", f"here are {order}"]
+    if rng.random() < 0.5:
+        said += ["nice weather", "the sun is out"]
+    said += ["the bill please", f"that was {order}"]
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
+
+
+def parlai_text(chat: list[Message]) -> str:
+    """An episode: one line for each question and its answer."""
+    pairs = list(zip(chat[::2], chat[1::2], strict=True))
+    lines = [f"text:{question['content']}\tlabels:{answer['content']}" for question, answer in pairs]
+    return "\n".join(lines) + "\tepisode_done:True\n"
+
+
+def write(folder: Path) -> None:
+    """Write 400 chats twice, and 20 others that wait for their last answer."""
+    rng = random.Random(7)
+    chats = [make_chat(rng) for _ in range(420)]
+    write_lines(folder / "chats.jsonl", chats[:400])
+    write_lines(folder / "open_chats.jsonl", [chat[:-1] for chat in chats[400:]])
+    (folder / "chats.parlai").write_text("".join(map(parlai_text, chats[:400])), encoding="utf8")
+
+
+def write_lines(path: Path, chats: list[list[Message]]) -> None:
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats), encoding="utf8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())
