@@ -110,3 +110,32 @@ def memory_ceiling() -> MemoryCeiling:
             hook.remove()
 
     return ceiling
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing but the operating system may catch it."""
+
+
+TrainKilled = Callable[..., None]
+
+
+@pytest.fixture
+def train_killed(monkeypatch: pytest.MonkeyPatch) -> TrainKilled:
+    """train_killed(model, run, after=step): train in the directory `run` up to a step, and die behind it."""
+
+    def train(model: Any, run: Path, *, after: int) -> None:
+        from partita.runs.directory import RunDirectory
+
+        log_step = RunDirectory.log_step
+
+        def log_then_die(directory: RunDirectory, record: Any) -> None:
+            log_step(directory, record)
+            if record["step"] == after:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "log_step", log_then_die)
+            with pytest.raises(Killed):
+                model.train(run=run)
+
+    return train

@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 
 from partita import Model
-from partita.runs.directory import RunDirectory
 from partita_schema.errors import ResumeError
 
 OFF = {"evaluate_generated": False, "evaluate_test": False, "skip_all_evaluation": True}
-
-
-class Killed(BaseException):
-    """Stands for a signal: nothing but the operating system may catch it."""
 
 
 def config(colours: Any, batching: dict[str, Any], *, data: dict[str, Any] | None = None, **trainer: Any) -> Any:
@@ -59,27 +54,12 @@ def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: 
         assert line["tokens"] / (1 - line["padding"]) <= 300.5
 
 
-def killed(model: Model, run: Path, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train up to a step, and die there."""
-    log_step = RunDirectory.log_step
-
-    def log_then_die(directory: RunDirectory, record: Any) -> None:
-        log_step(directory, record)
-        if record["step"] == after:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "log_step", log_then_die)
-        with pytest.raises(Killed):
-            model.train(run=run)
-
-
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
-def test_a_run_goes_on_as_it_began(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_run_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     written = config(colours, {"type": kind, "window": 128}, effective_batch_size=64, steps_per_checkpoint=2)
     Model(written, quiet=True).train(run=tmp_path / "straight")
     run = tmp_path / "parts"
-    killed(Model(written, quiet=True), run, after=5, monkeypatch=monkeypatch)
+    train_killed(Model(written, quiet=True), run, after=5)
     tokens = size_of(run)["max_tokens"]
 
     Model(written, quiet=True).train(run=run)
@@ -100,14 +80,14 @@ def test_auto_says_what_it_chose_and_why(colours: Any, tmp_path: Path, caplog: p
 
 
 def test_changed_data_stop_a_run_or_begin_its_epoch_again(
-    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    colours: Any, tmp_path: Path, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, run = tmp_path / "rows.jsonl", tmp_path / "run"
     lines = (colours.path / "rows.jsonl").read_text().splitlines(keepends=True)
     source.write_text("".join(lines[:320]))
     data = {"source": str(source)}
     written = config(colours, {"type": "bucket"}, data=data, batch_size=16, epochs=3, steps_per_checkpoint=5)
-    killed(Model(written, quiet=True), run, after=22, monkeypatch=monkeypatch)
+    train_killed(Model(written, quiet=True), run, after=22)
     source.write_text("".join(lines[:352]))
 
     with pytest.raises(ResumeError) as error:

@@ -4,16 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from partita import Model
-from partita.runs.directory import RunDirectory
 
 TRAINER = {"learning_rate": 0.002, "batch_size": 8, "evaluate_generated": False, "evaluate_test": False}
-
-
-class Killed(BaseException):
-    """Stands for a signal: nothing but the operating system may catch it."""
 
 
 def config(colours: Any, folder: Path, *, stop: str = "all_once", **trainer: Any) -> Any:
@@ -50,20 +43,10 @@ def test_a_mix_is_trained_with_its_counts_and_losses(colours: Any, tmp_path: Pat
     assert losses["loss/many"] != losses["loss/few"]
 
 
-def test_a_mix_goes_on_as_it_began(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mix_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any) -> None:
     written = config(colours, tmp_path, stop="all", steps_per_checkpoint=3)
     Model(written, quiet=True).train(run=tmp_path / "straight")
-    log_step = RunDirectory.log_step
-
-    def log_then_die(directory: RunDirectory, record: Any) -> None:
-        log_step(directory, record)
-        if record["step"] == 5:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "log_step", log_then_die)
-        with pytest.raises(Killed):
-            Model(written, quiet=True).train(run=tmp_path / "killed")
+    train_killed(Model(written, quiet=True), tmp_path / "killed", after=5)
     Model(written, quiet=True).train(run=tmp_path / "killed")
 
     assert log_of(tmp_path / "killed") == log_of(tmp_path / "straight")

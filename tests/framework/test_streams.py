@@ -11,7 +11,6 @@ from partita import Model
 from partita.data.ledger_report import make_report
 from partita.data.preview import preview
 from partita.data_plan import plan_of_file
-from partita.runs.directory import RunDirectory
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.load import load_config
 
@@ -26,10 +25,6 @@ TRAINER = {
     "steps_per_checkpoint": 3,
     "evaluations_per_epoch": 1,
 }
-
-
-class Killed(BaseException):
-    """Stands for a signal: nothing but the operating system may catch it."""
 
 
 def write_shards(folder: Path, rows: list[dict[str, Any]], *, shards: int, name: str = "part") -> str:
@@ -61,21 +56,6 @@ def json_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def train_killed(model: Model, run: Path, *, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train up to a step, and die there."""
-    log_step = RunDirectory.log_step
-
-    def log_then_die(directory: RunDirectory, record: Any) -> None:
-        log_step(directory, record)
-        if record["step"] == after:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "log_step", log_then_die)
-        with pytest.raises(Killed):
-            model.train(run=run)
-
-
 def test_a_stream_is_trained_validated_and_recorded(
     colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,13 +82,13 @@ def test_a_stream_is_trained_validated_and_recorded(
 
 
 @pytest.mark.parametrize("kind", ["bucket", "token_budget", "pack", "auto"])
-def test_a_stream_goes_on_as_it_began(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_stream_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     source = write_shards(tmp_path, colours.rows(90), shards=4)
     data = {"batching": {"type": kind, **({} if kind == "auto" else {"window": 32})}}
     size = {"batch_size": "auto", "effective_batch_size": 16}
     written = config(colours, source, data=data, max_steps=14, **size)
     Model(written, quiet=True).train(run=tmp_path / "straight")
-    train_killed(Model(written, quiet=True), tmp_path / "parts", after=8, monkeypatch=monkeypatch)
+    train_killed(Model(written, quiet=True), tmp_path / "parts", after=8)
 
     result = Model(written, quiet=True).train(run=tmp_path / "parts")
 
@@ -155,13 +135,13 @@ def test_a_dataset_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
 
 
 def test_other_batches_go_on_in_the_same_run_where_the_file_says_how(
-    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = write_shards(tmp_path, colours.rows(80), shards=2)
     written = config(colours, source)
     run = tmp_path / "runs" / "run"
-    train_killed(Model(written, quiet=True), run, after=5, monkeypatch=monkeypatch)
+    train_killed(Model(written, quiet=True), run, after=5)
     written["data"] |= {"batching": {"type": "fixed"}}
     with pytest.raises(ResumeError, match=r"data\.batching\.type: 'bucket' -> 'fixed'"):
         Model(written, quiet=True).train(run=run)
@@ -224,12 +204,12 @@ def test_the_first_rows_may_be_longer_than_a_token_budget(colours: Any, tmp_path
 
 
 def test_a_new_model_keeps_its_tokenizer_where_the_data_change(
-    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    colours: Any, tmp_path: Path, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=2)
     written = config(colours, source, data={"resume": "fresh"})
     run = tmp_path / "run"
-    train_killed(Model(written, quiet=True), run, after=5, monkeypatch=monkeypatch)
+    train_killed(Model(written, quiet=True), run, after=5)
     write_shards(tmp_path, [row | {"text": f"new words {row['text']}"} for row in colours.rows(80)], shards=2)
 
     result = Model(written, quiet=True).train(run=run)
