@@ -45,7 +45,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     made = expanded(rows, encoder.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
     encoded = EncodedRows.build(made, encoder, ledger=ledger, options=config.data.loader)
-    mixed = mixed_order(config.data, encoded.keys) if data.streams is None else None
+    mixed = mixed_order(config.data, encoded.keys) if data.mixed and data.streams is None else None
     order = mixed.order if mixed is not None else None
     shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
     size, assumed = size_of(config, shape)

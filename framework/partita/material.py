@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from partita.assembly import Assembly
-from partita.data.custom_collate import build_collate
+from partita.data.custom_collate import build_collate, collate_parts
 from partita.data.describe import DataPlan
 from partita.data.dialogue.expand import expanded
 from partita.data.encoded import EncodedRows
@@ -66,7 +66,7 @@ def read_material(
     }
     if training is None:
         return Material(None, None, examinations)
-    mixed = mixed_order(config.data, training.keys) if data.streams is None else None
+    mixed = mixed_order(config.data, training.keys) if data.mixed and data.streams is None else None
     shape = training_shape(
         config, training, order=mixed.order if mixed is not None else None, more_rows=data.streams is not None
     )
@@ -127,7 +127,7 @@ def index_loader(assembly: Assembly, material: Material, encoded: EncodedRows, *
         seed=config.seed,
         pad_token_id=pad_token_id,
         order=shape.order,
-        order_parts=material.order_parts,
+        more_parts={**material.order_parts, **collate_parts(config.data.collate, folder=assembly.folder)},
         collate_batch=build_collate(config.data.collate, folder=assembly.folder, pad_token_id=pad_token_id),
         resume=config.data.resume,
     )
@@ -156,7 +156,8 @@ def stream_loader(
             max_tokens=size.max_tokens,
             batches_per_step=batches_per_step,
             seed=config.seed,
-        ),
+        )
+        | collate_parts(config.data.collate, folder=assembly.folder),
         ledger=ledger,
         collate_batch=build_collate(
             config.data.collate, folder=assembly.folder, pad_token_id=assembly.lm.tokenizer.pad_token_id

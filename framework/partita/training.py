@@ -11,7 +11,7 @@ from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
 from partita.evaluation import mean_loss, score
 from partita.inference.metrics import metric_names
-from partita.material import read_material, training_loader
+from partita.material import Material, read_material, training_loader
 from partita.runs.directory import RunDirectory
 from partita.tuning.run import run_sizes
 from partita.tuning.sizes import BatchSizes, Sizing
@@ -33,7 +33,7 @@ def run_trainer(
     ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
     material = read_material(assembly, data, ledger, progress=directory.progress)
     tell_left_out(ledger, directory)
-    begun = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
+    begun = begun_sizes(directory, material)
     sizes = run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
     loader = training_loader(assembly, material, ledger, size=sizes.training)
     note_work(directory, assembly, data, ledger, batch_sizes={**sizes.records(), **begun})
@@ -44,7 +44,11 @@ def run_trainer(
             return {}
         with sizing.work("evaluation", sizes.evaluation) as capacity:
             metrics = mean_loss(
-                assembly, examination.encoded, batch_size=capacity.rows, limit=capacity.limit, data=config.data
+                assembly,
+                examination.encoded,
+                batch_size=capacity.rows,
+                limit=capacity.limit,
+                data=config.data if data.mixed else None,
             )
         if generated:
             with sizing.work("generation", sizes.generation) as capacity:
@@ -74,6 +78,8 @@ def run_trainer(
     try:
         with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
             result = trainer.train(work)
+        if streamed:
+            ledger.check()
     finally:
         note_cuts(directory, sizing, sizes)
         if streamed:  # whose rows are met while they are trained on
@@ -83,6 +89,15 @@ def run_trainer(
     if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
         assembly.lm.save(directory.folder / "model")
     return result
+
+
+def begun_sizes(directory: RunDirectory, material: Material) -> dict[str, Any]:
+    """Sizes that the run has taken steps with; not that of training where longer rows have come since."""
+    begun: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
+    measured = begun.get("training", {}).get("prompt_tokens")
+    if material.shape is not None and measured is not None and material.shape.longest > measured:
+        return {name: record for name, record in begun.items() if name != "training"}
+    return begun
 
 
 def note_cuts(directory: RunDirectory, sizing: Sizing, sizes: BatchSizes) -> None:

@@ -178,6 +178,22 @@ class Config(Base):
             raise broken(
                 "a stream has no known length; remove epochs, max_steps says when the run ends", at="trainer.epochs"
             )
+        for key, instead in (
+            ("evaluations_per_epoch", "steps_per_evaluation"),
+            ("checkpoints_per_epoch", "steps_per_checkpoint"),
+        ):
+            if getattr(self.trainer, key, 1.0) not in (0, 1.0):
+                raise broken(
+                    f"an epoch of a stream has no known length; remove {key}, and write {instead}", at=f"trainer.{key}"
+                )
+        batching = self.data.batching
+        longest = getattr(batching, "max_tokens", 0) in (None, "auto")
+        if longest and self.preprocessing.global_max_sequence_length is None:
+            raise broken(
+                "the longest row of a stream is not known; write max_tokens here, or "
+                "preprocessing.global_max_sequence_length",
+                at="data.batching",
+            )
         preprocessing = self.preprocessing
         for key in ("split", "sample_ratio", "sample_size"):
             if changed(preprocessing, key):

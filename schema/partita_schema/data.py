@@ -143,6 +143,11 @@ class Data(Base):
             raise broken(
                 "a stream is not divided; remove split, and write validation for rows to validate on", at="split"
             )
+        if self.streaming and getattr(self.batching, "drop_last", False):
+            raise broken(
+                "a stream is cut into windows, and each would lose rows at its end; remove drop_last",
+                at="batching.drop_last",
+            )
         if self.streaming and getattr(self.batching, "longest_first", False):
             raise broken(
                 "nobody knows which row of a stream is the longest; remove longest_first", at="batching.longest_first"

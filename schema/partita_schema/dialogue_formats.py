@@ -156,13 +156,13 @@ def read_alpaca(row: Mapping[str, Any], column: str) -> Dialogue:
 
 
 def read_prompt_completion(row: Mapping[str, Any], column: str) -> Dialogue:
-    """prompt and completion: texts, or lists of messages."""
-    return dialogue_of([*asked(row), *answered(row, "completion")])
+    """prompt and completion: texts, or lists of messages; completion may hold the prompt as well."""
+    return dialogue_of(joined(asked(row), answered(row, "completion"), "completion"))
 
 
 def read_chosen_rejected(row: Mapping[str, Any], column: str) -> Dialogue:
     """prompt, chosen and rejected: texts, or lists of messages; chosen is learned, and may hold the prompt as well."""
-    return dialogue_of([*(asked(row) if row.get("prompt") is not None else []), *answered(row, "chosen")])
+    return dialogue_of(joined(asked(row) if row.get("prompt") is not None else [], answered(row, "chosen"), "chosen"))
 
 
 Read = Callable[[Mapping[str, Any], str], Dialogue]
@@ -257,6 +257,19 @@ def asked(row: Mapping[str, Any]) -> list[Message]:
         message_of(item, number, role="role", content="content", names=SAME_ROLES)
         for number, item in enumerate(items, start=1)
     ]
+
+
+def joined(prompt: list[Message], rest: list[Message], column: str) -> list[Message]:
+    """The whole dialogue, whether `rest` is its end only or all of it. Raises FormatError where it is neither."""
+    if not rest or rest[0]["role"] == "assistant" or all(message["role"] == "system" for message in prompt):
+        return [*prompt, *rest]
+    if said(rest[: len(prompt)]) == said(prompt):
+        return rest
+    raise FormatError(f"column {column} is a dialogue that does not begin with the prompt; write the answer alone")
+
+
+def said(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
 
 
 def answered(row: Mapping[str, Any], column: str) -> list[Message]:

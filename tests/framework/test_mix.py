@@ -54,3 +54,16 @@ def test_a_mix_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: A
     counts = manifest_of(tmp_path / "straight")["sources"]
     assert counts["many"]["rows"] == 96
     assert abs(counts["few"]["rows"] - 48) <= 1
+
+
+def test_rows_in_place_of_a_mix_are_no_mix(colours: Any, tmp_path: Path) -> None:
+    for name in ("many", "few"):
+        (tmp_path / "given" / name).mkdir(parents=True)
+        rows = "".join(json.dumps(row) + "\n" for row in colours.rows(20))
+        (tmp_path / "given" / name / "x.jsonl").write_text(rows)
+
+    Model(config(colours, tmp_path, stop="all"), quiet=True).train(
+        str(tmp_path / "given" / "*" / "*.jsonl"), run=tmp_path / "run"
+    )
+
+    assert sum(line["rows"] for line in log_of(tmp_path / "run")) == 32

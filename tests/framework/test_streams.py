@@ -87,6 +87,7 @@ def test_a_stream_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed
     data = {"batching": {"type": kind, **({} if kind == "auto" else {"window": 32})}}
     size = {"batch_size": "auto", "effective_batch_size": 16}
     written = config(colours, source, data=data, max_steps=14, **size)
+    written["preprocessing"] = {"global_max_sequence_length": 60}
     Model(written, quiet=True).train(run=tmp_path / "straight")
     train_killed(Model(written, quiet=True), tmp_path / "parts", after=8)
 
@@ -244,3 +245,30 @@ def test_an_empty_stream_is_refused(colours: Any, tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"part-0\.jsonl, part-1\.jsonl has no rows"):
         Model(config(colours, source), quiet=True).train(run=tmp_path / "run")
+
+
+@pytest.mark.parametrize("accepted", [0.01, 0.0, 5])
+def test_a_short_run_is_not_done_with_too_many_bad_rows(colours: Any, tmp_path: Path, accepted: float) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=1)
+    with (tmp_path / "part-0.jsonl").open("a") as file:
+        file.write("{ broken\n" * 40)
+
+    with pytest.raises(DataError, match=r"40 of 120 rows cannot be used, and data.max_bad_rows accepts"):
+        Model(config(colours, source, data={"max_bad_rows": accepted}, max_steps=3), quiet=True).train(
+            run=tmp_path / "run"
+        )
+    assert json_of(tmp_path / "run" / "manifest.json")["status"] == "failed"
+
+
+def test_sizes_are_found_again_for_another_kind_of_batches(colours: Any, tmp_path: Path, train_killed: Any) -> None:
+    source = write_shards(tmp_path, colours.rows(80), shards=1)
+    written = config(colours, source, data={"batching": {"type": "pack", "max_tokens": 70}}, batch_size="auto")
+    train_killed(Model(written, quiet=True), tmp_path / "run", after=5)
+    assert json_of(tmp_path / "run" / "manifest.json")["batch_sizes"]["training"]["max_tokens"] == 70
+
+    written["data"] |= {"batching": {"type": "token_budget", "max_tokens": 200}, "resume": "restart_epoch"}
+    Model(written, quiet=True).train(run=tmp_path / "run")
+
+    assert json_of(tmp_path / "run" / "manifest.json")["batch_sizes"]["training"]["max_tokens"] == 200
+    used = [line["tokens"] / (1 - line["padding"]) for line in log_of(tmp_path / "run")[3:]]
+    assert 100 < max(used) <= 200.5

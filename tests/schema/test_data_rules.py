@@ -61,6 +61,13 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
             "data.encode: a stream is encoded while it is read; remove encode: cache, or streaming",
         ),
         (
+            {"source": STREAM, "batching": {"type": "fixed", "drop_last": True}},
+            (
+                "data.batching.drop_last: a stream is cut into windows, and each would lose rows at its end; remove "
+                "drop_last"
+            ),
+        ),
+        (
             {"source": STREAM, "batching": {"type": "bucket", "longest_first": True}},
             "data.batching.longest_first: nobody knows which row of a stream is the longest; remove longest_first",
         ),
@@ -96,6 +103,27 @@ def test_training_on_a_stream_has_a_number_of_steps() -> None:
 def test_a_stream_has_no_number_of_epochs() -> None:
     found = problems({"source": STREAM}, trainer=STEPS | {"epochs": 2})
     assert found == ["trainer.epochs: a stream has no known length; remove epochs, max_steps says when the run ends"]
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [("evaluations_per_epoch", "steps_per_evaluation"), ("checkpoints_per_epoch", "steps_per_checkpoint")],
+)
+def test_nothing_happens_so_many_times_an_epoch_of_a_stream(key: str, instead: str) -> None:
+    found = problems({"source": STREAM}, trainer=STEPS | {key: 4})
+    assert found == [f"trainer.{key}: an epoch of a stream has no known length; remove {key}, and write {instead}"]
+
+
+@pytest.mark.parametrize("batching", [{"type": "pack"}, {"type": "token_budget", "max_tokens": "auto"}])
+def test_the_longest_row_of_a_stream_is_asked_for(batching: dict[str, Any]) -> None:
+    data = {"source": STREAM, "batching": batching}
+    (found,) = problems(data)
+    assert found == (
+        "data.batching: the longest row of a stream is not known; write max_tokens here, or "
+        "preprocessing.global_max_sequence_length"
+    )
+    assert problems(data, preprocessing={"global_max_sequence_length": 100}) == []
+    assert problems({**data, "batching": batching | {"max_tokens": 100}}) == []
 
 
 def test_labels_are_not_looked_for_in_a_stream() -> None:

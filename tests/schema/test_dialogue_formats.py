@@ -180,3 +180,23 @@ def test_reasons_name_the_column_and_the_message() -> None:
 def test_prompts_and_answers_that_are_json_texts_stay_texts() -> None:
     assert read({"prompt": '["a"]', "completion": "[1, 2]"}) == [("user", '["a"]'), ("assistant", "[1, 2]")]
     assert read({"episode": [{"text": "[x]", "labels": '["y"]'}]}) == [("user", "[x]"), ("assistant", '["y"]')]
+
+
+USER, REPLY = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+
+
+@pytest.mark.parametrize("column", ["chosen", "completion"])
+@pytest.mark.parametrize("prompt", ["Q", [USER]])
+@pytest.mark.parametrize("rest", ["A", [REPLY], [USER, REPLY]])
+def test_a_prompt_is_asked_once_whether_the_answer_repeats_it(column: str, prompt: Any, rest: Any) -> None:
+    found = read_dialogue({"prompt": prompt, column: rest}, column="messages")
+
+    assert [(message["role"], message["content"]) for message in found["messages"]] == [
+        ("user", "Q"),
+        ("assistant", "A"),
+    ]
+
+
+def test_an_answer_that_repeats_another_prompt_is_refused() -> None:
+    with pytest.raises(FormatError, match="column chosen is a dialogue that does not begin with the prompt; write the"):
+        read_dialogue({"prompt": "other", "chosen": [USER, REPLY]}, column="messages")

@@ -5,7 +5,7 @@ from typing import Any
 
 from partita.data.collate import Collate, collate
 from partita.data.encoded import EncodedRows
-from partita.data.parts import load_part
+from partita.data.parts import load_part, source_digest
 from partita.data.planning.plan import PlannedBatch
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
@@ -26,6 +26,13 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int)
         return batch
 
     return custom
+
+
+def collate_parts(target: str | None, *, folder: Path | None) -> dict[str, str]:
+    """What decides the tensors, where it is a class of the user's, by a name that a person knows."""
+    if target is None:
+        return {}
+    return {"collate": f"{target} {source_digest(load_part(target, key='data.collate', folder=folder))}"}
 
 
 def check_batch(batch: Any, *, wanted: tuple[str, ...], target: str) -> None:

@@ -148,7 +148,7 @@ class Ledger:
     def check_so_far(self) -> None:
         """The same as `check` while rows are still to come: a share is judged once 1,000 rows were met."""
         met = sum(counts.rows for counts in self.splits.values())
-        if met >= ROWS_FOR_A_SHARE or not isinstance(self._max_bad_rows, float):
+        if met >= ROWS_FOR_A_SHARE or not isinstance(self._max_bad_rows, float) or not self._max_bad_rows:
             self.check()
 
     def check(self, total: int | None = None) -> None:

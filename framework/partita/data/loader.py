@@ -34,7 +34,7 @@ class Loader:
         pad_token_id: int,
         max_tokens: int | None = None,
         order: Order | None = None,
-        order_parts: Mapping[str, str] | None = None,
+        more_parts: Mapping[str, str] | None = None,
         collate_batch: Collate | None = None,
         resume: Resume = "strict",
         rank: int = 0,
@@ -43,8 +43,8 @@ class Loader:
         """`batches_per_step` is M: the batches that one optimizer step takes on all ranks together.
 
         `max_tokens` is what token_budget's auto and pack's default have come to. `order` gives the rows of an epoch in
-        place of a permutation, and `order_parts` says what it is made of. Raises DataError where `ranks` does not
-        divide M, and where a row is too long to be planned.
+        place of a permutation; `more_parts` says what it is made of, and what else decides the batches. Raises
+        DataError where `ranks` does not divide M, and where a row is too long to be planned.
         """
         check_ranks(ranks, batches_per_step)
         self._planner = IndexedPlanner(
@@ -64,7 +64,7 @@ class Loader:
             batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
         )
         versions = {"planner version": str(PLANNER_VERSION), "encoded rows": encoded.fingerprint}
-        self._cursor = Cursor(short_parts({**encoded.parts, **(order_parts or {}), **settings, **versions}))
+        self._cursor = Cursor(short_parts({**encoded.parts, **(more_parts or {}), **settings, **versions}))
         self._statistics = Statistics()
 
     @property

@@ -20,6 +20,8 @@ class RunData:
     """Rows by split, those splits that have any; training rows are not among them where they are streamed."""
     streams: TrainingStreams | None
     """The training rows where they are read while they are trained on."""
+    mixed: bool = False
+    """Whether they are of the sources of a mix."""
 
     @cached_property
     def training(self) -> Rows | None:
@@ -50,4 +52,5 @@ def open_run_data(config: Config, *, folder: Path, dataset: Any = None) -> RunDa
     streams = None
     if is_streamed(config, dataset):
         streams = training_streams(config, folder=folder, dataset=dataset)
-    return RunData(config, open_splits(config, folder=folder, dataset=dataset), streams)
+    mixed = config.data.mix is not None and dataset is None
+    return RunData(config, open_splits(config, folder=folder, dataset=dataset), streams, mixed)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from partita.runs.files import strict_json, write_atomically, writing
-from partita.runs.finding import check_free, check_same, differences
+from partita.runs.finding import FREE_KEYS, check_free, check_same, differences
 from partita.runs.lock import lock
 from partita.runs.manifest import now, read_manifest, versions
 from partita.runs.progress import show_progress
@@ -119,6 +119,8 @@ def open_run(
             check_free(folder)
         for change in differences(begun, settings, without=()) if begun else ():
             logger.info("changed since the run began: %s", change)
+        if begun and differences(begun, settings, without=FREE_KEYS):
+            run.note(batch_sizes={})  # other batches, whose sizes are to be found again
         run.note(
             format_version=FORMAT_VERSION,
             status="running",

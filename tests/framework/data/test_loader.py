@@ -296,7 +296,7 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
     assert told(make(batches_per_step=1)) == ["batches a step"]
     assert told(make(batching=BucketBatching(type="bucket", window=99))) == ["batching.window"]
     assert told(make(batching=BucketBatching(type="bucket", window=16, noise=0.5))) == ["batching.noise"]
-    assert told(make(order=lambda epoch, chance: np.arange(53), order_parts={"mix": "a, b"})) == ["mix"]
+    assert told(make(order=lambda epoch, chance: np.arange(53), more_parts={"mix": "a, b"})) == ["mix"]
     assert told(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert told(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]

@@ -16,7 +16,7 @@ from partita.data.planning.plan import NOTHING, PlannedBatch
 from partita.data.planning.policies import Policy, longest_to_front, refuse_longer
 from partita_schema.errors import DataError, ResumeError
 
-PLANNER_VERSION = 2
+PLANNER_VERSION = 3
 """Changes with anything that puts rows into other batches."""
 
 Order = Callable[[int, np.random.Generator], np.ndarray]

@@ -222,6 +222,8 @@ class Encoder:
         features = [feature.model_dump_json(exclude={"decoder"}) for feature in config.input_features]
         features += [feature.model_dump_json(exclude={"decoder"}) for feature in config.output_features]
         custom = {"shaper": self.shaper.fingerprint} if isinstance(self.shaper, CustomShaper) else {}
+        chosen_from = "" if isinstance(self.shaper, CustomShaper) else self.shaper.examples_from
+        examples = {"examples": chosen_from} if chosen_from else {}
         limits = f"{self.max_length} in all, {self.answer_limit} of the answer"
         return {
             "tokenizer": tokenizer_digest(self.shaper.tokenizer),
@@ -229,6 +231,7 @@ class Encoder:
             "features": digest(*features),
             "token limits": limits.replace("None", "unlimited"),
             "learned tokens": "answers" if self.completion_only else "all",
+            **examples,
             **custom,
             **dialogue,
         }
