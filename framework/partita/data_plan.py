@@ -50,7 +50,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
     size, assumed = size_of(config, shape)
     if data.streams is not None:
-        lanes = count_lanes(shape.batches_per_step(config.trainer, size))
+        lanes = count_lanes(shape.batches_per_step(config.trainer, size), sources=len(data.streams.sources))
         lane_plan = data.streams.plan(shape.policy(size.rows, max_tokens=size.max_tokens), lanes=lanes)
         return FilePlan(plan_streams(config, shape, size, lane_plan), assumed)
     loader = Loader(

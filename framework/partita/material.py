@@ -24,7 +24,6 @@ from partita.data_plan import plan_rows, plan_streams
 from partita.evaluation import Examination, prepare
 from partita.inference.predict import READING_IS_SHOWN, ShowProgress
 from partita.tuning.training_shape import TrainingShape, training_shape
-from partita_trainers.base import Batches
 from partita_trainers.batch_size.trial import BatchSize
 
 logger = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
 
 def training_loader(
     assembly: Assembly, material: Material, ledger: Ledger, *, size: BatchSize | None
-) -> Batches | None:
+) -> Loader | StreamLoader | None:
     """Batches of the training rows; None where there are none. What is made of the data is said in the log."""
     if material.training is None or material.shape is None or size is None:
         return None
@@ -143,7 +142,7 @@ def stream_loader(
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
     policy = shape.policy(size.rows, max_tokens=size.max_tokens)
-    plan = streams.plan(policy, lanes=count_lanes(batches_per_step))
+    plan = streams.plan(policy, lanes=count_lanes(batches_per_step, sources=len(streams.sources)))
     tell(plan_streams(config, shape, size, plan))
     return StreamLoader(
         plan,

@@ -23,6 +23,11 @@ from partita_trainers.batch_size.trial import BatchSize
 
 logger = logging.getLogger(__name__)
 
+WORTH_TELLING = 10.0
+"""Seconds of waiting for rows above which it is said."""
+LONG_WAIT = 0.1
+"""And the share of the time."""
+
 
 def run_trainer(
     trainer: Trainer, assembly: Assembly, data: RunData, directory: RunDirectory, *, sizing: Sizing
@@ -80,6 +85,8 @@ def run_trainer(
             result = trainer.train(work)
         if streamed:
             ledger.check()
+        if loader is not None:
+            note_batches(directory, loader.statistics, workers=config.data.loader.workers, streamed=streamed)
     finally:
         note_cuts(directory, sizing, sizes)
         if streamed:  # whose rows are met while they are trained on
@@ -89,6 +96,16 @@ def run_trainer(
     if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
         assembly.lm.save(directory.folder / "model")
     return result
+
+
+def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: int, streamed: bool) -> None:
+    """Write down what was handed out since the run was started or continued, and say so where it came too slowly."""
+    directory.note(batches=made)
+    if streamed and made["waited_seconds"] > WORTH_TELLING and made["wait_share"] > LONG_WAIT:
+        logger.warning(
+            "%.0f %% of the time was spent waiting for rows: write data.loader.workers: %d, or more",
+            *(100 * made["wait_share"], max(2, 2 * workers)),
+        )
 
 
 def begun_sizes(directory: RunDirectory, material: Material) -> dict[str, Any]:

@@ -69,11 +69,12 @@ class LoaderOptions(Base):
     workers: NonNegativeCount = 0
     """Processes that encode rows beside the training; 0 for none. Batches are the same for any number."""
     prefetch: Count = 2
-    """Windows of a stream that are read ahead."""
+    """What workers are given ahead of what is used: windows of a stream, in all its lanes together; of rows by index,
+    chunks of 1,000 for each worker."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     """How the processes are started. Default: the system's way."""
     timeout: Positive = 60.0
-    """Seconds after which a process that gives nothing counts as hung."""
+    """Seconds of waiting in which no process finishes any chunk of rows; then they count as hung."""
 
 
 class Data(Base):

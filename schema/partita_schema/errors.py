@@ -45,6 +45,9 @@ class ConfigError(PartitaError):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> "tuple[type[ConfigError], tuple[tuple[Problem, ...]]]":
+        return type(self), (self.problems,)
+
 
 class DataError(PartitaError):
     """Rows are wrong, or a file of rows cannot be read."""

@@ -53,6 +53,7 @@ class ManifestRecord(Record):
     seed = fields.Integer(validate=validate.Range(min=0))
     data = fields.Dict(keys=fields.String())
     batch_sizes = fields.Dict(keys=fields.String(), values=fields.Nested(BatchSizeRecord))
+    batches = fields.Dict(keys=fields.String(), values=fields.Float())
     token_cache = fields.Dict(keys=fields.String(), values=fields.Dict(keys=fields.String()))
     metrics = fields.Dict(
         keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.Raw(allow_none=True))

@@ -18,7 +18,9 @@ class FileSource(Base):
     path: Name
     """A file, a glob, or a URL that fsspec opens. Relative paths start at the folder of the YAML file."""
     streaming: Flag = False
-    """Read rows while they are used, never more than a window of them: for data larger than memory, or without end."""
+    """Read rows while they are used: for data larger than memory, or without end. A window of rows for each lane is in
+    memory, and with workers the windows that are read ahead. Lanes are as many, up to 16, as divide the batches of a
+    step."""
 
 
 class HubSource(Base):
@@ -35,7 +37,7 @@ class HubSource(Base):
     revision: Name | None = None
     """Branch, tag or commit."""
     streaming: Flag = False
-    """Read rows while they are used, never more than a window of them."""
+    """Read rows while they are used: a window for each lane is in memory, as of files."""
 
 
 class CustomSource(Base):

@@ -11,6 +11,8 @@ from partita import Model
 from partita.data.ledger_report import make_report
 from partita.data.preview import preview
 from partita.data_plan import plan_of_file
+from partita.runs.directory import RunDirectory
+from partita.training import note_batches
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.load import load_config
 
@@ -77,6 +79,9 @@ def test_a_stream_is_trained_validated_and_recorded(
     [kept] = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(kept)["key"] == "part-1.jsonl:28"
     assert result.metrics["validation"]["loss"] > 0
+    batches = manifest["batches"]
+    assert (batches["rows"], batches["steps"]) == (80, 10)
+    assert 0 < batches["waited_seconds"] < batches["seconds"]
     assert "a stream of 3 shards in 1 lane; its first 80 rows: " in caplog.text
     assert "training: 1 of 81 rows left out" in caplog.text
 
@@ -165,7 +170,7 @@ def test_a_plan_and_a_look_at_a_stream(colours: Any, tmp_path: Path) -> None:
     seen = preview(loaded.config, folder=tmp_path, count=2)
 
     assert (plan.rows, plan.steps_per_epoch, plan.steps) == (None, None, 10)
-    assert (plan.shards, plan.lanes, plan.measured_rows, plan.batches_per_step) == (5, 2, 80, 2)
+    assert (plan.shards, plan.lanes, plan.measured_rows, plan.batches_per_step) == (6, 2, 80, 2), "one file of 5 is cut"
     assert (len(seen.rows), seen.streamed) == (2, True)
 
 
@@ -272,3 +277,16 @@ def test_sizes_are_found_again_for_another_kind_of_batches(colours: Any, tmp_pat
     assert json_of(tmp_path / "run" / "manifest.json")["batch_sizes"]["training"]["max_tokens"] == 200
     used = [line["tokens"] / (1 - line["padding"]) for line in log_of(tmp_path / "run")[3:]]
     assert 100 < max(used) <= 200.5
+
+
+def test_waiting_for_rows_is_told(tmp_path: Path, colours: Any, caplog: pytest.LogCaptureFixture) -> None:
+    directory = RunDirectory(tmp_path, config=load_config(colours.config()).config)
+    slow = {"seconds": 40.0, "waited_seconds": 20.0, "wait_share": 0.5}
+
+    note_batches(directory, slow, workers=0, streamed=True)
+    note_batches(directory, slow, workers=4, streamed=True)
+    note_batches(directory, slow, workers=0, streamed=False)
+    note_batches(directory, slow | {"waited_seconds": 9.0}, workers=0, streamed=True)
+
+    told = "50 % of the time was spent waiting for rows: write data.loader.workers: {}, or more"
+    assert caplog.messages == [told.format(2), told.format(8)]

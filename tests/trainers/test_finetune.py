@@ -249,6 +249,22 @@ def test_a_longer_run_continues(make_work: Any) -> None:
     assert [record["step"] for record in longer.run.log] == [7, 8, 9, 10, 11, 12]
 
 
+@pytest.mark.parametrize("rate", [0.02, "auto"])
+def test_steps_are_closed_behind_the_last_one(make_work: Any, rate: Any) -> None:
+    work, asked = make_work(epochs=1, learning_rate=rate), list[Any]()
+    plain = work.batches.steps
+
+    def kept() -> Iterator[Step]:
+        asked.append(plain())  # somebody holds them, so that they do not end by themselves
+        return asked[-1]
+
+    work.batches.steps = kept
+    run(work)
+
+    assert len(asked) == (2 if rate == "auto" else 1)
+    assert [steps.gi_frame for steps in asked] == [None] * len(asked)
+
+
 def test_ctrl_c_ends_after_a_whole_step_whose_state_is_saved(make_work: Any, tmp_path: Path) -> None:
     straight = make_work(run=make_work.recorder(tmp_path / "straight"), epochs=2)
     run(straight)

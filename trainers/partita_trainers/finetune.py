@@ -31,7 +31,7 @@ from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
-from partita_trainers.step import Cutting, Outcome, step_record, take_step
+from partita_trainers.step import Cutting, Outcome, closing_steps, step_record, take_step
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -145,8 +145,12 @@ class Training:
         total = self.schedule.total
         if self.step >= total or self.stopped_early:
             return
-        with interruption() as asked, self.run.progress(total, "training", completed=self.step) as progress:
-            for step in islice(self.batches.steps(), total - self.step):
+        with (
+            interruption() as asked,
+            self.run.progress(total, "training", completed=self.step) as progress,
+            closing_steps(self.batches) as steps,
+        ):
+            for step in islice(steps, total - self.step):
                 self.step += 1
                 started = time.perf_counter()
                 share = learning_rate_share(self.config.learning_rate_scheduler, step=self.step, total_steps=total)

@@ -10,7 +10,7 @@ from itertools import islice
 
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batches, LanguageModel, Step
-from partita_trainers.step import DivergenceError
+from partita_trainers.step import DivergenceError, closing_steps
 from partita_trainers.unchanged import unchanged
 
 LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 def find_learning_rate(lm: LanguageModel, batches: Batches, *, try_step: Callable[[Step, float], float]) -> float:
     """A peak learning rate. `try_step(step, learning_rate)` takes a step and gives its loss."""
     rates, losses = [], []
-    with unchanged(lm):
-        for number, step in enumerate(islice(batches.steps(), STEPS)):
+    with unchanged(lm), closing_steps(batches) as steps:
+        for number, step in enumerate(islice(steps, STEPS)):
             rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
             try:
                 loss = try_step(step, rate)

@@ -8,7 +8,8 @@ smaller parts, and so are the steps after it.
 import hashlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from partita_schema.errors import TrainingError
-from partita_trainers.base import Batch, Step
+from partita_trainers.base import Batch, Batches, Step
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.checkpoint import random_state, restore_random_state
 from partita_trainers.learner import Learner
@@ -28,6 +29,18 @@ logger = logging.getLogger(__name__)
 
 class DivergenceError(TrainingError):
     """The loss or the gradients are no numbers any more."""
+
+
+@contextmanager
+def closing_steps(batches: Batches) -> Iterator[Iterator[Step]]:
+    """Steps to take; behind them the files and processes that made them are let go."""
+    steps = batches.steps()
+    try:
+        yield steps
+    finally:
+        close = getattr(steps, "close", None)
+        if close is not None:
+            close()
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partita.data.reading.json_reader import json_record
+from partita.data.reading.json_reader import checked_object, json_record
 from partita.data.rows import RowError
 from partita.data.shaping.encoder import Encoder, Example
 
 if TYPE_CHECKING:
     from marshmallow import Schema
+
+    from partita.data.dialogue.expand import Expander
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ class EncodedChunk:
 class ChunkEncoder:
     """Checks and encodes rows. Can be sent to other processes."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, *, most_tokens: int | None = None) -> None:
+        """Rows with examples of more than `most_tokens` are bad, and those examples left out."""
         self.encoder = encoder
+        self.most_tokens = most_tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"encoder": self.encoder}
+        return {"encoder": self.encoder, "most_tokens": self.most_tokens}
 
     @cached_property
     def schema(self) -> "Schema":
@@ -93,10 +97,11 @@ class ChunkEncoder:
         from partita_schema.rows import check_rows
 
         raw, bad = parsed(chunk.rows)
+        expander = self.encoder.expander
         made = [
             (place, number, *row)
             for place in raw
-            for number, row in enumerate(self._rows(raw[place], chunk.keys[place]), start=1)
+            for number, row in enumerate(made_rows(raw[place], chunk.keys[place], expander=expander), start=1)
         ]
         checked = check_rows(self.schema, [row for *_, row in made])
         bad |= {made[number][0]: reasons for number, reasons in checked.bad.items()}
@@ -106,15 +111,19 @@ class ChunkEncoder:
         for (place, number, *_), example in zip(good, encoded, strict=True):
             if isinstance(example, RowError):
                 bad[place] = (str(example),)
+            elif self.most_tokens is not None and len(example.input_ids) > self.most_tokens:
+                bad.setdefault(place, (f"more than the {self.most_tokens:,} tokens of data.batching.max_tokens",))
             else:
                 examples.append((place, number, example))
         found = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
         return flat(examples, found)
 
-    def _rows(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """The row with its key, or the rows of a dialogue that was not expanded before."""
-        expander = self.encoder.expander
-        return [(key, row)] if expander is None else [*expander.expand(row, key)]
+
+def made_rows(
+    row: Mapping[str, Any], key: str, *, expander: "Expander | None"
+) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """The row with its key, or the rows of a dialogue that was not expanded before."""
+    return [(key, row)] if expander is None else expander.expand(row, key)
 
 
 def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[int, tuple[str, ...]]]:
@@ -130,11 +139,16 @@ def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[i
         if not isinstance(row, bytes):
             good[place] = row
             continue
-        record = json_record(row, place)
-        if record.reason:
-            bad[place] = (record.reason,)
+        try:
+            value = json.loads(row.decode("utf-8"))
+        except (ValueError, RecursionError):
+            bad[place] = (json_record(row, place).reason,)
+            continue
+        reason = checked_object(value, row, place).reason
+        if reason:
+            bad[place] = (reason,)
         else:
-            good[place] = json.loads(row)
+            good[place] = value
     return good, bad
 
 

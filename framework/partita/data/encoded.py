@@ -103,6 +103,13 @@ class EncodedRows:
         """Learned spans of a row, [spans, 2]."""
         return self.spans_S2[self.span_starts_N1[index] : self.span_starts_N1[index + 1]]
 
+    def take(self, indices: np.ndarray) -> "EncodedRows":
+        """A copy of some rows, in the order asked for, that keeps nothing of the others."""
+        ids, ends = taken(self.ids_L, self.starts_N1, indices)
+        spans, span_ends = taken(self.spans_S2, self.span_starts_N1, indices)
+        keys, places = self.keys.take(indices), self.places_N[indices]
+        return EncodedRows(ids, ends, spans, span_ends, keys, places, self.parts)
+
 
 NO_ROWS = EncodedRows(
     ids_L=np.empty(0, dtype=np.int32),
@@ -169,6 +176,14 @@ class FlatBuilder:
             places_N=places,
             parts=parts,
         )
+
+
+def taken(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What some rows have in a flat array, one behind the other, and where each starts in it, and the end."""
+    firsts = starts_N1[indices]
+    counts = starts_N1[indices + 1] - firsts
+    ends = starts([counts])
+    return flat[np.repeat(firsts - ends[:-1], counts) + np.arange(ends[-1])], ends
 
 
 def starts(counts: list[np.ndarray]) -> np.ndarray:

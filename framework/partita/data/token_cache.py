@@ -9,9 +9,10 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +34,8 @@ PACKAGES = ("partita", "transformers", "tokenizers")
 """Packages whose versions decide the tokens."""
 SILENCE = 600.0
 """Seconds without a sign of life after which a process that makes tokens counts as hung."""
+BEATS = 10
+"""Signs of life in that time while the disk works."""
 LOOK_EVERY = 0.2
 """Seconds between looks at a lock."""
 TELL_EVERY = 10.0
@@ -93,9 +96,10 @@ class TokenCache:
                     alive()
                     if progress is not None:
                         progress(min(chunk, len(rows) - start))
-                counted.save()
                 parts = {"files": rows.fingerprint} | encoder.parts()
-                writer.finish(names=rows.keys.names, made_from=made_from, parts=parts)
+                with self._beating(alive):
+                    counted.save()
+                    writer.finish(names=rows.keys.names, made_from=made_from, parts=parts)
 
         encoded, hit = self._open_or_make(folder, made_from, make)
         size = sum(file.stat().st_size for file in folder.iterdir())
@@ -126,23 +130,45 @@ class TokenCache:
         except DamagedTokens as error:
             logger.warning("the tokens in %s are made again: %s", folder, error)
         with writing_tokens(self.folder), self._locked(folder) as alive:
-            try:
-                return read_tokens(folder, made_from=made_from), True  # another process made them meanwhile
-            except (FileNotFoundError, DamagedTokens):
-                pass
-            for left in self.folder.glob(f".{folder.name}.*"):
-                shutil.rmtree(left, ignore_errors=True)
+            with self._beating(alive):
+                with suppress(FileNotFoundError, DamagedTokens):
+                    return read_tokens(folder, made_from=made_from), True  # another process made them meanwhile
+                for left in self.folder.glob(f".{folder.name}.*"):
+                    shutil.rmtree(left, ignore_errors=True)
             beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self.folder))
             try:
                 make(beside, alive)
                 if folder.exists():
                     folder.replace(beside.with_name(f"{beside.name}.old"))
                 beside.replace(folder)
-                sync(self.folder)
+                with self._beating(alive):
+                    sync(self.folder)
+                    return read_tokens(folder, made_from=made_from), False
             finally:
                 for left in self.folder.glob(f".{folder.name}.*"):
                     shutil.rmtree(left, ignore_errors=True)
-            return read_tokens(folder, made_from=made_from), False
+
+    @contextmanager
+    def _beating(self, alive: Callable[[], None]) -> Iterator[None]:
+        """In this context a sign of life is given again and again.
+
+        It is for what the disk may take long over, such as bringing gigabytes to it; never for work on rows, which may
+        hang.
+        """
+        done = threading.Event()
+
+        def beat() -> None:
+            alive()
+            while not done.wait(self._silence / BEATS):
+                alive()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[Callable[[], None]]:

@@ -48,6 +48,31 @@ def test_long_parts_are_cut_and_still_differ() -> None:
     assert short_parts({"columns": "a" * 96}) == {"columns": "a" * 96}
 
 
+names = st.text(max_size=60)
+
+
+@given(st.dictionaries(names, st.text(max_size=120), max_size=60))
+def test_any_parts_become_small_and_keep_the_tokenizer(parts: dict[str, str]) -> None:
+    short = short_parts(parts | {"tokenizer": "t" * 32})
+
+    assert len(json.dumps(short)) <= 1500
+    assert "tokenizer" in short
+    assert short == short_parts(parts | {"tokenizer": "t" * 32})
+
+
+def test_parts_of_many_sources_are_shorter_and_still_differ() -> None:
+    parts = {f"stream {number}": f"{number:040}" for number in range(80)} | {"tokenizer": "t"}
+    short = short_parts(parts)
+
+    assert list(short)[:2] == ["tokenizer", "stream 0"]
+    assert list(short)[-1] == "and others"
+    for number in (0, 50, 79):
+        assert short_parts(parts | {f"stream {number}": "changed"}) != short
+    few = short_parts(dict(list(parts.items())[:30]))
+    assert list(few) == [f"stream {number}" for number in range(30)]
+    assert {len(text) for text in few.values()} == {32}
+
+
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()))
 def test_equal_parts_alone_have_equal_hashes(one: dict[str, str], other: dict[str, str]) -> None:
     assert (plan_hash(one) == plan_hash(other)) == (one == other)

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from partita.data.custom_collate import build_collate
 from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
-from partita.data.planning.plan import alone
+from partita.data.planning.plan import NOTHING, PlannedBatch, alone
 from partita.data.reading.sources import open_rows
 from partita.data.shaping.encoder import Encoder, build_encoder
 from partita.data.token_cache import TokenCache
@@ -23,7 +24,10 @@ Make = Callable[..., Config]
 PARTS = """
 from dataclasses import replace
 
+import torch
+
 from partita.data.collate import collate
+from partita.data.planning.plan import alone
 from partita.data.rows import RowError
 from partita.data.shaping.prompt import Segment, Shaped
 
@@ -73,6 +77,39 @@ class OtherShapes:
     def __call__(self, encoded, planned, pad_token_id):
         batch = collate(encoded, planned, pad_token_id=pad_token_id)
         return replace(batch, labels_BT=batch.labels_BT[:, 1:])
+
+
+class OwnLines:
+    def __call__(self, encoded, planned, pad_token_id):
+        return collate(encoded, alone(planned.rows), pad_token_id=pad_token_id)
+
+
+class NoPositions:
+    def __call__(self, encoded, planned, pad_token_id):
+        return replace(collate(encoded, planned, pad_token_id=pad_token_id), position_ids_BT=None)
+
+
+class OtherPositions:
+    def __call__(self, encoded, planned, pad_token_id):
+        batch = collate(encoded, planned, pad_token_id=pad_token_id)
+        return replace(batch, position_ids_BT=batch.position_ids_BT[:, 1:])
+
+
+class Straight:
+    def __call__(self, encoded, planned, pad_token_id):
+        batch = collate(encoded, planned, pad_token_id=pad_token_id)
+        return replace(batch, position_ids_BT=torch.arange(batch.input_ids_BT.shape[1]).expand(batch.lines, -1))
+
+
+class Longer:
+    def __call__(self, encoded, planned, pad_token_id):
+        batch = collate(encoded, planned, pad_token_id=pad_token_id)
+        return replace(batch, lengths_B=batch.lengths_B + 1)
+
+
+class Same:
+    def __call__(self, encoded, planned, pad_token_id):
+        return collate(encoded, planned, pad_token_id=pad_token_id)
 """
 ROWS = [{"question": "ab", "answer": "c"}, {"question": "bad", "answer": "c"}, {"question": "abc", "answer": "d"}]
 
@@ -171,6 +208,34 @@ def test_a_collate_that_gives_something_else_is_told(
     with pytest.raises(DataError) as error:
         make(encoded, alone(torch.arange(2).numpy()))
     assert str(error.value) == f"data.collate: {parts}:{name} {told}"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("OwnLines", "gave ids of shape (2, 5) for 1 lines; put each row into the line that planned.lines says"),
+        (
+            "NoPositions",
+            "gave no position_ids_BT for 2 rows in 1 lines; give the place of each token in its row, 0 at the first",
+        ),
+        ("OtherPositions", "gave ids of shape (1, 9) and positions of shape (1, 8)"),
+        (
+            "Straight",
+            "gave positions that begin [1] rows in the lines, for [2]; give a row position 0 at its first token alone",
+        ),
+        ("Longer", "gave lengths [10] for ids of shape (1, 9); give the real tokens of each line"),
+    ],
+)
+def test_a_collate_that_does_not_pack_as_planned_is_told(
+    tmp_path: Path, make_config: Make, parts: str, name: str, told: str
+) -> None:
+    encoded = build(make_config(), tmp_path)
+    packed = PlannedBatch(np.arange(2), np.zeros(2, dtype=np.int64))
+    with pytest.raises(DataError) as error:
+        build_collate(f"{parts}:{name}", folder=tmp_path, pad_token_id=0)(encoded, packed)
+    assert str(error.value) == f"data.collate: {parts}:{name} {told}"
+    for planned in (packed, alone(np.arange(2)), NOTHING):
+        build_collate(f"{parts}:Same", folder=tmp_path, pad_token_id=0)(encoded, planned)
 
 
 def test_a_part_that_is_not_there_is_told_at_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:

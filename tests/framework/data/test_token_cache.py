@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import pydoc
 import subprocess
 import sys
 import threading
@@ -298,6 +299,37 @@ def test_a_process_that_hangs_over_the_tokens_is_told(
     assert str(error.value) == (
         f"another process holds {lock} and has made no tokens for 0 seconds; end it, or write data.encode: online"
     )
+
+
+@pytest.mark.parametrize("slow", ["partita.data.token_files.os.fsync", "partita.data.token_files.file_sum"])
+def test_a_disk_that_takes_long_over_the_tokens_is_no_process_that_hangs(
+    tmp_path: Path,
+    rows: Rows,
+    make_encoder: Callable[..., Encoder],
+    monkeypatch: pytest.MonkeyPatch,
+    slow: str,
+) -> None:
+    began, quick, hits = threading.Event(), pydoc.locate(slow), list[bool]()
+
+    def slowly(*given: Any) -> Any:
+        if not began.is_set():
+            began.set()
+            time.sleep(1.5)
+        return quick(*given)
+
+    def encode() -> None:
+        cache = TokenCache(tmp_path / "tokens", silence=0.5)
+        cache.encode(rows, make_encoder(), ledger=ledger())
+        hits.append(cache.uses["training"].hit)
+
+    monkeypatch.setattr(slow, slowly)
+    thread = threading.Thread(target=encode)
+    thread.start()
+    assert began.wait(30)
+    encode()
+    thread.join(30)
+
+    assert sorted(hits) == [False, True]
 
 
 def test_an_error_on_the_way_leaves_nothing_behind(

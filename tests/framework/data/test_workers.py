@@ -6,15 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from partita.data.workers import Workers
 from partita_schema.data import LoaderOptions
-from partita_schema.errors import DataError
+from partita_schema.errors import ConfigError, DataError, Problem
 
 
 def double(number: int) -> int:
@@ -49,6 +51,30 @@ def hang(number: int) -> int:
 def refuse(number: int) -> int:
     if number == 3:
         raise DataError("three cannot be used")
+    return number
+
+
+class OddError(Exception):
+    """Comes out of a pickle with one argument less than it needs."""
+
+    def __init__(self, number: int, place: str) -> None:
+        super().__init__(f"{number} is odd in {place}")
+
+
+def refuse_oddly(number: int) -> int:
+    if number == 3:
+        raise OddError(number, "row 7")
+    if number == 4:
+        sys.exit(9)
+    return number
+
+
+def find_problems(number: int) -> int:
+    raise ConfigError([Problem("data.shaper", "there is none"), Problem("seed", "too small", file="run.yaml", line=3)])
+
+
+def take_a_while(number: int) -> int:
+    time.sleep(0.3)
     return number
 
 
@@ -137,6 +163,75 @@ def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_chunk_that_waits_behind_many_others_is_no_hung_worker() -> None:
+    with Workers(take_a_while, LoaderOptions(workers=1, timeout=1)) as pool:
+        results = [pool.submit(number) for number in range(8)]
+
+        assert results[-1]() == 7
+
+
+def test_a_worker_that_was_slow_while_nobody_waited_is_not_hung() -> None:
+    with Workers(take_a_while, LoaderOptions(workers=1, timeout=0.5)) as pool:
+        assert pool.submit(0)() == 0
+        time.sleep(0.6)
+
+        assert pool.submit(1)() == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_problems_of_a_file_come_out_of_a_worker_as_they_went_in(workers: int) -> None:
+    with pytest.raises(ConfigError) as caught, Workers(find_problems, LoaderOptions(workers=workers)) as pool:
+        pool.submit(1)()
+
+    assert str(caught.value) == "data.shaper: there is none\nrun.yaml:3: seed: too small"
+    assert [problem.path for problem in caught.value.problems] == ["data.shaper", "seed"]
+
+
+def test_an_error_of_a_worker_says_where_it_was_raised() -> None:
+    with pytest.raises(DataError) as caught, Workers(refuse, LoaderOptions(workers=1)) as pool:
+        pool.submit(3)()
+
+    assert "in refuse\n" in str(caught.value.__cause__)
+
+
+def test_what_cannot_be_pickled_comes_out_with_type_text_and_traceback() -> None:
+    with Workers(refuse_oddly, LoaderOptions(workers=1)) as pool:
+        with pytest.raises(RuntimeError) as caught:
+            pool.submit(3)()
+        with pytest.raises(RuntimeError, match=r"^a data worker raised SystemExit: 9\n"):
+            pool.submit(4)()
+
+        assert pool.submit(5)() == 5
+    first, second, *rest = str(caught.value).splitlines()
+    assert first.startswith("a data worker raised ")
+    assert first.endswith("OddError: 3 is odd in row 7")
+    assert second == "Traceback (most recent call last):"
+    assert "in refuse_oddly" in "".join(rest)
+
+
+def test_rows_that_cannot_be_sent_to_a_worker_are_told() -> None:
+    pool: Workers[Any, Any]
+    with pytest.raises(DataError) as caught, Workers(print, LoaderOptions(workers=1)) as pool:
+        pool.submit(threading.Lock())
+
+    assert str(caught.value) == (
+        "rows cannot be sent to a data worker (cannot pickle '_thread.lock' object); give rows of plain values, or "
+        "write data.loader.workers: 0"
+    )
+
+
+def test_what_a_program_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with Workers(double, LoaderOptions(workers=1)) as pool:
+            pool.submit(1)()
+
+        assert gc.get_freeze_count() >= before
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_the_work_raises_comes_out(workers: int) -> None:
     with (
@@ -174,6 +269,44 @@ def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) ->
         program.wait()
 
     assert gone(worker)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: Path, start_method: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os\n"
+        "import torch\n"  # among what it leaves behind, generators are closed only when modules are gone
+        "from partita.data.workers import Workers\n"
+        "from partita_schema.data import LoaderOptions\n"
+        "def work(number):\n"
+        "    return os.getpid()\n"
+        "def results():\n"
+        f"    with Workers(work, LoaderOptions(workers=1, start_method={start_method!r})) as pool:\n"
+        "        while True:\n"
+        "            ahead = pool.submit(1)\n"
+        "            yield pool.submit(1)()\n"
+        "if __name__ == '__main__':\n"
+        "    alive = results()\n"
+        "    print(next(alive), flush=True)\n",
+        encoding="utf-8",
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert gone(int(ended.stdout))
+
+
+def test_a_fork_that_ends_leaves_the_workers_alone() -> None:
+    with Workers(place_of_work, LoaderOptions(workers=1)) as pool:
+        worker = pool.submit(0)()
+        child = os.fork()
+        if not child:
+            pool.close(kill=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+        assert pool.submit(1)() == worker
 
 
 def gone(process: int) -> bool:

@@ -154,19 +154,30 @@ def fits(work, megabytes):
     "Raises what is not recognised; a crash ends the process."
     with linux.data_limit(megabytes * 10**6), linux.exact_allocations():
         return attempt(lambda: work(16))[1] is None
-found = []
-# In bf16 oneDNN may still crash amid the work, once in some hundred limits.
-for dtype, limits in ((torch.float32, (0, 5, 13, 2000)), (torch.bfloat16, (0, 2000))):
-    model = LlamaForCausalLM(config).to(dtype).eval()
+def all_limits(dtype, limits):
+    global model
+    model, found = LlamaForCausalLM(config).to(dtype).eval(), []
     for work in (forward, backward, generate):
         work(1)
         found.append([fits(work, megabytes) for megabytes in limits])
-print(json.dumps(found))
+    print(json.dumps(found))
 """
 
 
 def test_a_model_that_reaches_a_limit_anywhere_is_out_of_memory_and_the_process_lives() -> None:
-    found = json.loads(run(WORK))
+    found = json.loads(run(WORK + "all_limits(torch.float32, (0, 5, 13, 2000))"))
+    assert all(not row[0] and row[-1] for row in found), found
+
+
+def test_in_bf16_it_is_so_but_for_a_crash_once_in_some_hundred_limits() -> None:
+    # oneDNN has refused a primitive, and then the same one again with memory enough: seen in one of twelve suites.
+    for tries_left in (2, 1, 0):
+        try:
+            found = json.loads(run(WORK + "all_limits(torch.bfloat16, (0, 2000))"))
+            break
+        except AssertionError:
+            if not tries_left:
+                raise
     assert all(not row[0] and row[-1] for row in found), found
 
 

@@ -1,5 +1,6 @@
 """Where training stands in its data: a few numbers, and what the plan is made of, which gives them their meaning."""
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,12 @@ logger = logging.getLogger(__name__)
 CURSOR_VERSION = 2
 MOST_CHARACTERS = 96
 """Of a part; what is longer ends in a hash of the whole."""
+FEWEST_CHARACTERS = 16
+"""To which parts are cut where there are many; what is left is then nothing but a hash."""
+FEWEST_OF_NAMES = 32
+"""To which the names of parts are cut."""
+MOST_OF_PARTS = 1500
+"""Characters of all parts and their names as JSON, so that there is room for where the streams stand."""
 Resume = Literal["strict", "restart_epoch", "fresh"]
 """What happens where the plan has changed, as `data.resume`."""
 
@@ -112,11 +119,33 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
 
 
 def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
-    """The parts, each short enough to be kept in every position; what is cut ends in a hash of the whole."""
-    return {
-        name: text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 20]}... {digest(text)[:16]}"
-        for name, text in parts.items()
-    }
+    """The parts, short enough to be kept in every position; what is cut ends in a hash of the whole.
+
+    Each has up to MOST_CHARACTERS, and fewer where all together would have more than MOST_OF_PARTS. Should they have
+    too many even so, the last ones become one, "and others".
+    """
+    for most in range(MOST_CHARACTERS, FEWEST_CHARACTERS - 1, -4):
+        found = {short(name, max(most, FEWEST_OF_NAMES)): short(text, most) for name, text in parts.items()}
+        if len(json.dumps(found)) <= MOST_OF_PARTS:
+            return found
+    kept = dict[str, str]()
+    given = sorted(zip(found.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
+    for place, ((name, text), _) in enumerate(given):
+        others = digest(*(part for _, whole in given[place:] for part in whole))
+        if len(json.dumps({**kept, name: text, "and others": others})) > MOST_OF_PARTS:
+            return {**kept, "and others": others}
+        kept[name] = text
+    return kept
+
+
+def short(text: str, most: int) -> str:
+    """A text of at most so many characters of JSON; what is cut ends in a hash of the whole."""
+    if len(json.dumps(text)) - 2 <= most:
+        return text
+    kept = most - 20
+    while kept > 0 and len(json.dumps(text[:kept])) - 2 > most - 20:
+        kept -= 1
+    return f"{text[: max(0, kept)]}... {digest(text)[:16]}" if kept > 0 else digest(text)[:16]
 
 
 def plan_hash(parts: Mapping[str, str]) -> str:

@@ -2,7 +2,8 @@
 
 The order is that of the chairman assignment problem (Tijdeman 1980, "The chairman assignment problem", section 2):
 among the sources that are due, the one whose next row is due first. After n rows each of k sources has given its share
-of n to within 1 - 1/(2k - 2) rows. Nothing is random, and the counts so far are all there is to remember.
+of n to within 1 - 1/(2k - 2) rows. Nothing is random, and the counts so far are all there is to remember; after as many
+rows as the whole shares sum to, each source has given exactly its share, and all is as at the beginning.
 """
 
 from collections.abc import Sequence
@@ -38,12 +39,12 @@ class Mixer:
     """Chooses sources row by row, with exact shares."""
 
     def __init__(self, weights: Sequence[float], *, counts: Sequence[int] | None = None) -> None:
-        """`counts` are the rows that each source has given so far."""
+        """`counts` are those of an earlier mixer."""
         self._shares = whole_shares(weights)
         self._whole = sum(self._shares)
         self._fold = max(1, 2 * len(weights) - 2)
         self.counts = list(counts) if counts is not None else [0] * len(weights)
-        """Rows that each source has given."""
+        """Rows that each source has given since its share was last exact."""
 
     def choose(self) -> int:
         """The source of the next row; it is not counted yet."""
@@ -61,6 +62,8 @@ class Mixer:
     def count(self, source: int) -> None:
         """A row was taken from a source."""
         self.counts[source] += 1
+        if sum(self.counts) == self._whole:
+            self.counts = [0] * len(self.counts)
 
 
 def choices(weights: Sequence[float], length: int) -> np.ndarray:

@@ -133,10 +133,16 @@ def find_remote(path: str) -> list[str]:
         system, _, (inside, *_) = fsspec.get_fs_token_paths(path)
         found = sorted(system.glob(path)) if glob.has_magic(path) else [inside]
     except Exception as error:  # every file system raises its own
-        raise DataError(f"{path} cannot be opened: {error}") from error
+        raise DataError(f"{path} cannot be opened: {error}{missing(path, error)}") from error
     if not found:
         raise DataError(f"no file matches {path}")
     return [system.unstrip_protocol(name) for name in found]
+
+
+def missing(path: str, error: Exception) -> str:
+    """What to install, where that is why a URL cannot be opened."""
+    web = path.startswith(("http://", "https://")) and isinstance(error, ImportError)
+    return "; to read from the web, pip install aiohttp" if web else ""
 
 
 def missing_file(path: str, place: Path) -> str:

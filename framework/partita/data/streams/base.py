@@ -43,6 +43,10 @@ class Stream(Protocol):
         Keys of rows are `label:number`, and no two rows share one; shards that deal the rows of a file share its label.
         """
 
+    @property
+    def sizes(self) -> Sequence[float]:
+        """How much of the rows each shard is thought to have, in bytes or any other unit; lanes are evened by it."""
+
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Rows of a shard from a position on (None: from its beginning), each with the position behind it.
 

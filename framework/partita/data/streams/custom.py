@@ -2,7 +2,8 @@
 
 Such a class is made with the options of the source, and has one of
 
-- `rows()`: an iterable of rows, or `__iter__` itself; the rows before a position are asked for again;
+- `rows()`: an iterable of rows, or `__iter__` itself, a new iterator each time; the rows before a position are asked
+  for again;
 - `read(shard, start)`: an iterator of (row, position) from a position on, None for the beginning, and, if there are
   several, `shards`, their number. A position is the place behind its row: a whole number, or a list of them. This one
   is continued at once wherever it stands, and may be without end.
@@ -17,6 +18,7 @@ from typing import Any, Protocol, cast
 
 from partita.data.reading.custom_source import check_iterable, content_of, iterable_of, make_source
 from partita.data.reading.records import MAX_RAW
+from partita.data.rows import digest
 from partita.data.streams.base import Position, StreamRow
 from partita_schema.errors import DataError
 from partita_schema.sources import CustomSource
@@ -38,15 +40,19 @@ class CustomStream:
         self._by_shard = callable(getattr(self._made, "read", None))
         if not self._by_shard:
             check_iterable(self._made, self._target)
+            self._refuse_shared()
+        self._last: Iterable[Any] | None = None
         count = getattr(self._made, "shards", 1) if self._by_shard else 1
         if type(count) is not int or count < 1:
             raise DataError(f"{self._target}.shards is {count!r}; write the number of shards, at least 1")
         self._parts = -(-least_shards // count)
         self.name = source.target.partition(":")[2]
-        self.fingerprint = content_of(self._made, source)
+        self.fingerprint = digest(content_of(self._made, source), str(count))
         labels = [self.name] if count == 1 else [f"{self.name}/{shard}" for shard in range(count)]
         self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
         """Label of each shard."""
+        self.sizes: Sequence[float] = [1.0] * len(self.shards)
+        """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Rows of a shard; the position is the rows so far, and the class's own behind them."""
@@ -59,7 +65,7 @@ class CustomStream:
 
     def _rows(self, shard: int, index: int, place: Any) -> Iterator[tuple[Any, Any]]:
         if not self._by_shard:
-            yield from ((row, 0) for row in behind(iterable_of(self._made, self._target), index))
+            yield from ((row, 0) for row in behind(self._iterable(), index))
             return
         for item in cast("ReadsShards", self._made).read(shard, place):
             if not isinstance(item, tuple) or len(item) != 2:
@@ -70,11 +76,36 @@ class CustomStream:
                 )
             yield item
 
+    def _iterable(self) -> Iterable[Any]:
+        """All rows from the first. Raises DataError where they are the iterator of an earlier call."""
+        found = iterable_of(self._made, self._target)
+        if isinstance(found, Iterator):
+            if found is self._last:
+                raise DataError(shared(self._target, "rows"))
+            self._last = found
+        return found
+
+    def _refuse_shared(self) -> None:
+        """Raise DataError where `__iter__` gives one iterator however often it is called."""
+        if callable(getattr(self._made, "rows", None)):
+            return
+        first = iter(self._made)
+        if iter(self._made) is first:
+            raise DataError(shared(self._target, "__iter__"))
+
     def _row(self, row: Any, shard: int, number: int) -> StreamRow:
         if isinstance(row, Mapping):
             return StreamRow(shard, number, dict(row))
         reason = f"a row is a dict of column to value, this is a {type(row).__name__}"
         return StreamRow(shard, number, b"", reason, repr(row)[:MAX_RAW])
+
+
+def shared(target: str, method: str) -> str:
+    """What is said of rows that can be had only once."""
+    return (
+        f"{target}.{method} gives the same iterator again, whose rows can be read only once; return a new iterator "
+        "each time, beginning at the first row"
+    )
 
 
 def behind(rows: Iterable[Any], passed: int) -> Iterator[Any]:

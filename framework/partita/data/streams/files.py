@@ -1,23 +1,27 @@
 """Files as a stream: how they are cut into shards, and which reader reads them.
 
-One row a line, uncompressed, is cut by bytes; Parquet by row groups. What cannot be cut, or is small, is dealt: shard i
-of k reads the whole file and keeps every k-th row.
+All lanes are to read about as many bytes. Where files as they are cannot be dealt to lanes so evenly, the largest are
+split into one part for each lane: one row a line, uncompressed, by bytes; Parquet by rows. What cannot be cut, or is
+small, is dealt: shard i of k reads the whole file and keeps every k-th row.
 """
 
-import math
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from partita.data.reading.sources import COMPRESSIONS, short_names
+from partita.data.reading.sources import COMPRESSIONS, missing, short_names
 from partita.data.rows import digest
 from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.cells import read_cells
+from partita.data.streams.dealing import unevenness
 from partita.data.streams.lines import line_pieces, read_lines
 from partita.data.streams.pieces import Piece
-from partita.data.streams.tables import group_pieces, read_arrow, read_parquet
+from partita.data.streams.tables import read_arrow, read_parquet, row_pieces
 from partita.data.streams.whole import read_whole
 from partita_schema.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 Read = Callable[[Piece, int, Position | None], Iterator[tuple[StreamRow, Position]]]
 READ: dict[str, Read] = {
@@ -32,11 +36,20 @@ READ: dict[str, Read] = {
 SMALL = 1 << 20
 """Files of fewer bytes are dealt, not cut: reading them several times costs nothing, and lines keep their numbers."""
 FINE = 16 << 20
-"""Parts of a file that is larger than its share hold at least so many bytes."""
+"""Parts of a larger file hold at least so many bytes, where lanes are even without smaller ones."""
 FINER = 4
-"""Shards for each one asked for, where parts stay that large: a lane mixes the rows of several."""
+"""Parts for each one that evenness asks for, where they stay that large: a lane mixes the rows of several."""
+EVEN = 1.05
+"""Lanes are even where the longest has no more than so many times the mean."""
+TOLD = 1.25
+"""Where it has more than so many times the mean, a warning says so."""
+READ_AGAIN = 1.0
+"""Files that cannot be cut are dealt, where there are enough others, as long as that reads no more than so many times
+all bytes in addition."""
+KNOWN = 1 << 20
+"""Local files of at most so many bytes are part of their fingerprint as a whole."""
 ENDS = 4096
-"""Bytes at either end of a local file that are part of its fingerprint."""
+"""Bytes at either end of a larger one that are part of its fingerprint."""
 
 
 class FileStream:
@@ -51,9 +64,13 @@ class FileStream:
             raise DataError(f"{', '.join(labels[:3])}{' ...' if len(labels) > 3 else ''} has no rows")
         self.fingerprint = digest(kind, *(part for told in zip(labels, marks, strict=True) for part in told))
         wholes = [Piece(path, label, kind) for path, label in zip(paths, labels, strict=True)]
-        self._pieces = cut(wholes, sizes, least_shards)
+        found = cut(wholes, sizes, least_shards)
+        self._pieces = [piece for piece, _ in found]
         self.shards = [piece.label for piece in self._pieces]
         """Label of each shard."""
+        self.sizes = [size for _, size in found]
+        """Bytes of each shard; a file whose size nobody tells counts as the mean of the others."""
+        tell_uneven(name, self.sizes, least_shards)
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Rows of a shard from a position on. Raises DataError where the file cannot be read."""
@@ -73,34 +90,87 @@ def known(path: str, label: str) -> tuple[int | None, str]:
             tag = next((told[key] for key in ("ETag", "etag", "md5Hash", "sha256") if key in told), "")
             return size, f"{size} {tag}"
         with system.open(place, "rb") as stream:
+            if size is not None and size <= KNOWN:
+                return size, digest(stream.read())
             first = stream.read(ENDS)
             stream.seek(max(0, (size or 0) - ENDS))
             return size, digest(str(size), first, stream.read(ENDS))
     except Exception as error:  # every file system raises its own
-        raise DataError(f"{label} cannot be opened: {error}") from error
+        raise DataError(f"{label} cannot be opened: {error}{missing(path, error)}") from error
 
 
-def cut(wholes: Sequence[Piece], sizes: Sequence[int | None], least_shards: int) -> list[Piece]:
-    """Pieces of files, at least so many: a file has as many as its share of all bytes, and at least one.
+def cut(wholes: Sequence[Piece], sizes: Sequence[int | None], lanes: int) -> list[tuple[Piece, float]]:
+    """Pieces of files and their bytes, at least as many as lanes, which can be dealt to them evenly.
 
-    Where there are enough files, only those much larger than the others are cut.
+    As few files as possible are split, the largest first; which ones, files and lanes alone decide.
     """
     known_sizes = [size for size in sizes if size]
     usual = max(1, sum(known_sizes) // max(1, len(known_sizes)))
     weights = [usual if size is None else size for size in sizes]
-    share = sum(weights) / least_shards * (2 if len(wholes) >= least_shards else 1)
-    found: list[Piece] = []
-    for whole, size, weight in zip(wholes, sizes, weights, strict=True):
-        wanted = max(1, math.ceil(weight / share - 1e-9))
+    split = files_to_split(wholes, weights, lanes)
+    found: list[tuple[Piece, float]] = []
+    for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
+        parts = lanes if number in split else 1
         if size and size >= SMALL and cuttable(whole):
-            found += byte_pieces(whole, size, wanted)
-        elif whole.kind == "parquet" and wanted > 1:
-            found += row_group_pieces(whole, wanted)
-        elif len(wholes) < least_shards or (size is not None and size < SMALL):
-            found += dealt(whole, wanted)
+            pieces = byte_pieces(whole, size, parts)
+        elif whole.kind == "parquet" and parts > 1:
+            pieces = row_range_pieces(whole, parts)
         else:
-            found.append(whole)
+            pieces = dealt(whole, parts)
+        found += [(piece, weight / len(pieces)) for piece in pieces]
     return found
+
+
+def files_to_split(wholes: Sequence[Piece], weights: Sequence[float], lanes: int) -> set[int]:
+    """Numbers of the files that must be split for even lanes, or for lanes that are as even as can be."""
+    if lanes == 1:
+        return set()
+    largest = sorted((number for number, weight in enumerate(weights) if weight), key=lambda number: -weights[number])
+    left, able = READ_AGAIN * sum(weights), []
+    for number in largest:
+        again = weights[number] * (lanes - 1)
+        if len(wholes) < lanes or splits_cheaply(wholes[number], weights[number]):
+            able.append(number)
+        elif again <= left:
+            able.append(number)
+            left -= again
+    return fewest(able, weights, lanes)
+
+
+def fewest(able: Sequence[int], weights: Sequence[float], lanes: int) -> set[int]:
+    """The fewest of some files, from the first on, whose splitting makes lanes even, or as even as can be."""
+    best, least = set[int](), float("inf")
+    for count in dict.fromkeys(min(count, len(able)) for count in counts_to_try(lanes, len(able))):
+        split = set(able[:count])
+        rest = [weight for number, weight in enumerate(weights) if number not in split]
+        each = sum(weights[number] for number in split) / lanes
+        longest = each + unevenness(rest, lanes) * sum(rest) / lanes
+        uneven = longest * lanes / sum(weights)
+        if uneven < least - 1e-9 and len(rest) + count * lanes >= lanes:
+            best, least = split, uneven
+        if least <= EVEN:
+            break
+    return best
+
+
+def counts_to_try(lanes: int, most: int) -> Iterator[int]:
+    """Every number up to that of lanes, and then each twice the last."""
+    yield from range(lanes + 1)
+    count = 2 * lanes
+    while count < 2 * most:
+        yield count
+        count *= 2
+
+
+def tell_uneven(name: str, sizes: Sequence[float], lanes: int) -> None:
+    """Warn where a lane has far more to read than the others."""
+    uneven = unevenness(sizes, lanes)
+    if uneven > TOLD:
+        logger.warning(
+            "%s: the longest of %d lanes has %.1f times the bytes of the mean, so steps at the end of an epoch hold "
+            "fewer rows; write more files of like size, or uncompressed JSON lines or Parquet, which can be cut",
+            *(name, lanes, uneven),
+        )
 
 
 def cuttable(whole: Piece) -> bool:
@@ -108,18 +178,22 @@ def cuttable(whole: Piece) -> bool:
     return whole.kind in ("jsonl", "txt") and not whole.path.lower().endswith(COMPRESSIONS)
 
 
-def byte_pieces(whole: Piece, size: int, wanted: int) -> list[Piece]:
-    pieces = max(wanted, min(FINER * wanted, size // FINE))
-    if pieces == 1:
+def splits_cheaply(whole: Piece, size: float) -> bool:
+    """Whether the parts of a file can be read without reading all of it for each, or it is small."""
+    return cuttable(whole) or whole.kind == "parquet" or size < SMALL
+
+
+def byte_pieces(whole: Piece, size: int, parts: int) -> list[Piece]:
+    """A file in parts by bytes, as many as asked for or a multiple of that."""
+    ranges = line_pieces(size, parts * max(1, min(FINER, size // (FINE * parts))))
+    if len(ranges) == 1:
         return [whole]
-    ranges = line_pieces(size, pieces)
     return [replace(whole, label=f"{whole.label}@{start}", start=start, end=end) for start, end in ranges]
 
 
-def row_group_pieces(whole: Piece, wanted: int) -> list[Piece]:
-    ranges = group_pieces(whole.path, whole.label, FINER * wanted)
-    parts = -(-wanted // len(ranges))
-    return [piece for start, end in ranges for piece in dealt(replace(whole, start=start, end=end), parts)]
+def row_range_pieces(whole: Piece, parts: int) -> list[Piece]:
+    """A Parquet file in parts by rows."""
+    return [replace(whole, start=start, end=end) for start, end in row_pieces(whole.path, whole.label, parts)]
 
 
 def dealt(piece: Piece, parts: int) -> list[Piece]:

@@ -65,6 +65,8 @@ class DatasetsStream:
         labels = [name] if self._count == 1 else [f"{name}/{shard}" for shard in range(self._count)]
         self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
         """Label of each shard."""
+        self.sizes: Sequence[float] = [1.0] * len(self.shards)
+        """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Rows of a shard; the position is the rows so far. Raises DataError where it cannot be read."""

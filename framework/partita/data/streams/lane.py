@@ -7,11 +7,12 @@ a window, the window's number and the batches taken of it; going on from there r
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from partita.data.chunks import BadPlace, EncodedChunk, RawChunk, Unreadable, shown
+from partita.data.chunks import BadPlace, EncodedChunk, RawChunk, Unreadable
 from partita.data.encoded import EncodedRows, FlatBuilder
 from partita.data.planning.plan import PlannedBatch
 from partita.data.planning.policies import Policy
@@ -64,18 +65,24 @@ class LanePlan:
 
     def keys(self, rows: Sequence[tuple[int, StreamRow]]) -> RowKeys:
         """Keys of rows, given with the number of their stream: `label:number`."""
-        labels = [label for stream in self.streams for label in stream.shards]
-        first = [0, *np.cumsum([len(stream.shards) for stream in self.streams]).tolist()]
-        files = np.array([first[stream] + row.shard for stream, row in rows], dtype=np.int32)
-        return RowKeys(labels, files, np.array([row.number for _, row in rows], dtype=np.int64))
+        files = np.array([self._first_labels[stream] + row.shard for stream, row in rows], dtype=np.int32)
+        return RowKeys(self._labels, files, np.array([row.number for _, row in rows], dtype=np.int64))
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        """Labels of all shards of all streams, once for all windows."""
+        return tuple(label for stream in self.streams for label in stream.shards)
+
+    @cached_property
+    def _first_labels(self) -> list[int]:
+        """Where the labels of each stream begin."""
+        return [0, *np.cumsum([len(stream.shards) for stream in self.streams]).tolist()]
 
 
 @dataclass(frozen=True)
 class SeenWindow:
     """What became of the rows of a window."""
 
-    rows: Sequence[tuple[int, StreamRow]]
-    """Number of the stream, and the row."""
     keys: RowKeys
     bad: Sequence[BadPlace]
     used: int
@@ -85,20 +92,26 @@ class SeenWindow:
 
 
 @dataclass(frozen=True)
-class ReadWindow:
-    """A window that is being encoded."""
+class WindowPlace:
+    """Where a window is."""
 
     number: int
     before: Any
     """Where the reader stood at its start."""
     after: Any
-    rows: list[tuple[int, StreamRow]]
+
+
+@dataclass(frozen=True)
+class ReadWindow:
+    """A window that is being encoded. Its rows are with the workers, and nowhere once they are encoded."""
+
+    place: WindowPlace
     keys: RowKeys
-    chunks: list[Callable[[], EncodedChunk]]
+    chunks: deque[Callable[[], EncodedChunk]]
 
 
 class Lane:
-    """Batches of a lane in an epoch."""
+    """Batches of a lane in an epoch. What was taken of a window is in memory no more."""
 
     def __init__(
         self,
@@ -107,111 +120,118 @@ class Lane:
         *,
         epoch: int,
         workers: Workers[RawChunk, EncodedChunk],
-        ahead: int,
         seen: Callable[[SeenWindow], None],
         numbered: bool = False,
         place: Sequence[Any] | None = None,
     ) -> None:
         """`place` is where an earlier lane stood; `seen` is told of each window when its first batch is taken.
 
-        `numbered` says that a row may give several examples, whose keys end in their number.
+        `workers` leave out what is longer than the policy's `most_tokens`. `numbered` says that a row may give several
+        examples, whose keys end in their number.
         """
         self._plan, self._number, self._epoch = plan, number, epoch
-        self._workers, self._ahead, self._seen = workers, ahead, seen
-        state, window, taken = place if place is not None else (None, 0, 0)
+        self._workers, self._seen = workers, seen
+        state, window, known = place if place is not None else (None, 0, 0)
+        self._next_window: int = window
+        self._known: int = known
+        """Batches of the next window that an earlier lane has handed out."""
         self._numbered = numbered
         self._reader = plan.reader(number, epoch=epoch, state=state)
-        self._next_window = window
         self._read: deque[ReadWindow] = deque()
-        self._encoded: EncodedRows | None = None
-        self._batches: list[PlannedBatch] = []
-        self._taken = 0
-        self._open: ReadWindow | None = None
-        self._ended = False
-        if taken:
-            self._begin_window(known=True)
-            self._taken = taken
+        self._batches: deque[tuple[EncodedRows, PlannedBatch]] = deque()
+        self._cut_into = 0
+        self._open: WindowPlace | None = None
+        self.ended = False
+        """Whether all windows were read."""
 
     @property
     def place(self) -> list[Any]:
         """Where the lane stands."""
-        if self._open is not None and self._taken < len(self._batches):
-            return [self._open.before, self._open.number, self._taken]
+        if self._open is not None and self._batches:
+            return [self._open.before, self._open.number, self._cut_into - len(self._batches)]
         if self._open is not None:
             return [self._open.after, self._open.number + 1, 0]
         if self._read:
-            return [self._read[0].before, self._read[0].number, 0]
-        return [self._reader.state(), self._next_window, 0]
+            return [self._read[0].place.before, self._read[0].place.number, self._known]
+        return [self._reader.state(), self._next_window, self._known]
+
+    @property
+    def ahead(self) -> int:
+        """Windows that are read and not opened."""
+        return len(self._read)
+
+    @property
+    def left(self) -> int:
+        """Batches of the open window that are not taken."""
+        return len(self._batches)
+
+    @property
+    def held(self) -> float:
+        """Windows in memory; the open one counts by its share that is left."""
+        return len(self._read) + len(self._batches) / max(1, self._cut_into)
 
     def next_batch(self) -> tuple[EncodedRows, PlannedBatch] | None:
-        """The next batch and the rows that it points at; None at the end of the epoch."""
-        while self._taken >= len(self._batches):
-            if not self._begin_window(known=False):
+        """The next batch and its rows; None at the end of the epoch."""
+        while not self._batches:
+            if not self._read and not self.read_window():
                 return None
-        batch = self._batches[self._taken]
-        self._taken += 1
-        assert self._encoded is not None
-        return self._encoded, batch
+            self._open_window(self._read.popleft())
+        return self._batches.popleft()
 
-    def _begin_window(self, *, known: bool) -> bool:
-        """Open the next window that has rows; False where there is none. Known ones are not told of again."""
-        self._read_ahead()
-        if not self._read:
+    def read_window(self) -> bool:
+        """Read the next window and begin to encode it; False where there is none."""
+        before = self._reader.state()
+        rows = self._reader.take(self._plan.policy.window)
+        if not rows:
+            self.ended = True
             return False
-        window = self._read.popleft()
-        flat, bad, cut, cut_tokens = FlatBuilder(), list[BadPlace](), 0, 0
-        for place, chunk in enumerate(chunk() for chunk in window.chunks):
-            flat.add(chunk, place * CHUNK)
-            bad += [BadPlace(row.place + place * CHUNK, row.reasons, row.raw) for row in chunk.bad]
-            cut, cut_tokens = cut + chunk.cut, cut_tokens + chunk.cut_tokens
-        self._open, self._taken, self._batches = window, 0, []
-        used = np.empty(0, dtype=np.int64)
-        if flat:
-            self._encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered)
-            fitting = self._fitting(self._encoded, window, bad)
-            self._batches = self._cut(self._encoded, fitting, window.number)
-            used = self._encoded.places_N[fitting]
-        if not known:
-            count = len(np.setdiff1d(used, [row.place for row in bad]))
-            self._seen(SeenWindow(window.rows, window.keys, bad, count, cut, cut_tokens))
+        keys = self._plan.keys(rows)
+        place = WindowPlace(self._next_window, before, self._reader.state())
+        self._read.append(ReadWindow(place, keys, self._submit(rows, keys)))
+        self._next_window += 1
         return True
 
-    def _fitting(self, encoded: EncodedRows, window: ReadWindow, bad: list[BadPlace]) -> np.ndarray:
-        """Examples that are no longer than a batch may be; the rows of the others are bad."""
-        most = self._plan.policy.most_tokens
-        if most is None:
-            return np.arange(len(encoded))
-        known = {row.place for row in bad}
-        reason = f"more than the {most:,} tokens of data.batching.max_tokens"
-        for place in np.unique(encoded.places_N[encoded.lengths > most]).tolist():
-            if place not in known:
-                bad.append(BadPlace(place, (reason,), shown(window.rows[place][1].row)))
-        return np.flatnonzero(encoded.lengths <= most)
+    def close(self) -> None:
+        """Close all files."""
+        self._reader.close()
 
-    def _cut(self, encoded: EncodedRows, order: np.ndarray, window: int) -> list[PlannedBatch]:
-        """Batches of some examples of a window."""
+    def _open_window(self, window: ReadWindow) -> None:
+        """Cut the next window into batches. What an earlier lane has handed out of it is not told again."""
+        encoded, seen = self._encoded(window)
+        batches = self._cut(encoded, window.place.number) if encoded is not None else []
+        known, self._known = self._known, 0
+        self._open, self._cut_into = window.place, len(batches)
+        self._batches = deque(
+            (encoded.take(batch.rows), PlannedBatch(np.arange(len(batch.rows)), batch.lines))
+            for batch in batches[known:]
+            if encoded is not None
+        )
+        if not known:
+            self._seen(seen)
+
+    def _encoded(self, window: ReadWindow) -> tuple[EncodedRows | None, SeenWindow]:
+        """The examples of a window, None without any, and what became of its rows."""
+        flat, bad, used, cut, cut_tokens = FlatBuilder(), list[BadPlace](), 0, 0, 0
+        for start in range(0, len(window.keys), CHUNK):
+            chunk = window.chunks.popleft()()
+            flat.add(chunk, start)
+            bad += [BadPlace(row.place + start, row.reasons, row.raw) for row in chunk.bad]
+            used, cut, cut_tokens = used + chunk.used, cut + chunk.cut, cut_tokens + chunk.cut_tokens
+        encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None
+        return encoded, SeenWindow(window.keys, bad, used, cut, cut_tokens)
+
+    def _cut(self, encoded: EncodedRows, window: int) -> list[PlannedBatch]:
+        """Batches of the examples of a window."""
         chance = np.random.default_rng([self._plan.seed, self._epoch, window, self._number])
+        order = np.arange(len(encoded))
         if self._plan.policy.shuffle_rows:
             order = chance.permutation(order)
         cuts = self._plan.policy.cut(encoded.lengths[order], chance)
         return [PlannedBatch(order[batch.rows], batch.lines) for batch in cuts]
 
-    def _read_ahead(self) -> None:
-        while len(self._read) <= self._ahead and not self._ended:
-            before = self._reader.state()
-            rows = self._reader.take(self._plan.policy.window)
-            if not rows:
-                self._ended = True
-                return
-            keys = self._plan.keys(rows)
-            self._read.append(
-                ReadWindow(self._next_window, before, self._reader.state(), rows, keys, self._submit(rows, keys))
-            )
-            self._next_window += 1
-
-    def _submit(self, rows: Sequence[tuple[int, StreamRow]], keys: RowKeys) -> list[Callable[[], EncodedChunk]]:
+    def _submit(self, rows: Sequence[tuple[int, StreamRow]], keys: RowKeys) -> deque[Callable[[], EncodedChunk]]:
         raw = [Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in rows]
         starts = range(0, len(raw), CHUNK)
-        return [
+        return deque(
             self._workers.submit(RawChunk(raw[start : start + CHUNK], keys[start : start + CHUNK])) for start in starts
-        ]
+        )

@@ -3,6 +3,9 @@
 A lane has shards of each source, in an order that seed, epoch and source decide. A few are open at a time, and their
 rows are taken in turn, so that what stands together in a file does not stand together here. A Mixer says which source
 the next row comes from.
+
+Where the shards of a lane have not one row of a source that is to be repeated, as of one with fewer rows than there are
+lanes, the lane reads all shards of that source: shares hold in every lane.
 """
 
 from collections.abc import Sequence
@@ -12,11 +15,15 @@ import numpy as np
 
 from partita.data.planning.mixing import Mixer
 from partita.data.streams.base import Position, Stream, StreamRow
+from partita.data.streams.dealing import deal
+from partita.data.streams.packing import damaged, pack, unpack
 
 OPEN = 4
 """Shards of a source that a lane has open."""
 OPEN_IN_ALL = 32
 """Shards that all lanes have open together; but each has one of each source."""
+NO_ROWS, OWN_ROWS, NONE_OF_ALL, ROWS_OF_ALL = range(4)
+"""What a lane has seen of a source: no rows or some of its own shards; or, reading all shards, no rows or some."""
 
 
 class LaneReader:
@@ -37,12 +44,11 @@ class LaneReader:
     ) -> None:
         """`state` is where an earlier reader with the same arguments stood.
 
-        Without `shuffle`, shards are read in order, each to its end.
+        Without `shuffle`, shards are read in order, each to its end. Raises ResumeError where the state is damaged.
         """
         self._weights, self._stop = list(weights), stop
         width = max(1, min(OPEN, OPEN_IN_ALL // (lanes * len(sources)))) if shuffle else 1
-        counts, ended, places = state if state is not None else (None, [0] * len(sources), [None] * len(sources))
-        self._ended = list(ended)
+        counts, self._ended, places = parts_of(state, len(sources))
         self._lanes = [
             ShardsInTurn(
                 source,
@@ -54,7 +60,11 @@ class LaneReader:
             )
             for number, (source, place) in enumerate(zip(sources, places, strict=True))
         ]
-        self._mixer = self._mix(counts)
+        self._mixer = self._mix(None)
+        if counts is not None:
+            if len(counts) != len(self._mixer.counts):
+                raise damaged()
+            self._mixer.counts = counts
 
     def take(self, count: int) -> list[tuple[int, StreamRow]]:
         """The next rows; fewer than asked for where the epoch of the lane ends.
@@ -79,9 +89,9 @@ class LaneReader:
             found.append((source, row))
         return found
 
-    def state(self) -> list[Any]:
-        """Where the next row is: lists of whole numbers."""
-        return [list(self._mixer.counts), list(self._ended), [lane.state() for lane in self._lanes]]
+    def state(self) -> str:
+        """Where the next row is, as a short text."""
+        return pack([list(self._mixer.counts), list(self._ended), *(lane.state() for lane in self._lanes)])
 
     def close(self) -> None:
         """Close all files."""
@@ -96,15 +106,34 @@ class LaneReader:
 
     def _end(self, source: int) -> bool:
         """A source has no more rows in this pass; returns whether that ends the epoch."""
-        empty = not self._lanes[source].gave
         if self._stop == "first":
             return True
+        if self._stop == "all" and self._lanes[source].read_all_shards():
+            return False
+        empty = not self._lanes[source].gave
         self._ended[source] = 2 if empty else 1
         if empty or self._stop == "all_once" or all(self._ended):
             self._mixer = self._mix(None)
         else:
             self._lanes[source].begin_again()
         return not self._alive
+
+
+def parts_of(state: Any, sources: int) -> tuple[list[int] | None, list[int], list[Any]]:
+    """Counts of the mixer, what has ended, and where each source stands, of a state or of the beginning."""
+    if state is None:
+        return None, [0] * sources, [None] * sources
+    found = unpack(state)
+    if not isinstance(found, list) or len(found) != sources + 2:
+        raise damaged()
+    counts, ended, *places = found
+    if not is_counts(counts) or not is_counts(ended) or len(ended) != sources or max(ended, default=0) > 2:
+        raise damaged()
+    return counts, ended, places
+
+
+def is_counts(found: Any) -> bool:
+    return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
 
 
 class ShardsInTurn:
@@ -115,11 +144,17 @@ class ShardsInTurn:
     ) -> None:
         """`keys` decide the order; None for the order of the stream."""
         self._stream, self._lane, self._lanes, self._width, self._keys = stream, lane, lanes, width, keys
-        self._pass, gave, self._next, self._turn, places = state if state is not None else (0, 0, 0, 0, [])
+        numbers, places = checked(state, width) if state is not None else ([0] * 4, [])
+        self._pass, self._gave, self._next, self._turn = numbers
         self._order = self._shuffled()
+        if any(place >= len(self._order) for place in (self._next - 1, *(place for place, _ in places))):
+            raise damaged()
         self._open = [OpenShard(stream, int(self._order[place]), place, position) for place, position in places]
-        self.gave = bool(gave)
+
+    @property
+    def gave(self) -> bool:
         """Whether there ever was a row."""
+        return self._gave in (OWN_ROWS, ROWS_OF_ALL)
 
     def next_row(self) -> StreamRow | None:
         """The next row; None at the end of the pass."""
@@ -134,9 +169,17 @@ class ShardsInTurn:
             row: StreamRow | None = self._open[self._turn].next_row()
             if row is not None:
                 self._turn += 1
-                self.gave = True
+                self._gave |= OWN_ROWS
                 return row
             self._replace(self._turn)
+
+    def read_all_shards(self) -> bool:
+        """Where there was no row, read the shards of all lanes from now on; False where that is not so."""
+        if self._gave != NO_ROWS or self._lanes == 1:
+            return False
+        self._gave = NONE_OF_ALL
+        self.begin_again()
+        return True
 
     def begin_again(self) -> None:
         """Another pass, with the shards in another order."""
@@ -144,9 +187,9 @@ class ShardsInTurn:
         self._order = self._shuffled()
 
     def state(self) -> list[Any]:
-        """Pass, whether there ever was a row, next shard, turn, and the open shards with their positions."""
-        places = [[shard.place, shard.position] for shard in self._open]
-        return [self._pass, int(self.gave), self._next, self._turn, places]
+        """Pass, what is known of its rows, next shard, turn, and place and position of each open shard."""
+        places = [part for shard in self._open for part in (shard.place, shard.position)]
+        return [self._pass, self._gave, self._next, self._turn, *places]
 
     def close(self) -> None:
         for shard in self._open:
@@ -162,10 +205,20 @@ class ShardsInTurn:
             del self._open[turn]
 
     def _shuffled(self) -> np.ndarray:
-        shards = np.arange(len(self._stream.shards))
-        if self._keys is not None:
-            shards = np.random.default_rng([*self._keys, self._pass]).permutation(shards)
-        return shards[self._lane :: self._lanes]
+        chance = np.random.default_rng([*self._keys, self._pass]) if self._keys is not None else None
+        if self._gave in (NONE_OF_ALL, ROWS_OF_ALL):
+            return deal(self._stream.sizes, 1, chance=chance)[0]
+        return deal(self._stream.sizes, self._lanes, chance=chance)[self._lane]
+
+
+def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:
+    """The numbers of a state and its open shards. Raises ResumeError where that is none."""
+    if not isinstance(state, list) or len(state) < 4 or len(state) % 2 or len(state) > 4 + 2 * width:
+        raise damaged()
+    numbers, places = state[:4], state[4::2]
+    if not is_counts([*numbers, *places]) or numbers[1] > ROWS_OF_ALL:
+        raise damaged()
+    return numbers, list(zip(places, state[5::2], strict=True))
 
 
 class OpenShard:

@@ -26,11 +26,12 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
     part, parts = piece.part, piece.parts
     offset, number, index = place_of(piece, start)
     with opened(piece.path, piece.label) as stream:
+        begun_block = b""
         if by_byte and start is None:
-            offset = first_line(stream, offset)
+            offset, begun_block = first_line(stream, offset)
         else:
             at_offset(stream, offset)
-        for line, ended in split_lines(stream, offset, piece.end):
+        for line, ended in split_lines(stream, offset, piece.end, block=begun_block):
             begun, offset = offset, ended
             number += 1
             if begun == 0:
@@ -72,28 +73,34 @@ def line_row(shard: int, number: int, text: bytes | None, as_text: bool) -> Stre
     return StreamRow(shard, number, text)
 
 
-def first_line(stream: BinaryIO, offset: int) -> int:
-    """Move to the first line that begins at a byte or behind it; returns where that is."""
+def first_line(stream: BinaryIO, offset: int) -> tuple[int, bytes]:
+    """The first byte at or behind one where a line begins, and what was read from there on.
+
+    Nothing is sought backwards: what comes from the web often cannot.
+    """
     if offset == 0:
-        return 0
+        return 0, b""
     at_offset(stream, offset - 1)
     place = offset - 1
     while block := stream.read(BLOCK):
         found = block.find(b"\n")
         if found >= 0:
-            place += found + 1
-            break
+            return place + found + 1, block[found + 1 :]
         place += len(block)
-    stream.seek(place)
-    return place
+    return place, b""
 
 
-def split_lines(stream: BinaryIO, offset: int, end: int | None) -> Iterator[tuple[bytes | None, int]]:
-    """Lines that begin before a byte, without their ends, and the byte behind each; None for one that is too long."""
+def split_lines(
+    stream: BinaryIO, offset: int, end: int | None, *, block: bytes = b""
+) -> Iterator[tuple[bytes | None, int]]:
+    """Lines that begin before a byte, without their ends, and the byte behind each; None for one that is too long.
+
+    `block` was read already, from `offset` on.
+    """
     left: list[bytes] = []
     size, too_long = 0, False
     limit = float("inf") if end is None else end
-    while offset < limit and (block := stream.read(BLOCK)):
+    while offset < limit and (block := block or stream.read(BLOCK)):
         *lines, rest = block.split(b"\n")
         if lines and size:
             left.append(lines[0])
@@ -106,6 +113,7 @@ def split_lines(stream: BinaryIO, offset: int, end: int | None) -> Iterator[tupl
                 return
             offset += len(line) + 1
             yield line, offset
+        block = b""
         if rest:
             size += len(rest)
             left.append(rest)

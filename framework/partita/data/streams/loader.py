@@ -2,9 +2,13 @@
 
 The batches of a step come from lanes in turn: batch s from lane s modulo their number. A lane has shards of its own,
 so that a process which takes every n-th batch reads every n-th lane only.
+
+In memory is a window for each lane that a process reads, and with workers those that are read ahead: `prefetch` in all
+lanes together. What of a window was handed out makes room for what comes next.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
@@ -23,15 +27,20 @@ from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import Batch, Step
 
-LANE_VERSION = 1
+LANE_VERSION = 2
 """Changes with anything that puts rows of a stream into other batches."""
 MOST_LANES = 16
 """More lanes than this are not made: the position of each is saved with every checkpoint."""
+MOST_READERS = 48
+"""Nor more lanes than leave so many of all sources in all lanes, since each has a position."""
 
 
-def count_lanes(batches_per_step: int) -> int:
-    """The largest number of lanes, up to MOST_LANES, into which the batches of a step can be dealt evenly."""
-    return max(lanes for lanes in range(1, min(MOST_LANES, batches_per_step) + 1) if batches_per_step % lanes == 0)
+def count_lanes(batches_per_step: int, *, sources: int = 1) -> int:
+    """The largest number of lanes into which the batches of a step can be dealt evenly: up to MOST_LANES, and fewer
+    where there are many sources.
+    """
+    most = max(1, min(MOST_LANES, MOST_READERS // sources, batches_per_step))
+    return max(lanes for lanes in range(1, most + 1) if batches_per_step % lanes == 0)
 
 
 class StreamLoader:
@@ -105,60 +114,71 @@ class StreamLoader:
         if not self._started:
             self._ledger.load(self._counted, split=TRAINING)
         self._started = True
-        return self._statistics.count(self._steps())
+        return self._closing_steps()
 
-    def _steps(self) -> Iterator[Step]:
+    def _closing_steps(self) -> Iterator[Step]:
+        """Steps that let files and processes go as soon as they are closed."""
+        with closing(self._steps()) as steps:
+            yield from self._statistics.count(steps)
+
+    def _steps(self) -> Generator[Step]:
         epoch, step, place = self._cursor.epoch, self._cursor.step, self._cursor.place
-        with Workers(ChunkEncoder(self._encoder), self._options) as workers:
+        encode = ChunkEncoder(self._encoder, most_tokens=self._plan.policy.most_tokens)
+        with Workers(encode, self._options) as workers:
             while True:
-                for made in self._epoch(epoch, step, place, workers):
-                    step += 1
-                    yield made
+                with closing(self._epoch(epoch, step, place, workers)) as steps:
+                    for made in steps:
+                        step += 1
+                        yield made
                 self._ledger.check()
                 if not step:
                     raise DataError(f"{self._plan.names} has no row that can be used")
                 epoch, step, place = epoch + 1, 0, None
 
-    def _epoch(self, epoch: int, step: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Iterator[Step]:
+    def _epoch(self, epoch: int, step: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Generator[Step]:
         """Steps of an epoch from `step` on, until no lane has anything left."""
+        with ExitStack() as files:
+            lanes = {
+                number: files.enter_context(closing(self._lane(number, epoch, place, workers))) for number in self._own
+            }
+            if workers.number:  # all that the first step waits for before anything that it does not
+                for lane in lanes.values():
+                    lane.read_window()
+            while True:
+                found = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
+                if not self._left_on_any(any(batch is not None for batch in found.values())):
+                    return
+                step += 1
+                places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
+                behind = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
+                yield Step(
+                    tuple(self._batch(found[slot]) for slot in self._slots),
+                    cursor=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
+                    epoch=float(epoch),
+                )
+                if workers.number:
+                    read_ahead(list(lanes.values()), windows=len(lanes) + self._windows_ahead)
+
+    def _lane(self, number: int, epoch: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Lane:
         expander = self._encoder.expander
-        lanes = {
-            number: Lane(
-                self._plan,
-                number,
-                epoch=epoch,
-                workers=workers,
-                ahead=self._windows_ahead,
-                seen=self._seen if epoch == 0 else ignore,
-                numbered=expander is not None and expander.numbered,
-                place=place["lanes"][number] if place is not None else None,
-            )
-            for number in self._own
-        }
-        while True:
-            found = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
-            if not self._left_on_any(any(batch is not None for batch in found.values())):
-                return
-            step += 1
-            places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
-            behind = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
-            yield Step(
-                tuple(self._batch(found[slot]) for slot in self._slots),
-                cursor=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
-                epoch=float(epoch),
-            )
+        return Lane(
+            self._plan,
+            number,
+            epoch=epoch,
+            workers=workers,
+            seen=self._seen if epoch == 0 else ignore,
+            numbered=expander is not None and expander.numbered,
+            place=place["lanes"][number] if place is not None else None,
+        )
 
     def _batch(self, found: tuple[EncodedRows, PlannedBatch] | None) -> Batch:
         return self._collate(*(found or (NO_ROWS, NOTHING)))
 
     @property
     def _windows_ahead(self) -> int:
-        """Windows of a lane that are read ahead: enough to keep all workers busy."""
-        workers = self._options.workers
-        if not workers:
-            return 0
-        chunks = -(-self._plan.policy.window // CHUNK) * len(self._own)
-        return max(self._options.prefetch, -(-2 * workers // chunks))
+        """Windows that are read ahead in all lanes together: `prefetch`, or what gives every worker two chunks."""
+        chunks = -(-self._plan.policy.window // CHUNK)
+        return max(self._options.prefetch, -(-2 * self._options.workers // chunks))
 
     def _seen(self, window: SeenWindow) -> None:
         """Tell the ledger what became of a window's rows."""
@@ -169,6 +189,15 @@ class StreamLoader:
             )
         self._ledger.use(split=TRAINING, rows=window.used, cut=window.cut, cut_tokens=window.cut_tokens)
         self._ledger.check_so_far()
+
+
+def read_ahead(lanes: Sequence[Lane], *, windows: int) -> None:
+    """Read on while all lanes together hold less than so many windows, first where the next is needed first."""
+    while sum(lane.held for lane in lanes) <= windows - 1:
+        reading = [lane for lane in lanes if not lane.ended]
+        if not reading:
+            return
+        min(reading, key=lambda lane: (lane.ahead, lane.left)).read_window()
 
 
 def ignore(window: SeenWindow) -> None:

@@ -34,6 +34,7 @@ class NamedStream:
         self.fingerprint = stream.fingerprint
         self.shards: Sequence[str] = [f"{name}/{label}" for label in stream.shards]
         """Label of each shard."""
+        self.sizes = stream.sizes
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Rows of a shard from a position on."""

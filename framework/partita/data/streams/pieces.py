@@ -31,9 +31,9 @@ class Piece:
     kind: str
     """Format."""
     start: int | None = None
-    """First byte, or first row group, of a part; None for a file that is not cut."""
+    """First byte, or of Parquet first row, of a part; None for a file that is not cut."""
     end: int | None = None
-    """The byte, or row group, behind the part."""
+    """The byte, or row, behind the part."""
     part: int = 0
     """Of rows `part`, `part + parts` ... of what lies in the range; 0 of 1 for all."""
     parts: int = 1

@@ -19,17 +19,26 @@ DECODED = 512
 
 
 def read_parquet(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of some row groups; the position is the group, and the rows of it so far."""
+    """Rows of a range; the position is the row group, and the rows of it so far.
+
+    Of a group in which the range begins or ends, no more is decoded than its rows up to the end.
+    """
     import pyarrow.parquet
 
     with opened(piece.path, piece.label) as stream, readable(piece):
         file = pyarrow.parquet.ParquetFile(stream)
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
-        first, passed = place_of(start, piece.start or 0)
-        for group in range(first, len(sizes) if piece.end is None else piece.end):
-            batches = file.iter_batches(batch_size=DECODED, row_groups=[group])
-            yield from group_rows(batches, piece, shard, group=group, first=firsts[group], passed=passed)
+        begin, end = piece.start or 0, firsts[-1] if piece.end is None else piece.end
+        first, passed = place_of(start, 0)
+        for group in range(first, len(sizes)):
+            begun, ended = firsts[group : group + 2]
+            if begun < end and ended > begin:
+                batches = file.iter_batches(batch_size=DECODED, row_groups=[group])
+                passed = max(passed, begin - begun)
+                yield from group_rows(
+                    batches, piece, shard, group=group, first=begun, passed=passed, last=min(ended, end) - begun
+                )
             passed = 0
 
 
@@ -68,13 +77,24 @@ def place_of(start: Position | None, first: int) -> tuple[int, int]:
 
 
 def group_rows(
-    batches: Iterator["pyarrow.RecordBatch"], piece: Piece, shard: int, *, group: int, first: int, passed: int
+    batches: Iterator["pyarrow.RecordBatch"],
+    piece: Piece,
+    shard: int,
+    *,
+    group: int,
+    first: int,
+    passed: int,
+    last: int | None = None,
 ) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of a group behind the first `passed`; only those that the piece keeps are decoded."""
+    """Rows of a group behind the first `passed`, before the one at `last`; only those that the piece keeps are made."""
     place = 0
     for batch in batches:
+        if last is not None and place >= last:
+            return
         rows = np.arange(place, place + batch.num_rows)
         kept = rows[(rows >= passed) & ((first + rows) % piece.parts == piece.part)]
+        if last is not None:
+            kept = kept[kept < last]
         chosen = batch if len(kept) == len(rows) else batch.take(kept - place)
         for row, values in zip(kept.tolist(), chosen.to_pylist(), strict=True):
             yield StreamRow(shard, first + row + 1, values), [group, row + 1]
@@ -93,12 +113,11 @@ def readable(piece: Piece) -> Iterator[None]:
         raise DataError(f"{piece.label} cannot be read as {piece.kind}: {said}") from error
 
 
-def group_pieces(path: str, label: str, pieces: int) -> list[tuple[int, int]]:
-    """A Parquet file's row groups in ranges, as many as asked for if there are so many groups."""
+def row_pieces(path: str, label: str, pieces: int) -> list[tuple[int, int]]:
+    """A Parquet file's rows in ranges of like length."""
     import pyarrow.parquet
 
     with opened(path, label) as stream, readable(Piece(path, label, "parquet")):
-        groups = pyarrow.parquet.ParquetFile(stream).metadata.num_row_groups
-    pieces = max(1, min(pieces, groups))
-    marks = [groups * part // pieces for part in range(pieces + 1)]
+        rows = pyarrow.parquet.ParquetFile(stream).metadata.num_rows
+    marks = [rows * part // pieces for part in range(pieces + 1)]
     return list(pairwise(marks))

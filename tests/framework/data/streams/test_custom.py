@@ -65,6 +65,32 @@ class Nothing:
     pass
 
 
+class Once:
+    def __init__(self):
+        self.left = iter([{"number": 1}, {"number": 2}])
+
+    def __iter__(self):
+        return self.left
+
+
+class OwnIterator:
+    def __iter__(self):
+        self.number = 0
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return {"number": self.number}
+
+
+class OnceInRows:
+    def __init__(self):
+        self.left = iter([{"number": number} for number in range(6)])
+
+    def rows(self):
+        return self.left
+
+
 class Text:
     def rows(self):
         return "text"
@@ -134,6 +160,33 @@ def test_the_fingerprint_changes_with_the_options(folder: Path) -> None:
     }
 
     assert len(prints) == 2
+
+
+def test_the_fingerprint_changes_with_the_number_of_shards(folder: Path) -> None:
+    module = next(folder.glob("sources_*.py"))
+    few = stream_of(folder, "Squares").fingerprint
+    sys.modules[module.stem].Squares.shards = 3
+
+    assert stream_of(folder, "Squares").fingerprint != few
+    assert stream_of(folder, "Squares", shards=6).fingerprint == stream_of(folder, "Squares", shards=1).fingerprint
+
+
+@pytest.mark.parametrize("name", ["Once", "OwnIterator"])
+def test_a_class_with_one_iterator_for_all_lanes_is_refused(name: str, folder: Path) -> None:
+    with pytest.raises(
+        DataError,
+        match=rf"sources_\d+:{name}.__iter__ gives the same iterator again, whose rows can be read only once; "
+        "return a new iterator each time, beginning at the first row",
+    ):
+        stream_of(folder, name, shards=2)
+
+
+def test_rows_that_are_one_iterator_for_all_lanes_are_refused_when_the_second_begins(folder: Path) -> None:
+    stream = stream_of(folder, "OnceInRows", shards=2)
+
+    assert next(iter(stream.read(0, None)))[0].row == {"number": 0}
+    with pytest.raises(DataError, match=r"OnceInRows.rows gives the same iterator again, .*; return a new iterator ea"):
+        next(iter(stream.read(1, None)))
 
 
 def test_what_a_class_does_wrong_is_said(folder: Path) -> None:

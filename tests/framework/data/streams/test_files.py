@@ -1,15 +1,18 @@
 import bz2
 import gzip
+import io
 import json
 import lzma
+import sys
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
+from fsspec import AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +23,8 @@ from partita.data.reading.readers import READERS
 from partita.data.reading.sources import open_rows
 from partita.data.streams import files, lines
 from partita.data.streams.base import Stream, StreamRow
+from partita.data.streams.dealing import unevenness
+from partita.data.streams.files import FileStream
 from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.open import open_stream
 from partita.data.streams.opening import training_streams
@@ -167,13 +172,99 @@ def test_an_arrow_file_with_an_index_is_read_too(tmp_path: Path) -> None:
 
 
 def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(cut_all: None, tmp_path: Path) -> None:
-    for number in range(6):
-        (tmp_path / f"{number}.jsonl").write_bytes(b'{"a": 1}\n' * (400 if number == 3 else 10))
+    for number in range(8):
+        (tmp_path / f"{number}.jsonl").write_bytes(b'{"a": 1}\n' * (400 if number == 3 else 10 if number else 20))
     stream = stream_of(tmp_path, "*.jsonl", "jsonl", 4)
 
-    assert [label for label in stream.shards if "@" not in label] == [f"{n}.jsonl" for n in (0, 1, 2, 4, 5)]
-    assert sum("3.jsonl@" in label for label in stream.shards) == 2
-    assert len(keyed(stream)) == 450
+    assert [label for label in stream.shards if "@" not in label] == [f"{n}.jsonl" for n in (0, 1, 2, 4, 5, 6, 7)]
+    assert sum("3.jsonl@" in label for label in stream.shards) == 4
+    assert len(keyed(stream)) == 480
+
+
+def rows_of_lanes(stream: Stream, lanes: int) -> list[int]:
+    readers = [
+        LaneReader([stream], weights=[1], stop="all", lane=lane, lanes=lanes, seed=1, epoch=0) for lane in range(lanes)
+    ]
+    return [len(reader.take(10**6)) for reader in readers]
+
+
+@pytest.mark.parametrize(("count", "lanes"), [(5, 4), (9, 8), (3, 7), (17, 16), (8, 4)])
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "parquet", "arrow", "csv", "json", "jsonl.gz"])
+def test_lanes_have_as_many_rows_however_many_files_there_are(
+    kind: str, count: int, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SMALL", 1)
+    form = kind.partition(".")[0]
+    for number in range(count):
+        name = write(tmp_path, form, f"{number:02}")
+        if kind.endswith(".gz"):
+            (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes(), mtime=0))
+    rows = rows_of_lanes(stream_of(tmp_path, f"*.{kind}", form, lanes), lanes)
+
+    assert sum(rows) == 23 * count
+    assert max(rows) <= 1.05 * sum(rows) / lanes + 3
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any), st.integers(1, 9))
+def test_files_of_any_sizes_that_can_be_cut_make_even_lanes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], lanes: int
+) -> None:
+    folder = tmp_path_factory.mktemp("sizes")
+    for number, size in enumerate(sizes):
+        (folder / f"{number:02}.txt").write_bytes(b"line\n" * 10 * size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "SMALL", 0)
+        stream = stream_of(folder, "*.txt", "txt", lanes)
+
+    assert len(stream.shards) >= lanes
+    assert sum(stream.sizes) == pytest.approx(50 * sum(sizes))
+    assert unevenness(stream.sizes, lanes) <= 1.06
+    rows = rows_of_lanes(stream, lanes)
+    assert sum(rows) == 10 * sum(sizes)
+    assert max(rows) <= 1.25 * sum(rows) / lanes + 12
+
+
+def test_how_files_are_cut_is_decided_by_them_and_the_lanes(cut_all: None, tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path, "jsonl", str(number))
+    one, again = (stream_of(tmp_path, "*.jsonl", "jsonl", 4) for _ in range(2))
+
+    assert one.shards == again.shards
+    assert one.sizes == again.sizes
+    assert sum("@" in label for label in one.shards) == 4
+
+
+def test_compressed_files_of_uneven_sizes_are_dealt_by_size_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "SMALL", 0)
+    for number in range(4):
+        lines_of_file = [json.dumps({"a": f"{number}{i * 7919 % 104729}"}) for i in range(4000 if number == 2 else 40)]
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines_of_file).encode(), mtime=0))
+    stream = stream_of(tmp_path, "*.jsonl.gz", "jsonl", 3)
+
+    assert list(stream.shards) == [f"{number}.jsonl.gz" for number in range(4)]
+    assert sorted(rows_of_lanes(stream, 3)) == [40, 80, 4000]
+    [told] = caplog.messages
+    uneven = f"{unevenness(stream.sizes, 3):.1f}"
+    assert told == (
+        f"*.jsonl.gz: the longest of 3 lanes has {uneven} times the bytes of the mean, so steps at the end of an epoch "
+        "hold fewer rows; write more files of like size, or uncompressed JSON lines or Parquet, which can be cut"
+    )
+
+
+def test_a_row_group_is_shared_by_lanes(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    stream = stream_of(tmp_path, "a.parquet", "parquet", 4)
+
+    assert [[row.number for row, _ in stream.read(shard, None)] for shard in range(4)] == [
+        [*range(1, 6)],
+        [*range(6, 12)],
+        [*range(12, 18)],
+        [*range(18, 24)],
+    ]
+    check_resume(stream)
 
 
 def test_large_files_are_cut_finer_than_asked_for(
@@ -336,6 +427,65 @@ def test_the_fingerprint_changes_with_names_sizes_and_ends(tmp_path: Path) -> No
     (tmp_path / "rows.jsonl").rename(tmp_path / "more.jsonl")
 
     assert len({first, second, fingerprint()}) == 3
+
+
+def test_the_whole_of_a_file_up_to_a_size_is_in_its_fingerprint(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    prints = []
+    for size in (100_000, files.KNOWN, files.KNOWN + 1000):
+        for middle in (b"a", b"b"):
+            path.write_bytes(b"x" * 50_000 + middle + b"x" * (size - 50_001))
+            prints.append(stream_of(tmp_path, "a.txt", "txt").fingerprint)
+
+    assert [one == other for one, other in zip(prints[::2], prints[1::2], strict=True)] == [False, False, True]
+
+
+class Forward(io.BytesIO):
+    """As fsspec's file of a web server that gives whole files only: it says that it can seek, and cannot."""
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        raise ValueError("Cannot seek streaming HTTP file")
+
+
+class ForwardSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec ships no types
+    """Files that can be read from their beginning only."""
+
+    protocol = "forward"
+    held: ClassVar[dict[str, bytes]] = {}
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(self.held[path]), "type": "file"}
+
+    def _open(self, path: str, *args: Any, **kwargs: Any) -> Forward:
+        return Forward(self.held[path])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_files_of_a_server_that_cannot_seek_are_cut_too(
+    kind: str, cut_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "BLOCK", 64)
+    fsspec.register_implementation("forward", ForwardSystem, clobber=True)
+    name = write(tmp_path, kind)
+    monkeypatch.setitem(ForwardSystem.held, f"web/{name}", (tmp_path / name).read_bytes())
+    here, there = (stream_of(tmp_path, path, kind, 3) for path in (name, f"forward://web/{name}"))
+
+    assert len(there.shards) == 3
+    assert keyed(here) == keyed(there)
+    check_resume(there)
+
+
+def test_the_web_without_its_library_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = r'a.jsonl cannot be opened: .*"aiohttp" to be installed; to read from the web, pip install aiohttp$'
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    for protocol in ("http", "https"):
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
+
+    with pytest.raises(DataError, match=told):
+        stream_of(tmp_path, "https://example.org/a.jsonl", "jsonl")
+    with pytest.raises(DataError, match=told):
+        FileStream("jsonl", ["https://example.org/a.jsonl"], name="a", least_shards=1)
 
 
 def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:

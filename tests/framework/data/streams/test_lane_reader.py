@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.data.planning.cursor import Cursor, short_parts
 from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.lane_reader import LaneReader
+from partita.data.streams.loader import count_lanes
+from partita.data.streams.packing import pack
+from partita_schema.errors import ResumeError
 
 
 class Numbers:
@@ -17,12 +21,13 @@ class Numbers:
     fingerprint = ""
 
     def __init__(self, sizes: list[int], name: str = "numbers") -> None:
-        self.name, self.sizes = name, sizes
+        self.name, self.lengths = name, sizes
         self.shards = [f"{name}/{shard}" for shard in range(len(sizes))]
+        self.sizes: list[float] = [1.0] * len(sizes)
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         assert start is None or isinstance(start, int)
-        for number in range(start or 0, self.sizes[shard]):
+        for number in range(start or 0, self.lengths[shard]):
             yield StreamRow(shard, number, {"row": number}), number + 1
 
 
@@ -169,7 +174,7 @@ def test_all_once_gives_every_row_once() -> None:
     assert sorted(rows) == sorted(
         (source, shard, number)
         for source, stream in enumerate(streams)
-        for shard, size in enumerate(stream.sizes)
+        for shard, size in enumerate(stream.lengths)
         for number in range(size)
     )
 
@@ -182,11 +187,112 @@ def test_a_source_without_rows_in_a_lane_does_not_hold_up_the_others(stop: str) 
     assert reader([Numbers([0], "a"), Numbers([], "b")], stop=stop).take(5) == []
 
 
-def test_the_state_of_a_lane_is_small() -> None:
-    stream = Endless([0] * 100_000)
-    lane = reader([stream])
-    lane.take(1000)
-    for shard in lane._lanes[0]._open:
-        shard.position = [5_000_000_000, 50_000_000]
+def test_a_source_with_fewer_rows_than_lanes_has_its_share_in_every_lane() -> None:
+    streams = [Numbers([250] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
+    lanes = [names(reader(streams, lane=lane, lanes=4, stop="all").take(10**6)) for lane in range(4)]
+    rows = Counter(row for lane in lanes for row in lane)
 
-    assert len(json.dumps(lane.state(), separators=(",", ":"))) <= 150
+    assert [Counter(source for source, _, _ in lane)[0] for lane in lanes] == [250] * 4
+    assert all(abs(Counter(source for source, _, _ in lane)[1] - 250) <= 1 for lane in lanes)
+    assert {rows[0, shard, number] for shard in range(4) for number in range(250)} == {1}
+    assert all(450 <= rows[1, shard, 0] <= 550 for shard in range(2))
+
+
+def test_a_source_without_any_row_does_not_hold_up_several_lanes() -> None:
+    streams = [Numbers([9] * 4, "big"), Numbers([0] * 4, "none")]
+
+    assert [len(reader(streams, lane=lane, lanes=4).take(999)) for lane in range(4)] == [9] * 4
+
+
+@pytest.mark.parametrize("stop", ["first", "all_once"])
+def test_a_source_with_fewer_rows_than_lanes_is_not_repeated_where_nothing_is(stop: str) -> None:
+    streams = [Numbers([50] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
+    rows = Counter(row for lane in range(4) for row in names(reader(streams, lane=lane, lanes=4, stop=stop).take(999)))
+
+    assert set(rows.values()) == {1}
+    assert sum(source for source, _, _ in rows) == 2
+
+
+def test_lanes_are_even_in_each_epoch_where_shards_are_not() -> None:
+    stream = Numbers([90, 30, 30, 30, 20, 20, 10, 10, 10, 50])
+    stream.sizes = [float(size) for size in stream.lengths]
+
+    for epoch in range(5):
+        lanes = [len(reader([stream], lane=lane, lanes=3, epoch=epoch).take(999)) for lane in range(3)]
+        assert sum(lanes) == 300
+        assert max(lanes) <= 110
+
+
+@pytest.mark.parametrize("damage", [[], 7, "", "~", "not packed", "é"])
+def test_a_state_that_is_none_is_damaged(damage: Any) -> None:
+    with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
+        reader([Numbers([3, 4])], state=damage)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        [[0], [0]],
+        [[0], [0], [0, 0, 0]],
+        [[0, 0], [0], [0, 0, 0, 0]],
+        [[0], [3], [0, 0, 0, 0]],
+        [[0], [0], [0, 4, 0, 0]],
+        [[0], [0], [0, 0, 3, 0]],
+        [[0], [0], [0, 0, 1, 0, 2, 1]],
+        [[0], [0], [0, 0, 1, 0, 0]],
+        [[0], [0], [-1, 0, 0, 0]],
+        [[0], [0], [0, 0, 0, 0, *[0, 1] * 5]],
+    ],
+)
+def test_a_state_that_makes_no_sense_is_damaged(content: Any) -> None:
+    with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
+        reader([Numbers([3, 4])], state=pack(content))
+
+
+def test_a_changed_character_of_a_state_is_seen() -> None:
+    lane = reader([Numbers([30, 40]), Numbers([9])])
+    lane.take(20)
+    state = lane.state()
+    seen = 0
+    for place, character in enumerate(state):
+        changed = state[:place] + ("A" if character != "A" else "B") + state[place + 1 :]
+        try:
+            reader([Numbers([30, 40]), Numbers([9])], state=changed)
+        except ResumeError:
+            seen += 1
+
+    assert seen == len(state)
+
+
+class Far(Numbers):
+    """Rows far behind the beginning of files of a terabyte, dealt to several lanes."""
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        while True:
+            yield StreamRow(shard, 1, {}), [999_999_999_999 - shard, 999_999_999 - shard, 999_999_999]
+
+
+@pytest.mark.parametrize("num_sources", [1, 2, 3, 4, 5, 6, 8, 10, 16, 24, 48])
+@pytest.mark.parametrize("batches", [16, 12])
+def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: int) -> None:
+    lanes = count_lanes(batches, sources=num_sources)
+    streams: list[Numbers] = [Far([1] * 5000, f"a/rather/long/path/to/source_{n}") for n in range(num_sources)]
+    places = []
+    for lane in range(lanes):
+        taken = reader(streams, lane=lane, lanes=lanes, weights=[0.1 + 0.0123456789 * n for n in range(num_sources)])
+        taken.take(300)
+        for own in taken._lanes:
+            own._pass, own._next = 99, 5000 // lanes
+            for shard in own._open:
+                shard.place = 5000 // lanes - 1
+        places.append([taken.state(), 9_999_999, 2047])
+    parts = {f"stream {stream.name}": "f" * 32 for stream in streams} | {
+        f"part number {n}": "f" * 96 for n in range(20)
+    }
+    ledger = dict.fromkeys(("rows_used", "left_out", "cut_rows", "cut_tokens"), 10**11)
+    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"lanes": places, "ledger": ledger})
+
+    assert len(json.dumps(cursor.to_json())) < 4096
+    assert sum(len(own._open) for own in taken._lanes) >= num_sources

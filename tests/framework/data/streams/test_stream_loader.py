@@ -2,8 +2,12 @@
 
 import itertools
 import json
+import multiprocessing
+import time
+import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -14,10 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from partita.data.chunks import ChunkEncoder
 from partita.data.collate import collate
 from partita.data.ledger import Ledger
 from partita.data.planning.policies import Policy, build_policy
 from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
 from partita.data.streams.opening import TrainingStreams
 from partita.lm.tokenizers import byte_tokenizer
@@ -73,13 +79,14 @@ def make(
     ledger: Ledger | None = None,
     seed: int = 7,
     encoder: Encoder = ENCODER,
+    options: LoaderOptions | None = None,
     **changes: Any,
 ) -> StreamLoader:
     streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, seed)
     return StreamLoader(
         streams.plan(policy_of(batching), lanes=count_lanes(batches_per_step)),
         encoder,
-        options=LoaderOptions(workers=workers),
+        options=options or LoaderOptions(workers=workers),
         batches_per_step=batches_per_step,
         parts={"batching": batching.model_dump_json(), "seed": str(seed)},
         ledger=ledger or Ledger(None, max_bad_rows=0.5),
@@ -170,6 +177,95 @@ def test_steps_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: i
 
     assert found == expected
     assert ledger.state() == alone.state()
+
+
+def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the rows of each window that is read from now on."""
+    found: list[int] = []
+    take = LaneReader.take
+
+    def counted(reader: LaneReader, count: int) -> Any:
+        rows = take(reader, count)
+        found.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(LaneReader, "take", counted)
+    return found
+
+
+def test_the_first_step_waits_for_the_first_window_of_each_lane_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "data", [300, 300])
+    windows = count_takes(monkeypatch)
+
+    with closing(make(folder, batches_per_step=4, workers=1).steps()) as steps:
+        next(steps)
+
+        assert windows == [16] * 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_lanes_together_hold_a_window_each_and_those_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    folder = write_shards(tmp_path / "data", [700, 700])
+    windows = count_takes(monkeypatch)
+    loader = make(folder, batching=BucketBatching(type="bucket", window=64), batches_per_step=4, workers=workers)
+
+    rows, ahead = 0, list[int]()
+    for step in itertools.islice(loader.steps(), 60):
+        rows += sum(batch.rows for batch in step.batches)
+        ahead.append(sum(windows) - rows)
+
+    lanes, prefetch = 4, 2 if workers else 0
+    assert max(ahead) <= (lanes + prefetch) * 64
+    # Steps in which every lane is at the end of a window find as many windows as that ready.
+    assert workers == 0 or min(ahead[1:]) >= lanes * 64
+
+
+def test_the_text_of_rows_is_forgotten_once_they_are_encoded(tmp_path: Path) -> None:
+    text = "x" * 60_000
+    rows = [json.dumps({"question": "q", "answer": "a", "unused": f"{number}{text}"}) for number in range(300)]
+    (tmp_path / "part-00.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    loader = make(tmp_path, batching=BucketBatching(type="bucket", window=64), batches_per_step=4)
+    tracemalloc.start()
+    with closing(loader.steps()) as steps:
+        next(steps)
+        held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    window = 64 * 60_000
+    assert peak > window
+    assert held < 2 * window  # four lanes have a window each
+
+
+def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, closed = write_shards(tmp_path / "data", [300, 300]), list[LaneReader]()
+    close = LaneReader.close
+    monkeypatch.setattr(LaneReader, "close", lambda reader: (closed.append(reader), close(reader)))
+    steps = make(folder, batches_per_step=4, workers=1).steps()
+    next(steps)
+    assert len(multiprocessing.active_children()) == 1
+
+    steps.close()  # type: ignore[attr-defined]
+
+    assert len(closed) == 4
+    assert multiprocessing.active_children() == []
+
+
+def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, encode = write_shards(tmp_path / "data", [300, 300]), ChunkEncoder.__call__
+    monkeypatch.setattr(ChunkEncoder, "__call__", lambda self, chunk: (time.sleep(0.3), encode(self, chunk))[1])
+    options = LoaderOptions(workers=1, timeout=0.75, start_method="fork")
+
+    with closing(make(folder, batches_per_step=4, options=options).steps()) as steps:
+        first = plain(next(steps))
+
+    with closing(make(folder, batches_per_step=4).steps()) as steps:
+        assert first == plain(next(steps))
 
 
 def steps_of_ranks(folder: Path, *, ranks: int, number: int, cursor: Any) -> list[tuple[Step, ...]]:
