@@ -145,6 +145,8 @@ class StreamLoader:
                 for lane in lanes.values():
                     lane.read_window()
             while True:
+                if workers.number:  # none of them is to be idle while a step is waited for
+                    read_ahead(list(lanes.values()), windows=len(lanes) + self._windows_ahead)
                 found = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
                 if not self._left_on_any(any(batch is not None for batch in found.values())):
                     return
@@ -156,8 +158,6 @@ class StreamLoader:
                     cursor=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
                     epoch=float(epoch),
                 )
-                if workers.number:
-                    read_ahead(list(lanes.values()), windows=len(lanes) + self._windows_ahead)
 
     def _lane(self, number: int, epoch: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Lane:
         expander = self._encoder.expander

@@ -193,7 +193,7 @@ def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_the_first_step_waits_for_the_first_window_of_each_lane_alone(
+def test_workers_have_what_comes_behind_the_first_windows_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "data", [300, 300])
@@ -202,7 +202,8 @@ def test_the_first_step_waits_for_the_first_window_of_each_lane_alone(
     with closing(make(folder, batches_per_step=4, workers=1).steps()) as steps:
         next(steps)
 
-        assert windows == [16] * 4
+        lanes, prefetch = 4, 2
+        assert windows == [16] * (lanes + prefetch)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
