@@ -52,11 +52,9 @@ print("right")
     assert run(code) == "right"
 
 
-def test_exact_work_inside_exact_work_leaves_it_exact() -> None:
-    code = f"""
-{BLOCKS}
+KEPT = """
 def kept():
-    "Whether memory of freed blocks stays with the process."
+    "Whether memory of freed blocks stays with the process, although something in use lies behind them."
     linux.give_back()
     before = linux.status("VmData")
     blocks = [library.malloc(8 * 2**20) for _ in range(4)]
@@ -66,6 +64,32 @@ def kept():
     grown = linux.status("VmData") - before
     library.free(ends)
     return grown > 16 * 2**20
+def touched(size):
+    block = library.malloc(size)
+    ctypes.memset(block, 1, size)
+    library.free(block)
+def stays(size):
+    "What of four such blocks stays with the process once they are free, the last one first."
+    before = linux.status("VmRSS")
+    blocks = [library.malloc(size) for _ in range(4)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in reversed(blocks):
+        library.free(block)
+    return linux.status("VmRSS") - before
+def faults(size):
+    "Pages that the system has to give for a block of this size."
+    touched(size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        touched(size)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10
+"""
+
+
+def test_exact_work_inside_exact_work_leaves_it_exact() -> None:
+    code = f"""
+{BLOCKS}{KEPT}
 with linux.data_limit(10**9), linux.exact_allocations():
     assert not kept()
     with linux.data_limit(10**8), linux.exact_allocations():
@@ -74,6 +98,83 @@ with linux.data_limit(10**9), linux.exact_allocations():
     with linux.data_limit(10**8):
         assert not kept(), "a limit without it ended it"
 assert kept()
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_kept_work_gets_the_same_pages_again_and_gives_them_back_at_its_end() -> None:
+    code = f"""
+{BLOCKS}{KEPT}
+size = 24 * 2**20
+before = linux.status("VmRSS")
+with linux.kept_allocations():
+    assert faults(size) < 10, faults(size)
+    assert linux.status("VmRSS") - before > size // 2, "nothing is kept"
+    assert stays(size) > 2 * size, "the end of the heap is cut"
+assert linux.status("VmRSS") - before < size // 2, "it is not given back"
+with linux.exact_allocations():
+    assert faults(size) > 1000, "exact work gets new pages each time"
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_nothing_is_kept_where_exact_work_is_asked_for_inside_or_outside() -> None:
+    code = f"""
+{BLOCKS}{KEPT}
+size = 24 * 2**20
+def is_kept():
+    return faults(size) < 10
+def is_exact():
+    return not kept() and faults(size) > 1000
+with linux.kept_allocations():
+    assert is_kept()
+    with linux.exact_allocations():
+        assert is_exact()
+        with linux.kept_allocations():
+            assert is_exact()
+        assert is_exact(), "the end of kept work ended exact work"
+        with linux.data_limit(10**9):
+            assert is_exact()
+        assert is_exact()
+    assert is_kept(), "the end of exact work ended kept work"
+    with linux.kept_allocations():
+        assert is_kept()
+    assert is_kept(), "the inner one ended the outer one"
+    with linux.data_limit(10**9):
+        assert is_kept()
+    assert is_kept(), "a limit ended it"
+with linux.exact_allocations():
+    with linux.kept_allocations():
+        assert is_exact()
+    assert is_exact()
+print("right")
+"""
+    assert run(code) == "right"
+
+
+def test_without_glibc_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "c_library", lambda: None)
+    with linux.kept_allocations(), linux.exact_allocations():
+        assert (linux.Allocator.kept, linux.Allocator.exact) == (0, 0)
+
+
+def test_work_that_is_guarded_keeps_its_memory_unless_it_has_to_be_exact() -> None:
+    code = f"""
+{BLOCKS}{KEPT}
+import torch
+from partita_trainers.batch_size.memory import device_memory
+memory = device_memory(torch.device("cpu"))
+size = 24 * 2**20
+with memory.guard():
+    assert stays(size) > 2 * size
+    with memory.measure():
+        assert faults(size) > 1000, "what is measured is exact"
+    assert faults(size) < 10
+with memory.guard(exact=True):
+    assert faults(size) > 1000
+    assert stays(size) < size // 2
 print("right")
 """
     assert run(code) == "right"

@@ -68,6 +68,7 @@ class Work:
     step_a_row: float = 0.0001
     purpose: Purpose = "generation"
     ran: list[int] = field(default_factory=list)
+    stepped: list[int] = field(default_factory=list)
 
     @property
     def max_rows(self) -> int:
@@ -90,6 +91,7 @@ class Work:
         return rows * self.device.bytes_a_row
 
     def decode_step(self, rows: int) -> float:
+        self.stepped.append(rows)
         seconds = self.step_constant + self.step_a_row * rows
         self.device.clock += 5 * seconds
         return seconds
@@ -150,6 +152,50 @@ def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device
     found = tune(work, device, device="cpu")
     assert found.fits == 10
     assert max(work.ran) >= found.rows > 4
+
+
+# A step is timed in five.
+
+
+def test_steps_of_more_rows_are_not_timed_where_that_takes_longer_than_what_it_saves(device: Device) -> None:
+    work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.2)
+    found = tune(work, device, device="cpu")
+    assert work.stepped == [1], "two more seconds for work of two and a half"
+    assert (found.rows, found.fits) == (1, 4)
+
+
+def test_steps_are_timed_whatever_the_work_as_long_as_that_takes_half_a_second(device: Device) -> None:
+    work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.02)
+    found = tune(work, device, device="cpu")
+    assert (work.stepped, found.rows) == ([1, 4], 4)
+    assert found.seconds < tune_module.NOT_WORTH_SAVING
+    assert found.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
+
+
+@pytest.mark.parametrize(("rows", "tokens", "step"), [(20, 5, 0.3), (40, 2, 1.0), (100, 5, 0.3), (1000, 5, 0.3)])
+def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
+    device: Device, rows: int, tokens: int, step: float
+) -> None:
+    work = Work(device, num_rows=rows, prompt_tokens=50, new_tokens=tokens, step_constant=step)
+    found = tune(work, device, device="cpu")
+    assert found.rows >= 4
+    assert found.seconds + time_of(work, found.rows) < 0.5 * time_of(work, 1)
+
+
+@pytest.mark.parametrize("refused", [{1}, {1, 4}, {4}, {8, 16}, set(range(1, 200))])
+def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device, refused: set[int]) -> None:
+    work = Work(device, seconds_a_token=0.000001)
+    plain = work.decode_step
+
+    def decode_step(rows: int) -> float:
+        if rows in refused:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return plain(rows)
+
+    work.decode_step = decode_step  # type: ignore[method-assign]
+    found = tune(work, device, device="cuda:0")
+    assert found.fits == 180
+    assert found.rows not in refused or found.rows == 1
 
 
 def test_the_limit_of_the_user_holds(device: Device) -> None:

@@ -1,8 +1,10 @@
-"""What Linux says about a process's memory, and how the C library can be made to give it back at once.
+"""What Linux says about a process's memory, and how the C library can be made to give it back at once, or not at all.
 
-Left to itself, glibc keeps freed memory and cuts it up: the peak of the same work then differs by more than twice from
-what it holds. With a low threshold each tensor is a mapping of its own, given back when it is freed; the peak is exact,
-and work that allocates a lot, such as a growing cache, becomes slower.
+Left to itself, glibc keeps some freed memory and cuts it up: the peak of the same work then differs by more than twice
+from what it holds. With a low threshold each tensor is a mapping of its own, given back when it is freed; the peak is
+exact, and work that allocates a lot, such as a growing cache, becomes slower. Where memory is plenty the opposite is
+worth it: the top of the heap is kept, and its pages need not be asked for again in every layer (reading prompts of a
+model of 5 M parameters in 1,024 tokens took a tenth less time).
 """
 
 import ctypes
@@ -12,10 +14,11 @@ from pathlib import Path
 
 UNLIMITED = 1 << 60
 """Limits of this size and more are none: cgroup v1 writes a number of 63 bits."""
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
+M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD = -3, -2, -1
 EXACT_THRESHOLD = 128 * 1024
 USUAL_THRESHOLD, USUAL_TRIM = 32 * 2**20, 64 * 2**20
 """Where glibc arrives by itself once large blocks have been freed."""
+USUAL_PAD, KEPT_PAD, KEPT_TRIM = 128 * 1024, 64 * 2**20, 2**31 - 1
 SPARE_BLOCKS, SPARE_BLOCK_BYTES = 16, 272 * 1024
 """Blocks that are left free in the heap before the limit on data falls. oneDNN, which computes in bf16, does not look
 whether it got the 258,376 bytes that describe a product of matrices: with tensors of 1 MB and a limit amid the work,
@@ -144,9 +147,10 @@ def limit_room(*, proc: Path = Path("/proc/self")) -> int | None:
 
 
 class Allocator:
-    """glibc's settings, which are the process's and cannot be read: how many have asked for exact allocations."""
+    """glibc's settings, which are the process's and cannot be read: how many have asked for what."""
 
     exact = 0
+    kept = 0
 
 
 @contextmanager
@@ -166,10 +170,33 @@ def exact_allocations() -> Iterator[None]:
         set_thresholds(library)
 
 
+@contextmanager
+def kept_allocations() -> Iterator[None]:
+    """Inside, freed memory is kept for what comes next, unless somebody has asked for exact allocations.
+
+    It goes back to the system at the end. Without glibc nothing changes. It may be nested.
+    """
+    library = c_library()
+    if library is None:
+        yield
+        return
+    Allocator.kept += 1
+    set_thresholds(library)
+    try:
+        yield
+    finally:
+        Allocator.kept -= 1
+        set_thresholds(library)
+        if not Allocator.kept:
+            library.malloc_trim(0)
+
+
 def set_thresholds(library: ctypes.CDLL) -> None:
-    """As exact as somebody has asked for."""
-    library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if Allocator.exact else USUAL_THRESHOLD)
-    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if Allocator.exact else USUAL_TRIM)
+    """As exact as somebody has asked for, else as lavish."""
+    exact, kept = bool(Allocator.exact), bool(Allocator.kept and not Allocator.exact)
+    library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if exact else USUAL_THRESHOLD)
+    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else KEPT_TRIM if kept else USUAL_TRIM)
+    library.mallopt(M_TOP_PAD, KEPT_PAD if kept else USUAL_PAD)
 
 
 def give_back() -> None:

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -248,14 +248,14 @@ class HostMemory:
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
-        """A limit on the process's data, a little above the budget."""
+        """A limit on the process's data, a little above the budget; where memory is plenty, what is freed is kept."""
         if sys.platform != "linux":
             yield
             return
         linux.give_back()
         with (
             linux.data_limit(int(OVERSHOOT * self.budget()) + OVERSHOOT_BYTES),
-            linux.exact_allocations() if exact else nullcontext(),
+            linux.exact_allocations() if exact else linux.kept_allocations(),
         ):
             yield
 

@@ -1,10 +1,11 @@
 """From a trial and a device to a batch size: probes at the worst case, the time of the whole data, a choice.
 
-The cost is bounded: a probe that would take more than a tenth of the work itself, and more than two seconds, is made
-only where memory is short.
+The cost is bounded: a probe that would take more than a tenth of the work itself, and more than half a second, is made
+only where memory is short, and steps of larger batches are then timed only where these promise to save far more.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -29,7 +30,7 @@ MOST_ROWS = 65_535
 """Attention kernels refuse to start beyond: a dimension of their grid has 16 bits."""
 SHARE_OF_THE_WORK = 0.1
 """What finding a size may take, as a share of the work it is found for."""
-NOT_WORTH_SAVING = 2.0
+NOT_WORTH_SAVING = 0.5
 """Seconds that it may take whatever the work."""
 SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
@@ -154,6 +155,8 @@ class Search:
         """Seconds of reading prompts of the greatest length, by rows."""
         self.steps: dict[int, float] = {}
         """Seconds of a decode step at the usual length, by rows."""
+        self.step_cost = 0.0
+        """Seconds that timing the last of them took."""
         self.volumes: dict[int, Volume] = {}
         self.num_rows = self.volume(1).rows or self.volume(1).batches
         self.started = time.perf_counter()
@@ -216,13 +219,21 @@ class Search:
 
     def is_affordable(self, rows: int) -> bool:
         """Whether a probe stays within its share of the work."""
-        spent = time.perf_counter() - self.started
         constant, each = self.prefill
-        work = self.num_rows / self.speed(self.best())
         foretold = constant + each * rows * self.trial.prompt_tokens
         before = self.probes[-1]
         expected = max(foretold, before.seconds * rows / before.rows if before.rows > 1 else 0.0)
-        return spent + expected <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * work)
+        best = self.best()
+        return self.allows(expected, rows=best)
+
+    def allows(self, seconds: float, *, rows: int) -> bool:
+        """Whether so many seconds more stay within what finding a size may take of the work in batches of `rows`."""
+        spent = time.perf_counter() - self.started
+        return spent + seconds <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
+
+    def pays(self, seconds: float, *, rows: int, larger: int) -> bool:
+        """Whether larger batches promise to save more than twice as many seconds."""
+        return self.seconds_of_work(rows) - self.seconds_of_work(larger) > 2 * seconds
 
     @property
     def prefill(self) -> tuple[float, float]:
@@ -253,14 +264,20 @@ class Search:
             ahead = [size for size in self.sizes(largest) if size > rows]
             if len(self.steps) > 1 and rows >= 4 and fewest_near_best([*seen, *ahead], self.speed) <= rows:
                 break
-            rows = min(largest, max(4, 2 * rows))
+            larger = min(largest, max(4, 2 * rows))
+            cost = 2 * self.step_cost
+            if not (larger in self.steps or self.allows(cost, rows=rows) or self.pays(cost, rows=rows, larger=larger)):
+                break
+            rows = larger
             self.time_step(rows)
         return rows
 
     def time_step(self, rows: int) -> None:
         if rows not in self.steps:
+            started = time.perf_counter()
             with self.memory.guard():
                 seconds, failure = attempt(lambda: self.trial.decode_step(rows))
+            self.step_cost = time.perf_counter() - started
             # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
             self.steps[rows] = seconds if failure is None and seconds is not None else float("inf")
 
@@ -268,6 +285,11 @@ class Search:
         if rows not in self.volumes:
             self.volumes[rows] = self.trial.volume(rows)
         return self.volumes[rows]
+
+    def seconds_of_work(self, rows: int) -> float:
+        """What all the data takes in batches of this size; without end where a step does not fit."""
+        speed = self.speed(rows)
+        return self.num_rows / speed if speed else math.inf
 
     def speed(self, rows: int) -> float:
         """Rows of the data a second in batches of this size."""
