@@ -11,10 +11,16 @@ from partita.data.evaluation_batches import EvaluationBatches
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.shaping.prompt import Shaper
 from partita.data.shaping.retrieval import build_retriever
 from partita.data.splits import has_answers
 from partita.data.token_cache import TokenCache
 from partita.inference.decode import Decoder
+from partita.inference.endpoint.messages import Messages
+from partita.inference.endpoint.protocol import server_options
+from partita.inference.endpoint.server import Server, server_of
+from partita.inference.engine import refuse_without_slots
+from partita.inference.form import in_form
 from partita.inference.predict import default_new_tokens
 from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.lm.generation import generation_options
@@ -35,14 +41,13 @@ NO_LIMIT = 10**9
 """Tokenizers without a length say a far larger number."""
 
 
-@dataclass(frozen=True)
-class Assembly:
-    """The parts of a run on this process."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a run but the model."""
 
     config: Config
     folder: Path
     """Where relative paths of the file start."""
-    lm: GenerativeModel
     labels: Labels
     """Labels of each category output."""
     encoder: Encoder
@@ -50,10 +55,24 @@ class Assembly:
     generation: GenerationOptions
     max_new_tokens: int
     """Tokens of an answer at most."""
-    trainable: bool
-    """Whether the model can be trained, or only used."""
     tokens: TokenCache | None = None
     """Where tokens are kept between runs; None where each run makes its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly(Parts):
+    """The parts of a run on this process."""
+
+    lm: GenerativeModel
+    trainable: bool
+    """Whether the model can be trained, or only used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedAssembly(Parts):
+    """The parts of a run whose model is on a server, which is only asked."""
+
+    lm: Server
 
 
 def assemble(
@@ -98,17 +117,41 @@ def assemble(
         return initial_batches(config, training, encoder(limit if limit < NO_LIMIT else None), tokenizer)
 
     lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
+    whole, decoder = encoder(lm.context_length), Decoder(config, labels=labels)
+    generation = in_form(generation_options(config, tokenizer=tokenizer), config, labels=labels, encoder=whole)
+    if generation.form and (reason := lm.why_no_slots(generation, tokens=1)) is not None:
+        refuse_without_slots(generation, reason)
+    needed = default_new_tokens(config, tokenizer=tokenizer, labels=labels)
     return Assembly(
         config=config,
         folder=folder,
         lm=lm,
         labels=labels,
-        encoder=encoder(lm.context_length),
-        decoder=Decoder(config, labels=labels),
-        generation=generation_options(config, tokenizer=tokenizer),
-        max_new_tokens=default_new_tokens(config, tokenizer=tokenizer, labels=labels),
+        encoder=whole,
+        decoder=decoder,
+        generation=generation,
+        max_new_tokens=max((len(label.ids) for label in generation.labels), default=needed),
         trainable=trainable,
         tokens=TokenCache.of_user() if config.data.encode == "cache" else None,
+    )
+
+
+def assemble_served(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> ServedAssembly:
+    """All parts of a run that asks a server; retrieval takes its examples from the `training` rows."""
+    server = server_of(config)
+    retriever = build_retriever(config, training=training, folder=folder)
+    chat = Messages(system=config.prompt.system) if server.mode == "chat" else None
+    shaper = Shaper(config, tokenizer=server.tokenizer, labels=labels, retriever=retriever, chat=chat)
+    return ServedAssembly(
+        config=config,
+        folder=folder,
+        lm=server,
+        labels=labels,
+        encoder=Encoder(shaper),
+        decoder=Decoder(config, labels=labels),
+        generation=server_options(config),
+        # In bytes a label is never shorter than in tokens.
+        max_new_tokens=default_new_tokens(config, tokenizer=server.tokenizer, labels=labels),
     )
 
 

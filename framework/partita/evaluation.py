@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from partita.assembly import Assembly
+from partita.assembly import Assembly, ServedAssembly
 from partita.data.dialogue.expand import expanded, for_scores
 from partita.data.encoded import EncodedRows
 from partita.data.evaluation_batches import EvaluationBatches, evenly
@@ -33,7 +33,7 @@ class Examination:
     """The same, encoded with their answers."""
 
 
-def prepare(assembly: Assembly, rows: Rows, *, split: str, ledger: Ledger) -> Examination:
+def prepare(assembly: Assembly | ServedAssembly, rows: Rows, *, split: str, ledger: Ledger) -> Examination:
     """Check and encode rows with answers, of dialogues one for each answer.
 
     Raises DataError where a column is missing, or too many rows are bad.
@@ -110,7 +110,7 @@ def some_rows(batch: Batch, places: range) -> Batch:
 
 
 def score(
-    assembly: Assembly,
+    assembly: Assembly | ServedAssembly,
     rows: Rows,
     *,
     batch_size: int,

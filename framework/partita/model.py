@@ -5,15 +5,15 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from partita.assembly import Assembly, Labels, assemble
+from partita.assembly import Assembly, Labels, ServedAssembly, assemble, assemble_served
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
@@ -21,18 +21,22 @@ from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns, has_answers
 from partita.evaluation import mean_loss, prepare, score
+from partita.inference.engine import generate_requests
 from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
-from partita.inference.static import generate_requests
+from partita.inference.prompts import PromptSource
+from partita.inference.streaming import stream_requests
 from partita.lm.base import GenerationRequest
 from partita.lm.fingerprint import folder_digest
+from partita.plain_prompts import plain_requests
 from partita.runs.directory import RunDirectory, open_run
 from partita.runs.files import write_atomically
 from partita.runs.finding import choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
+from partita.served import SAVE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
 from partita.training import check_validation_metric, find_sizes, run_trainer
-from partita.tuning.run import most_learned, prompt_lengths
+from partita.tuning.run import asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
@@ -76,6 +80,7 @@ class Model:
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""
         self._assembly: Assembly | None = None
+        self._served: ServedAssembly | None = None
         self._sizing: Sizing | None = None
         self._splits: dict[str, Rows] = {}
 
@@ -118,6 +123,7 @@ class Model:
         list of dicts or a dict of lists. `run` is the run's directory; one that was begun is continued, one that is
         finished is not trained again. Default: runs/NAME, or the next free NAME-2.
         """
+        refuse_served(self.config, what=TRAIN)
         folder = Path(run) if run is not None else choose_folder(self.name, config=self.config, base=RUNS)
         check_validation_metric(self.config)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
@@ -156,7 +162,7 @@ class Model:
         Answers are kept as they are made: called again with the same arguments, only what is missing is generated.
         `fresh` begins anew, `retry_errors` does rows again that ended in an error.
         """
-        assembly = self.ready()
+        assembly = self.answering()
         rows = open_rows(dataset, folder=Path.cwd())
         check_columns(rows, self.config, supervised=False)
         if rows.bad:
@@ -170,8 +176,11 @@ class Model:
         fingerprint = self.fingerprint(assembly, rows)
         used: list[BatchSize] = []
 
-        def capacity(lengths: np.ndarray) -> Capacity:
-            used.append(self.sizing.generation(lengths, rows=batch_size))
+        def capacity(prompts: PromptSource) -> Capacity:
+            if isinstance(assembly, ServedAssembly):
+                return served_capacity(assembly, batch_size)
+            shared = len(prompts.prefix)
+            used.append(self.sizing.generation(prompts.lengths, shared_tokens=shared, rows=batch_size))
             return self.sizing.capacity("generation", used[-1])
 
         try:
@@ -200,42 +209,101 @@ class Model:
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
         """Metrics by output feature on rows with known answers, and `loss` under the key `model`.
 
-        Default of `dataset`: the test rows of the file, else its validation rows. Raises DataError without either.
+        Default of `dataset`: the test rows of the file, else its validation rows. Raises DataError without either. A
+        server tells no loss.
         """
-        assembly = self.ready()
+        assembly = self.answering()
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         ledger = Ledger(None, max_bad_rows=self.config.data.max_bad_rows)
         examination = prepare(assembly, rows, split="test", ledger=ledger)
+        if isinstance(assembly, ServedAssembly):
+            requests = served_capacity(assembly, batch_size).rows
+            scores = score(assembly, examination.rows, batch_size=requests, progress=self.progress)
+            return {name: dict(values) for name, values in scores.outputs.items()}
         sizing = self.sizing
         encoded = examination.encoded
         evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
         with sizing.work("evaluation", evaluation) as capacity:
             loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit)
-        generation = sizing.generation(prompt_lengths(assembly, [examination.rows]), rows=batch_size)
+        lengths, shared = asked_prompts(assembly, [examination.rows])
+        generation = sizing.generation(lengths, shared_tokens=shared, rows=batch_size)
         with sizing.work("generation", generation) as capacity:
             rows = examination.rows
             scores = score(assembly, rows, batch_size=capacity.rows, limit=capacity.limit, progress=self.progress)
         self.note_memory(BatchSizes(generation=generation, evaluation=evaluation))
         return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
 
+    @overload
     def generate(
-        self, prompts: str | Sequence[str], *, max_new_tokens: int | None = None, batch_size: int | None = None
-    ) -> list[str]:
-        """What the model writes after each prompt, as it stands: no template, no chat."""
-        assembly = self.ready()
-        tokenizer = assembly.lm.tokenizer
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        ids = [tokenizer(text)["input_ids"] for text in texts]
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_new_tokens: int | None = None,
+        batch_size: int | None = None,
+        stream: Literal[False] = False,
+    ) -> list[str]: ...
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts as well
+        self, prompts: str, *, max_new_tokens: int | None = None, batch_size: int | None = None, stream: Literal[True]
+    ) -> Iterator[str]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int | None = None,
+        batch_size: int | None = None,
+        stream: Literal[True],
+    ) -> Iterator[tuple[int, str]]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_new_tokens: int | None = None,
+        batch_size: int | None = None,
+        stream: bool = False,
+    ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
+        """What the model writes after each prompt, as it stands: no template, no chat.
+
+        With `stream`, an iterator of the pieces of the answer as they are made; of several prompts, of pairs of a
+        prompt's place and a piece.
+        """
+        assembly = self.answering()
+        if isinstance(assembly, ServedAssembly):
+            return written_texts(
+                assembly,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                batch_size=batch_size,
+                seed=self.sampling_seed,
+                stream=stream,
+            )
+        requests = plain_requests(assembly, prompts, max_new_tokens=max_new_tokens)
+        lengths = np.array([len(request.input_ids) for request in requests])
         limit = max_new_tokens or assembly.max_new_tokens
-        requests = [GenerationRequest(one, self.room(assembly, one, limit)) for one in ids]
-        lengths = np.array([len(one) for one in ids])
         size = self.sizing.generation(lengths, rows=batch_size, max_new_tokens=limit)
+        if stream:
+            pieces = self.stream(assembly, requests, size)
+            return (piece for _, piece in pieces) if isinstance(prompts, str) else pieces
         with self.sizing.work("generation", size) as capacity:
             found = generate_requests(
-                assembly.lm, requests, options=assembly.generation, capacity=capacity, seed=self.sampling_seed
+                assembly.lm, requests, options=assembly.generation.free, capacity=capacity, seed=self.sampling_seed
             )
         self.note_memory(BatchSizes(generation=size))
         return [generated.text for generated in found]
+
+    def stream(
+        self, assembly: Assembly, requests: Sequence[GenerationRequest], size: BatchSize
+    ) -> Iterator[tuple[int, str]]:
+        """Places of requests with the next piece of their answer."""
+        with self.sizing.work("generation", size) as capacity:
+            yield from stream_requests(
+                assembly.lm, requests, options=assembly.generation.free, capacity=capacity, seed=self.sampling_seed
+            )
+        self.note_memory(BatchSizes(generation=size))
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """The batch sizes that this machine allows and what is best of them, measured now.
@@ -244,12 +312,14 @@ class Model:
         `trainer: {type: none}`: those of generation, and of evaluation where `dataset` has answers. `dataset` takes the
         place of data.source, or of the rows that would be evaluated. `fresh` forgets what earlier runs have found.
         """
+        refuse_served(self.config, what=TUNE)
         if self.config.trainer.type != "none" and self.run is None:
             return self.tune_training(dataset, fresh=fresh)
         assembly = self.ready()
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh)
-        generation = sizing.generation(prompt_lengths(assembly, [rows]))
+        lengths, shared = asked_prompts(assembly, [rows])
+        generation = sizing.generation(lengths, shared_tokens=shared)
         if not has_answers(rows, self.config):
             sizing.fresh = False
             return BatchSizes(generation=generation)
@@ -267,6 +337,7 @@ class Model:
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
+        refuse_served(self.config, what=SAVE)
         assembly = self.ready()
         folder = Path(folder)
         assembly.lm.save(folder)
@@ -277,6 +348,7 @@ class Model:
         """Upload what `save` writes to a Hub repository, made where there is none; its address comes back."""
         from huggingface_hub import HfApi
 
+        refuse_served(self.config, what=SAVE)
         api = HfApi()
         repository = api.create_repo(name, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -294,6 +366,15 @@ class Model:
             labels, training = self.known_labels()
             self._assembly = self.assemble(labels, training, trainable=False)
         return self._assembly
+
+    def answering(self) -> Assembly | ServedAssembly:
+        """The parts that answer, with a model in this process or on a server."""
+        if not is_served(self.config):
+            return self.ready()
+        if self._served is None:
+            labels, training = self.known_labels()
+            self._served = assemble_served(self.config, folder=self.loaded.folder, labels=labels, training=training)
+        return self._served
 
     def use_finished_run(self) -> None:
         """Take this file's newest finished run where the file trains. Raises PartitaError where there is none."""
@@ -388,26 +469,20 @@ class Model:
             raise DataError("the file has no test or validation rows; write data.test or give a dataset")
         return rows
 
-    def room(self, assembly: Assembly, ids: Sequence[int], wanted: int) -> int:
-        """New tokens that fit the context after a prompt. Raises DataError where there is no room."""
-        context = assembly.lm.context_length
-        if not ids:
-            raise DataError("a prompt is empty; write at least a character")
-        if context is not None and len(ids) >= context:
-            raise DataError(f"a prompt has {len(ids):,} tokens and the model's context is {context:,}; shorten it")
-        return wanted if context is None else min(wanted, context - len(ids))
-
-    def fingerprint(self, assembly: Assembly, rows: Rows) -> dict[str, str]:
+    def fingerprint(self, assembly: Assembly | ServedAssembly, rows: Rows) -> dict[str, str]:
         """What decides an answer, by part."""
         settings = self.config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
         return {
             "model": self.model_fingerprint(assembly),
             "dataset": rows.fingerprint,
             **{name: digest(json.dumps(value)) for name, value in settings.items()},
-            "output_features": digest(*(f"{output.name}:{output.type}" for output in self.config.output_features)),
+            "output_features": digest(
+                *(f"{output.name}:{output.type}" for output in self.config.output_features),
+                *([assembly.generation.form] if assembly.generation.form else ()),
+            ),
         }
 
-    def model_fingerprint(self, assembly: Assembly) -> str:
+    def model_fingerprint(self, assembly: Assembly | ServedAssembly) -> str:
         """The same for a model that was just trained and for one that was loaded from its run."""
         if self.result is None:
             return assembly.lm.fingerprint

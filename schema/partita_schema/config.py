@@ -5,22 +5,18 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from partita_schema.adapter import Adapter
+from partita_schema.backend import Backend, EndpointBackend, LocalBackend
 from partita_schema.base import Base, Flag, Name, NonNegativeCount, broken, changed
+from partita_schema.constraint_rules import refused_by_constraints
 from partita_schema.data import Data, Preprocessing, RandomSplit, Split
 from partita_schema.dialogue import Dialogue
+from partita_schema.endpoint_rules import refused_by_endpoint
 from partita_schema.features import Defaults, DialogueInput, InputFeature, OutputFeature
 from partita_schema.model import ModelParameters, Quantization, ScratchModel
 from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
 from partita_schema.trainer import FinetuneTrainer, NoTrainer, Trainer
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
-
-
-class Backend(Base):
-    """Where the run takes place."""
-
-    type: Literal["local"] = "local"
-    """This process."""
 
 
 class Config(Base):
@@ -56,7 +52,7 @@ class Config(Base):
     """Where rows come from and how they are cut into batches."""
     trainer: Trainer = NoTrainer(type="none")
     """How weights change: none for zero-shot, finetune, or custom."""
-    backend: Backend = Backend()
+    backend: Backend = LocalBackend()
     """Where the run takes place."""
     tracking: tuple[Tracker, ...] = ()
     """Experiment trackers that get the metrics, through accelerate."""
@@ -160,9 +156,30 @@ class Config(Base):
         return self
 
     @model_validator(mode="after")
+    def servers_are_only_asked(self) -> "Config":
+        if isinstance(self.backend, EndpointBackend):
+            for key, message in refused_by_endpoint(self):
+                raise broken(message, at=key)
+        return self
+
+    @model_validator(mode="after")
+    def constraints_can_be_kept(self) -> "Config":
+        for key, message in refused_by_constraints(self):
+            raise broken(message, at=key)
+        return self
+
+    @model_validator(mode="after")
     def split_is_said_once(self) -> "Config":
         if self.data.split is not None and self.preprocessing.split is not None:
             raise broken("preprocessing.split and data.split say the same; keep data.split", at="preprocessing.split")
+        return self
+
+    @model_validator(mode="after")
+    def only_answers_take_the_fastest_type(self) -> "Config":
+        if self.model_parameters.dtype == "fastest" and self.trainer.type != "none":
+            raise broken(
+                "fastest is for answers alone; write auto, or with an adapter bfloat16", at="model_parameters.dtype"
+            )
         return self
 
     @model_validator(mode="after")

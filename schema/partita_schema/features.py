@@ -92,6 +92,9 @@ class CategoryDecoder(Base):
     """Rules by label, tried in the order written. Default: the answer equals a label, else contains just one."""
     fallback_label: Name | None = None
     """Label where no rule applies. Default: such a row has no label and counts as wrong."""
+    scoring: Flag = False
+    """Generate nothing and choose the label that is most probable as the whole answer, with its end. Adds the columns
+    `<output>_probability` and `<output>_probabilities` to predictions."""
 
     @model_validator(mode="after")
     def rules_name_labels(self) -> "CategoryDecoder":
@@ -140,6 +143,9 @@ class JsonDecoder(Base):
     """A JSON value, fenced or not."""
     json_schema: dict[str, Any] | None = None
     """JSON Schema that a value must satisfy."""
+    constrain: Flag = False
+    """Let the model write only what json_schema allows, without one only an object; an answer that reaches its token
+    limit is cut all the same."""
     max_new_tokens: Count | None = None
     """Number of tokens generated. Default: the feature's max_sequence_length, else generation.max_new_tokens."""
 

@@ -8,10 +8,21 @@ NOT_YET = {
 
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
-    "backend": ("torchrun", "ray", "vllm", "endpoint", "deepspeed"),
+    "backend": ("torchrun", "ray", "deepspeed"),
     "data.source": ("simulation",),
 }
 """Values of `type` of later versions."""
+
+ELSEWHERE_TYPES = {
+    "backend": {
+        "vllm": "vllm pins its own torch and transformers, so it runs as a server beside partita: start "
+        "`vllm serve MODEL`, and write backend: {type: endpoint, url: http://localhost:8000/v1}",
+        "sglang": "sglang pins its own torch and transformers, so it runs as a server beside partita: start "
+        "`python -m sglang.launch_server --model-path MODEL`, and write backend: {type: endpoint, "
+        "url: http://localhost:30000/v1}",
+    },
+}
+"""Values of `type` that stand for a program of its own, with the words for each."""
 
 ALREADY_AUTO = ("effective_batch_size", "gradient_accumulation_steps", "max_batch_size")
 """Keys that do not take auto because they are worked out when they are left away."""
@@ -137,6 +148,7 @@ FOREIGN_TYPES = {
         **dict.fromkeys(("sft", "supervised", "train", "full", "lora", "qlora", "fine_tune", "fine-tune"), "finetune"),
         **dict.fromkeys(("zero_shot", "zero-shot", "zeroshot", "inference", "predict", "null"), "none"),
     },
+    "backend": dict.fromkeys(("openai", "server", "http", "api", "ollama"), "endpoint, and url: beside it"),
     "data.batching": {
         **dict.fromkeys(("packed", "packing"), "pack"),
         **dict.fromkeys(("dynamic", "max_tokens", "tokens"), "token_budget"),

@@ -7,7 +7,7 @@ warning with the reason; a key that Ludwig does not have either stays, and is an
 from collections.abc import Iterator
 
 from partita_schema.errors import Problem
-from partita_schema.foreign import NOT_YET_TYPES
+from partita_schema.foreign import ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.ludwig_keys import DISTRIBUTED, IGNORED, METRICS, OPTIMIZERS, RENAMED
 from partita_schema.shapes import keys_of
 from partita_schema.trainer import FinetuneTrainer, NoTrainer
@@ -145,6 +145,8 @@ class Converter:
 
     def backend(self) -> Iterator[Problem]:
         kind = self.at("backend.type")
+        if kind is not None and kind.value in ("endpoint", *ELSEWHERE_TYPES["backend"]):
+            return  # no backend of Ludwig's
         for key in [key for key in self.section("backend") if key != "type"]:
             yield from self.take_out(("backend", key), DISTRIBUTED)
         if kind is not None and kind.value in ("ray", "horovod", "deepspeed", "dask", "fsdp", "ddp"):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from partita_schema.base import Base
 from partita_schema.config import Config
-from partita_schema.foreign import FOREIGN_TYPES, NOT_YET_TYPES
+from partita_schema.foreign import ELSEWHERE_TYPES, FOREIGN_TYPES, NOT_YET_TYPES
 from partita_schema.nearest import nearest
 from partita_schema.shapes import Choice, Items, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.tree import Node, Path, dotted
@@ -199,10 +199,13 @@ def section_of(path: Path) -> str:
 
 
 def later_type(path: Path, node: Node) -> str | None:
-    """The words for a type that a later version will have."""
+    """The words for a type that a later version will have, or that is another program."""
     section = section_of(path)
     if path[-1:] != ("type",) or not isinstance(node.value, str):
         return None
+    elsewhere = ELSEWHERE_TYPES.get(section, {}).get(node.value)
+    if elsewhere is not None:
+        return elsewhere
     if node.value not in NOT_YET_TYPES.get(section, ()):
         return None
     shape = type_shape(section)

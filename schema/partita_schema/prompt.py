@@ -143,6 +143,10 @@ class Generation(Base):
     """Texts that end an answer; they are not part of it."""
     stop_token_ids: tuple[NonNegativeCount, ...] = ()
     """Token ids that end an answer, next to the model's own."""
+    logprobs: Flag = False
+    """Add the column logprob to predictions: the natural logarithm of the probability of the whole answer."""
+    slots: Flag = True
+    """Let the next row begin as soon as one has ended; false for batches that all end together."""
     seed: NonNegativeCount | None = None
     """Seed of sampling. Default: the file's seed."""
 
@@ -161,6 +165,8 @@ class Generation(Base):
 
     @model_validator(mode="after")
     def beams_are_said(self) -> "Generation":
+        if self.logprobs and self.num_beams > 1:
+            raise broken("beams come without log probabilities; remove logprobs or write num_beams: 1", at="logprobs")
         given = [key for key in ("length_penalty", "early_stopping") if getattr(self, key) is not None]
         if given and self.num_beams == 1:
             raise broken(f"{given[0]} needs beam search; add num_beams of at least 2 or remove it", at=given[0])

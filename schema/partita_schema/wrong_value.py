@@ -2,7 +2,7 @@
 
 import re
 
-from partita_schema.foreign import ALREADY_AUTO
+from partita_schema.foreign import ALREADY_AUTO, ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.nearest import nearest
 from partita_schema.shapes import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.tree import Node
@@ -135,6 +135,10 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
             return f"{{{name}}} without quotes is a mapping to YAML; write {key}: '{{{name}}}' in quotes"
     if isinstance(shape, Tagged) and isinstance(value, str):
         tags = choices(shape)
+        if value in ELSEWHERE_TYPES.get(key, ()):
+            return ELSEWHERE_TYPES[key][value]
+        if value in NOT_YET_TYPES.get(key, ()):
+            return f"{value} is not available yet; write {words(shape)}"
         near = [value] if value in tags else nearest(value, tags)
         if near:
             return f"write a mapping; got {short(value)}, write {key}: {{type: {near[0]}}}"
@@ -145,7 +149,7 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
         return f"write {words(shape)}; got {found(node)}{as_list(key, shape, node)}"
     if isinstance(shape, Items) and shape.least and value == []:
         return f"the list is empty; write at least {shape.least} of them"
-    if isinstance(shape, Named | Section) and isinstance(value, list):
+    if isinstance(shape, Named | Section | Tagged) and isinstance(value, list):
         return f"write {words(shape)}; got a list, write the keys without dashes"
     return None
 

@@ -88,8 +88,10 @@ MemoryCeiling = Callable[[torch.nn.Module, int], AbstractContextManager[list[tup
 def memory_ceiling() -> MemoryCeiling:
     """A context in which a transformers model runs out of memory above a number of tokens.
 
-    Rows times length count, what lies in the cache included. The context gives (rows, tokens) of each forward pass.
+    Rows times length count, what lies in the cache included; of slots all tokens that they have room for. The context
+    gives (rows, tokens) of each forward pass.
     """
+    from partita.lm.slot_pool import SlotPool
 
     @contextmanager
     def ceiling(module: torch.nn.Module, tokens: int) -> Iterator[list[tuple[int, int]]]:
@@ -98,7 +100,10 @@ def memory_ceiling() -> MemoryCeiling:
         def refuse(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             rows, length = kwargs["input_ids"].shape
             cache = kwargs.get("past_key_values")
-            held = rows * (length + (cache.get_seq_length() if cache is not None else 0))
+            if isinstance(cache, SlotPool):
+                held = rows * length + cache.place.slots * cache.place.tokens
+            else:
+                held = rows * (length + (cache.get_seq_length() if cache is not None else 0))
             passes.append((rows, held))
             if held > tokens:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

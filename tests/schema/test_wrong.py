@@ -130,7 +130,11 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             "adapter: {type: lora, target_r: 3}",
             ("4:23: adapter.target_r: target_r has no effect with type: lora; remove it, it belongs to type: adalora"),
         ),
-        ("backend: ray", "4:10: backend: write a mapping; got ray, write backend: {type: ray}"),
+        (
+            "backend: ray",
+            "4:10: backend: ray is not available yet; write a mapping with type: local or endpoint",
+        ),
+        ("backend: local", "4:10: backend: write a mapping; got local, write backend: {type: local}"),
         (
             "trainer: {type: custom, target: here}",
             ("4:33: trainer.target: got 'here'; write module:Class, such as my_package.parts:MyClass"),

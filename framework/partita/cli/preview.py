@@ -48,9 +48,11 @@ def preview(
     if file is None:
         raise typer.BadParameter("write the YAML file of the run", param_hint="FILE")
     from partita.data.preview import preview as make_preview
+    from partita.served import PREVIEW, refuse_served
     from partita_schema.load import load_config
 
     loaded = load_config(file, overrides=overrides)
+    refuse_served(loaded.config, what=PREVIEW)
     found = make_preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
     print_preview(found, console)
 

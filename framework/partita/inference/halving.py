@@ -53,6 +53,8 @@ class Capacity:
     """Cuts them."""
     written: bool = False
     """Whether a person wrote the number of rows."""
+    room_tokens: int | None = None
+    """Tokens of rows that memory holds in all, where it decided the number of rows and not their speed."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context for the work, in which a device says that it is full before the system ends the process."""
 

@@ -8,15 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.decode import Decoder
+from partita.inference.engine import Engine, generate_rows
 from partita.inference.halving import BatchLimit
 from partita.inference.journal import Journal
 from partita.inference.predictions import Answer, PredictionStats, answer_of
 from partita.inference.prompts import PromptSource
 from partita.inference.record import Record, Status
-from partita.inference.static import BatchResult, RowResult, generate_rows, unanswerable
+from partita.inference.results import BatchResult, RowResult, unanswerable
 from partita.lm.base import GenerationOptions
 
 if TYPE_CHECKING:
+    from partita.inference.endpoint.server import Server
     from partita.lm.base import GenerativeModel
 
 
@@ -32,6 +34,10 @@ class Tally:
     unreadable: int = 0
     batch_size: int = 0
     out_of_memory: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    slot_steps: int = 0
+    row_steps: int = 0
 
     def add(self, batch: BatchResult) -> None:
         """Count a batch."""
@@ -41,15 +47,36 @@ class Tally:
         self.seconds += batch.seconds
         self.batch_size = batch.batch_size
         self.out_of_memory += batch.out_of_memory
-        self.generated_tokens += sum(len(result.generated.ids) for result in batch.results if result.generated)
+        self.prefill_seconds += batch.prefill_seconds
+        self.decode_seconds += batch.decode_seconds
+        self.slot_steps += batch.slot_steps
+        self.row_steps += batch.row_steps
+        self.generated_tokens += sum(result.generated.num_tokens for result in batch.results if result.generated)
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens per second, 0 before the first batch."""
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
-    def stats(self, journal: Journal, *, resumed: int) -> PredictionStats:
-        """The sums, with what the journal holds in all."""
+    @property
+    def shown(self) -> dict[str, float | str]:
+        """What a progress display shows beside the rows."""
+        shown: dict[str, float | str] = {"tokens_per_second": self.tokens_per_second}
+        if self.slot_steps:
+            shown["slots"] = f"{self.row_steps / self.slot_steps:.0%} of {self.batch_size:,}"
+        if self.padded_tokens:
+            shown["padding"] = f"{self.padding:.0%}"
+        if self.seconds:
+            shown["prompt_tokens_per_second"] = self.prompt_tokens / self.seconds
+        return shown
+
+    @property
+    def padding(self) -> float:
+        """Share of what was read that was padding."""
+        return 1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def stats(self, journal: Journal, *, resumed: int, seconds: float) -> PredictionStats:
+        """The sums, with what the journal holds in all; `seconds` is the time of the whole job."""
         return PredictionStats(
             rows=len(journal),
             ok=journal.count("ok"),
@@ -64,7 +91,11 @@ class Tally:
             tokens_per_second=self.tokens_per_second,
             batch_size=self.batch_size,
             out_of_memory=self.out_of_memory,
-            padding=1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0,
+            padding=self.padding,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            host_seconds=max(0.0, seconds - self.prefill_seconds - self.decode_seconds) if self.slot_steps else 0.0,
+            slots_in_use=self.row_steps / self.slot_steps if self.slot_steps else 0.0,
         )
 
 
@@ -72,13 +103,16 @@ class Tally:
 class Job:
     """Everything that decides the answers of a call."""
 
-    lm: "GenerativeModel"
+    lm: "GenerativeModel | Server"
     prompts: PromptSource
     decoder: Decoder
     options: GenerationOptions
+    engine: Engine
     max_new_tokens: int
     batch_size: int
     seed: int
+    room_tokens: int | None = None
+    """What memory holds, where it decided the batch size."""
     limit: BatchLimit | None = None
     """Cuts the batches that `batch_size` plans; None for one of the job's own."""
 
@@ -89,44 +123,69 @@ class Job:
 
         `attempts` tells how often a row was tried before; `tally` is counted up.
         """
-        known = [self._record(row, "skipped", reason) for row, reason in self.prompts.skipped.items()]
+
+        def number(row: int) -> int:
+            return attempts(row) + 1
+
         errors = unanswerable(self.prompts, context_length=self.lm.context_length)
-        known += [self._record(row, "error", reason) for row, reason in errors.items()]
-        left = [record for record in known if not done[record.row]]
+        known: list[tuple[int, Status, str]] = [
+            *((row, "skipped", reason) for row, reason in self.prompts.skipped.items()),
+            *((row, "error", reason) for row, reason in errors.items()),
+        ]
+        left = [
+            Record(key=self._key(row), row=row, status=status, error=reason, attempt=number(row))
+            for row, status, reason in known
+            if not done[row]
+        ]
         if left:
-            yield [self._answer(record, attempts) for record in left]
+            yield [self._answer(record) for record in left]
         for batch in self._batches(done):
             tally.add(batch)
             share = round(batch.seconds * 1000 / len(batch.results), 3)
-            records = (replace(self._outcome(result), milliseconds=share) for result in batch.results)
-            yield [self._answer(record, attempts) for record in records]
+            yield [
+                self._answer(self._record(result, attempt=number(result.row), milliseconds=share))
+                for result in batch.results
+            ]
 
     def _batches(self, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
         return generate_rows(
             self.lm,
             self.prompts,
+            engine=self.engine,
             options=self.options,
             max_new_tokens=self.max_new_tokens,
             batch_size=self.batch_size,
             seed=self.seed,
             done=done,
             limit=self.limit,
+            room_tokens=self.room_tokens,
         )
 
-    def _record(self, row: int, status: Status, error: str | None) -> Record:
-        return Record(key=self.prompts.keys[row].tobytes().hex(), row=row, status=status, error=error)
+    def _key(self, row: int) -> str:
+        key: bytes = self.prompts.keys[row].tobytes()
+        return key.hex()
 
-    def _outcome(self, result: RowResult) -> Record:
-        generated = result.generated
+    def _record(self, result: RowResult, *, attempt: int, milliseconds: float) -> Record:
+        generated, row = result.generated, result.row
         if generated is None:
-            return self._record(result.row, "error", result.error)
-        return replace(
-            self._record(result.row, "ok", None),
+            key = self._key(row)
+            return Record(
+                key=key, row=row, status="error", error=result.error, attempt=attempt, milliseconds=milliseconds
+            )
+        return Record(
+            key=self._key(row),
+            row=row,
+            status="ok",
             text=generated.text,
-            tokens=len(generated.ids),
+            tokens=generated.num_tokens,
             finish_reason=generated.finish_reason,
+            logprob=generated.logprob,
+            scores=dict(generated.scores) if generated.scores is not None else None,
+            attempt=attempt,
+            milliseconds=milliseconds,
         )
 
-    def _answer(self, record: Record, attempts: Callable[[int], int]) -> Answer:
-        answer = answer_of(replace(record, attempt=attempts(record.row) + 1), self.decoder)
-        return replace(answer, record=replace(answer.record, values=answer.decoded.values))
+    def _answer(self, record: Record) -> Answer:
+        """The record with the values that stand in it."""
+        answer = answer_of(record, self.decoder)
+        return Answer(replace(record, values=answer.decoded.values), answer.decoded)

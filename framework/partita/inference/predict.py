@@ -7,6 +7,7 @@ same without a journal, for evaluation.
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from partita.inference.decode import Decoder
+from partita.inference.engine import choose_engine
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.job import Job, Tally
 from partita.inference.journal import Journal
 from partita.inference.predictions import Answer, Predictions, PredictionStats
-from partita.inference.prompts import EncodedPrompts, Lengths, PromptEncoder, PromptRows
+from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
 from partita.inference.record import fingerprint_of
 from partita.inference.tables import check_ending
 from partita.lm.base import GenerationOptions
@@ -31,6 +33,7 @@ from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, T
 if TYPE_CHECKING:
     from marshmallow import Schema
 
+    from partita.inference.endpoint.server import Server
     from partita.lm.base import GenerativeModel
     from partita_trainers.base import Progress
 
@@ -38,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_NEW_TOKENS = 256
 SAMPLED_WITH = "batch size"
-"""Part of a journal's fingerprint: sampled answers depend on the whole batch."""
+"""Part of a journal's fingerprint: in the static engine sampled answers depend on the whole batch."""
 READING_IS_SHOWN = 10_000
 """Rows from which on reading them takes long enough to be shown."""
 SPARE_LABEL_TOKENS = 8
@@ -54,7 +57,7 @@ class ShowProgress(Protocol):
 
 def predict_rows(
     *,
-    lm: "GenerativeModel",
+    lm: "GenerativeModel | Server",
     rows: PromptRows,
     encoder: PromptEncoder,
     schema: "Schema",
@@ -62,7 +65,7 @@ def predict_rows(
     config: Config,
     generation: GenerationOptions,
     max_new_tokens: int,
-    capacity: Callable[[Lengths], Capacity],
+    capacity: Callable[[PromptSource], Capacity],
     seed: int,
     journal_path: Path,
     output: Path | None,
@@ -75,7 +78,7 @@ def predict_rows(
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
     with another one is refused. Rows that the journal holds are not generated again. `capacity` is asked with the
-    tokens of each prompt; sampled answers that were begun go on in the batches that they began with, unless a person
+    prompts; sampled answers that were begun go on in the batches that they began with, unless a person
     wrote another size. Its limit falls where memory runs out, also for the jobs that share it. Raises DataError for an
     ending that cannot be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers
     so far are on the disk.
@@ -87,8 +90,9 @@ def predict_rows(
     with _display(shown, "reading", total=len(rows)) as display:
         parts = {**fingerprint, "answers": answers}
         prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance)
-    allowed = capacity(prompts.lengths)
-    if generation.arguments.get("do_sample"):
+    engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
+    allowed = capacity(prompts)
+    if engine == "static" and generation.arguments.get("do_sample"):
         allowed = _as_begun(allowed, journal_path, fresh=fresh)
         parts[SAMPLED_WITH] = str(allowed.rows)
     job = Job(
@@ -96,8 +100,10 @@ def predict_rows(
         prompts,
         decoder,
         generation,
+        engine,
         max_new_tokens=max_new_tokens,
         batch_size=allowed.rows,
+        room_tokens=allowed.room_tokens,
         seed=seed,
         limit=allowed.limit,
     )
@@ -140,19 +146,20 @@ def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgr
     """Append the answers that the journal lacks."""
     done = journal.done(retry_errors=retry_errors)
     resumed, tally = int(done.sum()), Tally()
+    started = time.perf_counter()
     if resumed:
         logger.info("resumed %s of %s", f"{resumed:,}", f"{len(journal):,}")
     with _display(progress, "predicting", total=len(journal), completed=resumed) as display:
         for answers in job.answers(done=done, attempts=journal.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
             tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
-            display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
-    return tally.stats(journal, resumed=resumed)
+            display.advance(len(answers), **tally.shown)
+    return tally.stats(journal, resumed=resumed, seconds=time.perf_counter() - started)
 
 
 def answer_rows(
     *,
-    lm: "GenerativeModel",
+    lm: "GenerativeModel | Server",
     rows: PromptRows,
     encoder: PromptEncoder,
     schema: "Schema",
@@ -170,11 +177,13 @@ def answer_rows(
     Rows that could not be answered are among them, with an error and without values.
     """
     prompts = EncodedPrompts(rows, encoder, schema)
+    engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
     job = Job(
         lm,
         prompts,
         decoder,
         generation,
+        engine,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         seed=seed,
@@ -184,7 +193,7 @@ def answer_rows(
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
-            display.advance(len(answers), tokens_per_second=tally.tokens_per_second)
+            display.advance(len(answers), **tally.shown)
 
 
 class _NoProgress:

@@ -4,6 +4,7 @@ A row is read from the data and from the journal when it is asked for. Answers a
 changed decoder needs no new generation.
 """
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from partita.inference.prompts import PromptRows
 from partita.inference.record import Record
 from partita.inference.tables import CHUNK_ROWS, ColumnType, arrow_tables, column_types, write_table
 from partita_schema.config import Config
+from partita_schema.features import CategoryOutput
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,6 +89,14 @@ class PredictionStats:
     """Most rows at a time at the end of this call; 0 where it generated nothing."""
     out_of_memory: int = 0
     """How often this call ran out of memory: batches that were cut in two, and rows that do not fit alone."""
+    prefill_seconds: float = 0.0
+    """Time in which prompts were read; like those below, only told of rows that are answered in slots."""
+    decode_seconds: float = 0.0
+    """Time in which answers were made."""
+    host_seconds: float = 0.0
+    """All other time: fetching prompts, decoding texts, writing the journal."""
+    slots_in_use: float = 0.0
+    """Share of the slots that were in use, on average over the steps."""
 
     def __str__(self) -> str:
         parts = [f"{self.rows:,} rows", f"{self.ok:,} answered"]
@@ -98,7 +108,14 @@ class PredictionStats:
         ):
             parts += [f"{count:,} {name}"] if count else []
         rate = f"{self.generated_tokens:,} tokens in {self.seconds:.1f} s ({self.tokens_per_second:,.0f} tokens/s)"
+        if not self.generated_tokens and self.seconds:
+            read = self.prompt_tokens / self.seconds
+            rate = f"{self.prompt_tokens:,} prompt tokens in {self.seconds:.1f} s ({read:,.0f} tokens/s)"
         parts += [rate] if self.batches else []
+        if self.slots_in_use:
+            spent = {"prompts": self.prefill_seconds, "answers": self.decode_seconds, "host": self.host_seconds}
+            parts.append(", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items()))
+            parts.append(f"{self.slots_in_use:.0%} of {self.batch_size:,} slots in use")
         if self.out_of_memory:
             times = "once" if self.out_of_memory == 1 else f"{self.out_of_memory:,} times"
             parts.append(f"out of memory {times}, at most {self.batch_size:,} rows at a time at the end")
@@ -109,8 +126,9 @@ class Predictions(Sequence[dict[str, Any]]):
     """Rows with their answers, in input order.
 
     A row holds `key`, the columns of the input, and for each output its value and `<output>_raw`, the part of the
-    answer that it was read from; then `status`, `error`, `finish_reason` and `tokens`. A column of the input whose
-    name is taken, such as the true label beside the predicted one, is called `<column>_input`.
+    answer that it was read from; where labels are scored `<output>_probability`, its share among the labels, and
+    `<output>_probabilities`, those of all labels; then `status`, `error`, `finish_reason` and `tokens`. A column of the
+    input whose name is taken, such as the true label beside the predicted one, is called `<column>_input`.
     """
 
     def __init__(
@@ -129,6 +147,12 @@ class Predictions(Sequence[dict[str, Any]]):
         self.stats = stats
         """What the job came to."""
         self._rows, self._decoder = rows, decoder
+        self._logprobs: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
+        self._scored = {
+            feature.name
+            for feature in config.output_features
+            if isinstance(feature, CategoryOutput) and feature.decoder.scoring
+        }
         self._outputs: dict[str, ColumnType] = {
             feature.name: OUTPUT_TYPES[feature.type] for feature in config.output_features
         }
@@ -187,7 +211,9 @@ class Predictions(Sequence[dict[str, Any]]):
         outputs: dict[str, ColumnType] = {}
         for name, kind in self._outputs.items():
             outputs |= {name: kind, f"{name}_raw": "text"}
-        return outputs | LAST_COLUMNS
+            if name in self._scored:
+                outputs |= {f"{name}_probability": "number", f"{name}_probabilities": "json"}
+        return outputs | LAST_COLUMNS | self._logprobs
 
     def _column_types(self) -> dict[str, ColumnType]:
         rows = (row for start in range(0, len(self), CHUNK_ROWS) for row in self._input_rows(start))
@@ -206,14 +232,28 @@ class Predictions(Sequence[dict[str, Any]]):
             result |= {new: row.get(name) for name, new in self._names.items()}
             for name in self._outputs:
                 result |= {name: answer.decoded.values[name], f"{name}_raw": answer.decoded.raw[name]}
+                if name in self._scored:
+                    shares = shares_of(answer.record.scores)
+                    result |= {f"{name}_probability": max(shares.values()) if shares else None}
+                    result |= {f"{name}_probabilities": shares}
             record = answer.record
             result |= {"status": record.status, "error": answer.error}
-            yield result | {"finish_reason": record.finish_reason, "tokens": record.tokens}
+            result |= {"finish_reason": record.finish_reason, "tokens": record.tokens}
+            yield result | dict.fromkeys(self._logprobs, record.logprob)
 
     def _answer(self, index: int) -> Answer:
         record = self._journal.record(index)
         assert record is not None, f"row {index} has no record; the job is not complete"
         return answer_of(record, self._decoder)
+
+
+def shares_of(scores: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Probabilities of labels that add up to one, from their log probabilities."""
+    if scores is None:
+        return None
+    best = max(scores.values())
+    weights = {label: math.exp(score - best) for label, score in scores.items()}
+    return {label: weight / sum(weights.values()) for label, weight in weights.items()}
 
 
 def _input_names(columns: Sequence[str], *, taken: Sequence[str]) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """Prompts of a data set by index, in flat memory: lengths are learned in one pass, tokens are made when needed."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 Lengths = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint8]
+
+DIGEST_BYTES = 16
+KEPT_TOKENS = 16 * 2**20
+"""Tokens that are kept from the first pass, 4 bytes each; rows beyond are encoded again when their turn comes."""
 
 
 class PromptRows(Protocol):
@@ -74,6 +79,14 @@ class PromptSource(Protocol):
         """row_key of each row, [rows, 16]."""
 
     @property
+    def prefix(self) -> Sequence[int]:
+        """Tokens that all prompts begin with."""
+
+    @property
+    def digests(self) -> npt.NDArray[np.void]:
+        """Of each prompt's tokens, [rows]: equal where those are."""
+
+    @property
     def errors(self) -> Mapping[int, str]:
         """Rows whose prompt cannot be made, with the reason."""
 
@@ -86,7 +99,7 @@ class PromptSource(Protocol):
 
 
 class EncodedPrompts:
-    """The prompts of `rows`: 20 bytes a row, and the reasons of rows that cannot be asked."""
+    """The prompts of `rows`: 44 bytes a row, a bounded number of tokens, the reasons of rows that cannot be asked."""
 
     def __init__(
         self,
@@ -105,6 +118,9 @@ class EncodedPrompts:
         self._rows, self._encoder, self._schema = rows, encoder, schema
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
+        self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
+        self.prefix: list[int] = []
+        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS)
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
         for start in range(0, len(rows), chunk):
@@ -117,10 +133,15 @@ class EncodedPrompts:
         return len(self._rows)
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
-        """Tokens of these rows' prompts, made anew."""
-        clean = check_rows(self._schema, self._rows.get(indices)).clean
-        encoded = self._encode([indices[place] for place in clean], list(clean.values()))
-        return [list(prompt.input_ids) for prompt in encoded]
+        """Tokens of these rows' prompts, those that were kept and others made anew."""
+        missing = [index for index in indices if index not in self._kept]
+        made: dict[int, list[int]] = {}
+        if missing:
+            clean = check_rows(self._schema, self._rows.get(missing)).clean
+            places = [missing[place] for place in clean]
+            encoded = self._encode(places, list(clean.values()))
+            made = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
+        return [made[index] if index in made else self._kept[index] for index in indices]
 
     def _learn(self, indices: range, fingerprint: str) -> None:
         checked = check_rows(self._schema, self._rows.get(indices))
@@ -142,8 +163,20 @@ class EncodedPrompts:
         elif not len(prompt.input_ids):
             self.errors[index] = "the prompt is empty"
         else:
-            self.lengths[index] = len(prompt.input_ids)
+            self._note_tokens(index, prompt.input_ids)
         return prompt.text
+
+    def _note_tokens(self, index: int, input_ids: Sequence[int]) -> None:
+        ids = np.asarray(input_ids, dtype=np.int64)
+        if not self.lengths.any():
+            self.prefix = ids.tolist()
+        elif len(self.prefix):
+            common = ids[: len(self.prefix)]
+            differ = np.flatnonzero(common != self.prefix[: len(common)])
+            self.prefix = self.prefix[: int(differ[0]) if len(differ) else len(common)]
+        self.lengths[index] = len(ids)
+        self._kept.add(index, ids)
+        self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def _try_encode(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, "EncodedPrompt | Exception"]]:
         """Prompts by index; the exception in place of a prompt that cannot be made."""
@@ -163,6 +196,37 @@ class EncodedPrompts:
 
     def _encode(self, indices: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> Sequence[EncodedPrompt]:
         return self._encoder.encode_prompts(rows, [self._rows.key(index) for index in indices])
+
+
+class KeptTokens:
+    """Tokens of rows, as long as there is room."""
+
+    def __init__(self, rows: int, *, most: int) -> None:
+        """Room for `most` tokens; the rows are added once each."""
+        self._most, self._used = most, 0
+        self._tokens = np.zeros(0, dtype=np.int32)
+        self._ends = np.zeros((rows, 2), dtype=np.int32)
+
+    def __contains__(self, row: int) -> bool:
+        return bool(self._ends[row, 1])
+
+    def __getitem__(self, row: int) -> list[int]:
+        start, end = self._ends[row]
+        found: list[int] = self._tokens[start:end].tolist()
+        return found
+
+    def add(self, row: int, ids: npt.NDArray[np.integer]) -> None:
+        """Keep a row's tokens, at least one, if there is room."""
+        end = self._used + len(ids)
+        if end > self._most:
+            return
+        if end > len(self._tokens):
+            grown = np.zeros(min(self._most, max(2 * end, 4096)), dtype=np.int32)
+            grown[: self._used] = self._tokens[: self._used]
+            self._tokens = grown
+        self._tokens[self._used : end] = ids
+        self._ends[row] = self._used, end
+        self._used = end
 
 
 def described(error: Exception) -> str:

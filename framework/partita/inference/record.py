@@ -30,6 +30,10 @@ class Record:
     """Tokens generated."""
     finish_reason: Literal["stop", "length"] | None = None
     """stop: the model ended the answer; length: the limit did."""
+    logprob: float | None = None
+    """Natural logarithm of the answer's probability; None if not asked."""
+    scores: dict[str, float] | None = None
+    """The same of each label, where labels were scored."""
     error: str | None = None
     """Why there is no answer."""
     attempt: int = 1

@@ -26,46 +26,15 @@ import numpy.typing as npt
 
 from partita.inference.halving import BatchLimit, Capacity, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
+from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita_schema.errors import ModelError, OutOfMemory
-from partita_trainers.batch_size.memory import attempt, is_broken_device
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size.memory import attempt
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
 
 logger = logging.getLogger(__name__)
-
-Rows = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RowResult:
-    """What became of one row: an answer, or an error."""
-
-    row: int
-    """Place of the row in the data."""
-    generated: Generated | None
-    """The answer."""
-    error: str | None = None
-    """Why there is none."""
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """What became of the rows of a batch, or of a part of one, that were asked for."""
-
-    results: tuple[RowResult, ...]
-    """Rows, the longest prompt first."""
-    prompt_tokens: int
-    """Prompt tokens that it held, those of rows that were not asked for included."""
-    padded_tokens: int
-    """The same with padding."""
-    seconds: float
-    """Time taken, that of tries that did not fit included."""
-    batch_size: int
-    """Most rows of this length at a time from here on."""
-    out_of_memory: int = 0
-    """How often something did not fit since the result before."""
 
 
 def plan_batches(lengths: Lengths, *, batch_size: int) -> list[Rows]:
@@ -75,39 +44,23 @@ def plan_batches(lengths: Lengths, *, batch_size: int) -> list[Rows]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def unanswerable(prompts: PromptSource, *, context_length: int | None) -> dict[int, str]:
-    """Rows that are errors before any forward pass, with the reason: no prompt, or one that fills the context."""
-    errors = dict(prompts.errors)
-    if context_length is not None:
-        for row in np.flatnonzero(prompts.lengths >= context_length).tolist():
-            errors[row] = (
-                f"the prompt has {prompts.lengths[row]:,} tokens and the context holds {context_length:,}; "
-                "nothing can be answered"
-            )
-    return errors
-
-
-def generate_rows(
+def generate_in_batches(
     lm: "GenerativeModel",
     prompts: PromptSource,
     *,
     options: GenerationOptions,
-    max_new_tokens: int,
+    lengths: Lengths,
+    new_tokens: npt.NDArray[np.integer],
     batch_size: int,
     seed: int,
     done: npt.NDArray[np.bool_],
-    limit: BatchLimit | None = None,
+    limit: BatchLimit,
 ) -> Iterator[BatchResult]:
-    """Answers of all rows that have a prompt and are not `done` [rows], batch by batch.
+    """Answers of all rows with a length that are not `done` [rows], batch by batch, up to `new_tokens` [rows] each.
 
-    `unanswerable` rows are left out. Where the context leaves less room than `max_new_tokens`, a row gets what there
-    is. Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out. An interrupt is
-    passed on at once, and ModelError is raised where the device fails: what was yielded before is complete.
+    Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out. An interrupt is passed on
+    at once, and ModelError is raised where the device fails: what was yielded before is complete.
     """
-    room = lm.context_length
-    limit = BatchLimit(batch_size) if limit is None else limit
-    lengths = prompts.lengths if room is None else np.where(prompts.lengths >= room, 0, prompts.lengths)
-    news = np.full(len(lengths), max_new_tokens) if room is None else np.minimum(max_new_tokens, room - lengths)
     for position, rows in enumerate(plan_batches(lengths, batch_size=batch_size)):
         wanted = ~done[rows]
         if not wanted.any():
@@ -118,14 +71,14 @@ def generate_rows(
             options,
             rows=rows,
             lengths=lengths[rows],
-            new_tokens=news[rows],
+            new_tokens=new_tokens[rows],
             wanted=wanted,
             seeds=(seed, position),
             limit=limit,
         ).generate()
 
 
-def generate_requests(
+def requests_in_batches(
     lm: "GenerativeModel",
     requests: Sequence[GenerationRequest],
     *,
@@ -263,22 +216,7 @@ class PlannedBatch:
 
     def too_large(self, place: int) -> RowResult:
         """A row that does not fit alone."""
-        return RowResult(
-            int(self.rows[place]),
-            None,
-            f"does not fit in memory even alone: {self.lengths[place]:,} prompt tokens and up to "
-            f"{self.new_tokens[place]:,} new ones; shorten the prompt, or write a smaller generation.max_new_tokens, "
-            "quantization or a smaller model",
-        )
-
-
-def stop_if_broken(error: Exception) -> None:
-    """Raises ModelError where an error leaves the device unusable: every row after it would fail as well."""
-    if is_broken_device(error):
-        raise ModelError(
-            f"the device failed and cannot go on: {error}. Answers up to here are kept; start again, with "
-            "CUDA_LAUNCH_BLOCKING=1 to see where it fails"
-        ) from error
+        return RowResult(int(self.rows[place]), None, too_large(self.lengths[place], self.new_tokens[place]))
 
 
 def _seed(*parts: int) -> int:

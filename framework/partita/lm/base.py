@@ -1,7 +1,9 @@
 """What the framework needs of a language model beyond training: a tokenizer, generation, an identity."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from partita_trainers.base import LanguageModel
@@ -11,7 +13,11 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
+SHORTEST_PREFIX = 8
+"""Tokens that prompts begin with alike from which on they are read apart."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One row to generate for."""
 
@@ -19,6 +25,26 @@ class GenerationRequest:
     """The prompt, at least one token."""
     max_new_tokens: int
     """Tokens generated at most; the prompt and they fit the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest(GenerationRequest):
+    """One row to generate for among others that come and go."""
+
+    row: int
+    """Names the row."""
+    key: bytes = b""
+    """What its random numbers follow from, next to the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """An answer to choose."""
+
+    text: str
+    """What it says."""
+    ids: tuple[int, ...]
+    """Its tokens as they stand behind a prompt, without the token that ends it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +57,25 @@ class GenerationOptions:
     """Texts that end an answer."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end an answer, next to the model's own."""
+    logprobs: bool = False
+    """Whether answers come with their log probability."""
+    slots: bool = True
+    """Whether rows may be answered in slots."""
+    grammar: str | None = None
+    """What answers are held to, in the words of llguidance."""
+    labels: tuple[Label, ...] = ()
+    """Answers of which the most probable is chosen; where there are any, nothing is generated."""
+
+    @property
+    def form(self) -> str:
+        """A hash of what answers are held to; empty where that is nothing."""
+        held = repr((self.grammar, self.labels))
+        return hashlib.sha256(held.encode()).hexdigest()[:16] if self.grammar or self.labels else ""
+
+    @property
+    def free(self) -> "GenerationOptions":
+        """The same for texts that are held to nothing."""
+        return replace(self, grammar=None, labels=())
 
 
 @dataclass(frozen=True)
@@ -43,6 +88,47 @@ class Generated:
     """The new tokens as text, special tokens left out, cut before a stop text."""
     finish_reason: Literal["stop", "length"]
     """stop: the model ended it or a stop text did; length: the limit was reached."""
+    logprob: float | None = None
+    """Natural logarithm of the probability of all its tokens, the one that ended it included; None if not asked."""
+    told_tokens: int | None = None
+    """Number of new tokens where a server tells only that, and `ids` is empty; None where those are known."""
+    scores: Mapping[str, float] | None = None
+    """The log probability of each label, where one was chosen by it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of new tokens."""
+        return len(self.ids) if self.told_tokens is None else self.told_tokens
+
+
+@dataclass(frozen=True)
+class SlotAnswer:
+    """What became of a row: an answer, or an error."""
+
+    request: SlotRequest
+    generated: Generated | None
+    error: str | None = None
+
+
+class AnsweringSlots(Protocol):
+    """Rows that are answered at the same time, and come and go one by one."""
+
+    @property
+    def live(self) -> Sequence[Any]:
+        """Rows that are being answered, each with its `request` and its `new` tokens so far."""
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of prompts that are best read in one pass."""
+
+    def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
+        """Read prompts in one pass and choose the first token of each; answers that have ended with it."""
+
+    def step(self) -> list[SlotAnswer]:
+        """Another token of every live row; answers that have ended with it."""
+
+    def close(self) -> None:
+        """Leave the model as it was."""
 
 
 class Tokenizer(Protocol):
@@ -90,8 +176,8 @@ class GenerativeModel(LanguageModel, Protocol):
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
         """What a batch should take by a formula, of rows of `tokens` with `learned` labels or `new_tokens` to come."""
 
-    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
-        """Seconds of one decode step with `length` tokens behind it; raises what it meets."""
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
+        """Seconds of a decode step with `length` tokens behind it, which begin alike; raises what it meets."""
 
     @property
     def fingerprint(self) -> str:
@@ -104,3 +190,17 @@ class GenerativeModel(LanguageModel, Protocol):
 
         The module's mode and the global random state are as before afterwards.
         """
+
+    def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        """Why rows of up to so many tokens cannot be answered in slots by these options; None where they can."""
+
+    def open_slots(
+        self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
+    ) -> AnsweringSlots:
+        """Slots for rows of up to `tokens` each, which all begin with `prefix` and go on after it.
+
+        Not where there is a reason against them. The model is in evaluation mode while they are used.
+        """
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Evaluation mode inside, the mode before it afterwards."""

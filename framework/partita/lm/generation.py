@@ -50,7 +50,13 @@ def generation_options(config: Config, *, tokenizer: "PreTrainedTokenizerFast") 
         arguments["renormalize_logits"] = True
     if generation.bad_words:
         arguments["bad_words_ids"] = bad_words_ids(generation.bad_words, tokenizer=tokenizer)
-    return GenerationOptions(arguments=arguments, stop=generation.stop, stop_token_ids=generation.stop_token_ids)
+    return GenerationOptions(
+        arguments=arguments,
+        stop=generation.stop,
+        stop_token_ids=generation.stop_token_ids,
+        logprobs=generation.logprobs,
+        slots=generation.slots,
+    )
 
 
 def bad_words_ids(words: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast") -> list[list[int]]:
@@ -139,7 +145,13 @@ def generation_settings(
 
 
 def finish(
-    row: list[int], *, limit: int, ends: Sequence[int], stop: Sequence[str], tokenizer: "PreTrainedTokenizerFast"
+    row: list[int],
+    *,
+    limit: int,
+    ends: Sequence[int],
+    stop: Sequence[str],
+    tokenizer: "PreTrainedTokenizerFast",
+    logprob: float | None = None,
 ) -> Generated:
     """The row cut at its limit, at its end token and at a stop text."""
     ids = row[:limit]
@@ -150,14 +162,14 @@ def finish(
     text = tokenizer.decode(ids, skip_special_tokens=True)
     cut = first_stop(text, stop)
     if cut is None:
-        return Generated(ids=tuple(ids), text=text, finish_reason="stop" if ended else "length")
+        return Generated(tuple(ids), text, "stop" if ended else "length", logprob)
     # Rows that ended by a stop text go on with padding while others run: find the first token that completes it.
     needed = bisect_left(
         range(len(ids)),
         True,
         key=lambda length: first_stop(tokenizer.decode(ids[:length], skip_special_tokens=True), stop) is not None,
     )
-    return Generated(ids=tuple(ids[:needed]), text=text[:cut], finish_reason="stop")
+    return Generated(tuple(ids[:needed]), text[:cut], "stop", logprob)
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int | None:

@@ -15,6 +15,7 @@ from partita.lm.adapters import add_adapter, check_type, read_adapter
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.fingerprint import digest, folder_digest, tensors_digest
 from partita.lm.generation import end_token_ids, generate_batch, left_padded, may_run_past_context, quiet_settings
+from partita.lm.grammar import Grammar
 from partita.lm.hub import BASE, find_sources, quiet_libraries
 from partita.lm.loading import context_length, find_device, load_base, local_folder, quiet_progress
 from partita.lm.lora_linear import fuse_lora
@@ -35,6 +36,9 @@ from partita.lm.saving import (
     save_adapter,
     write_checkpoint,
 )
+from partita.lm.scoring import ScoringSlots
+from partita.lm.slot_check import find_way, unsupported
+from partita.lm.slots import Slots
 from partita.lm.tokenizers import tokenizer_digest
 from partita.lm.trained import freeze, recompute_activations, trained_parameters
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
@@ -160,6 +164,7 @@ class HuggingFaceModel:
         self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None
         trains_ranks = isinstance(config.adapter, AdaloraAdapter) and bool(trained_parameters(module))
         self.budget = RankBudget(self.adapted, config.adapter) if trains_ranks else None  # type: ignore[arg-type]
+        self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
         self._identity: str | None = None
         self._fingerprint: str | None = None
 
@@ -397,10 +402,43 @@ class HuggingFaceModel:
         recomputed = self.config.trainer.type == "finetune" and self.config.trainer.gradient_checkpointing
         return training_bytes(self.base, rows, tokens=tokens, learned=learned, recomputed=recomputed)
 
-    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
         """Seconds of one decode step; random states are as before afterwards."""
         with seeded(0, device=self.device), self.evaluating():
-            return time_decode_step(self, rows, length=length, options=options)
+            return time_decode_step(self, rows, length=length, options=options, shared_tokens=shared_tokens)
+
+    def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
+        return unsupported(self, options, tokens=tokens) or self.slot_way[1]
+
+    @cached_property
+    def slot_way(self) -> tuple[bool, str | None]:
+        """Whether the last layer reads last tokens only; and why the model cannot answer in slots, if it cannot."""
+        return find_way(self)
+
+    def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
+        """A grammar in the tokens of this model, where `ends` end an answer. Raises ModelError."""
+        key = (text, tuple(ends))
+        if key not in self._grammars:
+            size = self.vocabulary_size
+            self._grammars[key] = Grammar(text, tokenizer=self.tokenizer, ends=ends, size=size)
+        return self._grammars[key]
+
+    def open_slots(
+        self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
+    ) -> Slots | ScoringSlots:
+        """Slots for rows of up to `tokens` each, which all begin with `prefix` and go on after it."""
+        if options.labels:
+            narrows = self.slot_way[0]
+            return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, narrows=narrows)
+        return self.generating_slots(options, slots=slots, tokens=tokens, prefix=prefix, seed=seed)
+
+    def generating_slots(
+        self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
+    ) -> Slots:
+        """The same for answers that are generated, whatever the labels."""
+        narrows = self.slot_way[0]
+        return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, narrows=narrows)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.hub import loading
+from partita.lm.precision import faster_dtype
 from partita.lm.quantization import bitsandbytes_config
 from partita.lm.randomness import seeded
 from partita.lm.scratch import scratch_config
@@ -143,6 +144,8 @@ def weights_dtype(config: Config, *, device: torch.device) -> Any:
         if wanted in ("bfloat16", "float16"):
             logger.info("dtype: trained weights are held in float32; write mixed_precision to compute in %s", wanted)
         return torch.float32
+    if wanted == "fastest":
+        return faster_dtype(device)
     if wanted != "auto":
         return getattr(torch, wanted)
     return torch.float32 if device.type == "cpu" else "auto"

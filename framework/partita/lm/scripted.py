@@ -6,14 +6,14 @@ It keeps the whole contract of `GenerativeModel`. What it learns is the frequenc
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, GenerationRequest
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
@@ -119,6 +119,20 @@ class ScriptedModel:
         self.rows += len(requests)
         return [self.generated(request, options) for request in requests]
 
+    def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        """Its answers are told whole."""
+        return "the answers are scripted"
+
+    def open_slots(
+        self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
+    ) -> AnsweringSlots:
+        """There are none."""
+        raise NotImplementedError("the answers are scripted")
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Nothing changes: there is no mode."""
+        return nullcontext()
+
     @property
     def token_ids(self) -> Sequence[int]:
         """Its characters."""
@@ -146,7 +160,7 @@ class ScriptedModel:
         """A byte a token."""
         return rows * (tokens + new_tokens)
 
-    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
         """It takes no time."""
         return 1e-6
 

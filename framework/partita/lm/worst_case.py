@@ -7,24 +7,29 @@ simply be made longer, and run where it cannot (state spaces, sliding windows, p
 Shapes: B rows, S tokens of a prompt, L places of the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.choosing import Row
 from partita.lm.generation import generation_settings, may_run_past_context
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.trial import Timing
 
 if TYPE_CHECKING:
     from partita.lm.huggingface import HuggingFaceModel
+    from partita.lm.slots import Slots
 
 STEPS = 3
 """Decode steps at the end that are run, of which the first is not timed."""
 TIMED_STEPS = 4
 """Decode steps of a speed measurement, of which the first is not timed."""
+FULLER = 1.02
+"""How many times more tokens a pass of shorter prompts reads for it to count."""
 
 
 class Clock:
@@ -52,6 +57,8 @@ def generate_worst_case(
     With more than one row, one prompt is a token shorter: rows of different lengths need a mask, which takes memory
     and time of its own. Raises what the device raises.
     """
+    if lm.why_no_slots(options, tokens=prompt_tokens + new_tokens) is None:
+        return slots_worst_case(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options)
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     beams = int(options.arguments.get("num_beams", 1))
     inputs = lm.prompt_inputs(requests, beams=beams)
@@ -73,15 +80,25 @@ def generate_worst_case(
     return Timing(prefill_seconds=prefill, decode_seconds=median(clock.seconds[1:]))
 
 
-def time_decode_step(lm: "HuggingFaceModel", rows: int, *, length: int, options: GenerationOptions) -> float:
+def time_decode_step(
+    lm: "HuggingFaceModel", rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0
+) -> float:
     """Seconds of a decode step with `length` places in the cache, without reading prompts where that can be left out.
+
+    All rows begin with the same `shared_tokens`, which only slots make use of.
 
     Raises what the device raises.
     """
-    beams = int(options.arguments.get("num_beams", 1))
     if lm.context_length is not None:
         # Learned positions end there: a step beyond is an error, on a GPU one that breaks the device.
-        length = min(length, lm.context_length - TIMED_STEPS)
+        length = max(1, min(length, lm.context_length - TIMED_STEPS))
+    if lm.why_no_slots(options, tokens=length + TIMED_STEPS) is None:
+        with worst_slots(lm, rows, tokens=length + TIMED_STEPS, new_tokens=2 * TIMED_STEPS, options=options) as worst:
+            worst.fill()
+            shared_tokens = min(shared_tokens, length - 1)
+            worst.slots.pool.place.prefix = shared_tokens if shared_tokens >= SHORTEST_PREFIX else 0
+            return worst.decode(TIMED_STEPS, length=length)
+    beams = int(options.arguments.get("num_beams", 1))
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS)
     inputs = lm.prompt_inputs(start, beams=beams)
     clock = Clock(lm.device)
@@ -96,6 +113,83 @@ def time_decode_step(lm: "HuggingFaceModel", rows: int, *, length: int, options:
     clock = Clock(lm.device)
     run(lm, lm.prompt_inputs(requests, beams=beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return median(clock.seconds[1:])
+
+
+def slots_worst_case(
+    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+) -> Timing:
+    """The same in slots: with all of them full a group of prompts is read, and the last steps are made."""
+    tokens = prompt_tokens + new_tokens
+    with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options) as worst:
+        worst.fill()
+        prefill = worst.read(prompt_tokens)
+        steps = min(STEPS, new_tokens - 1)
+        decode = worst.decode(steps, length=tokens - steps) if steps else 0.0
+    return Timing(prefill_seconds=prefill, decode_seconds=decode)
+
+
+class WorstSlots:
+    """Slots that are used as a job uses them at its worst, without keeping anything."""
+
+    def __init__(self, slots: "Slots", rows: int, *, new_tokens: int) -> None:
+        self.slots, self.device = slots, slots.lm.device
+        ordinary = torch.tensor(slots.lm.token_ids)
+        self.ids_B = ordinary[torch.randint(len(ordinary), (rows,), generator=torch.Generator().manual_seed(rows))]
+        requests = [SlotRequest([token], new_tokens, row) for row, token in enumerate(self.ids_B.tolist())]
+        self.rows = [Row(request) for request in requests]
+        for row in self.rows:
+            slots.chooser.prepare(row)
+
+    def read(self, tokens: int) -> float:
+        """Read as many prompts of this length as are read in one pass; seconds that all would take."""
+        most = self.slots.read_tokens
+        count = max(1, min(len(self.rows), most // tokens))
+        shorter = most // (count + 1)
+        if count < len(self.rows) and (count + 1) * shorter > FULLER * count * tokens:
+            # One more prompt of up to this length would not have fitted the pass; shorter ones will.
+            self.read_group(count + 1, tokens=shorter)
+        return self.read_group(count, tokens=tokens) * len(self.rows) / count
+
+    def read_group(self, count: int, *, tokens: int) -> float:
+        """Read so many prompts of this length in one pass, the last a token shorter; its seconds."""
+        started = now(self.device)
+        prompts = [self.ids_B[torch.arange(row, row + tokens) % len(self.ids_B)].tolist() for row in range(count)]
+        if count > 1:
+            prompts[-1] = prompts[-1][1:] or prompts[-1]
+        logits = self.slots.forward(prompts, first=0, start=0)
+        self.slots.chooser.choose(logits, self.rows[:count])
+        return now(self.device) - started
+
+    def fill(self) -> None:
+        """Put something into every place of every slot."""
+        if not self.slots.pool.layers:
+            self.slots.forward([[int(self.ids_B[0])]], first=0, start=0)
+        for held in self.slots.pool.held:
+            held.zero_()
+
+    def decode(self, steps: int, *, length: int) -> float:
+        """Seconds of a step with so many tokens in each slot; the first is not counted where there are more."""
+        seconds = []
+        ids_B1 = self.ids_B[:, None].to(self.device)
+        for step in range(steps):
+            started = now(self.device)
+            logits = self.slots.extend(ids_B1, lengths=[length + step] * len(self.rows))
+            for row, token in zip(self.rows, self.slots.chooser.choose(logits, self.rows).tolist(), strict=True):
+                row.new.append(max(0, token))
+            seconds.append(now(self.device) - started)
+        return median(seconds[1:] or seconds)
+
+
+@contextmanager
+def worst_slots(
+    lm: "HuggingFaceModel", rows: int, *, tokens: int, new_tokens: int, options: GenerationOptions
+) -> Iterator[WorstSlots]:
+    """Slots for so many rows."""
+    slots = lm.generating_slots(options, slots=rows, tokens=tokens, prefix=(), seed=0)
+    try:
+        yield WorstSlots(slots, rows, new_tokens=new_tokens)
+    finally:
+        slots.close()
 
 
 def worst_requests(

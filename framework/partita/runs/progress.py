@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 LINE_EVERY_SECONDS = 10.0
 
-LABELS = {"tokens_per_second": "tokens/s"}
+LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s"}
 
 
 class Quiet:
@@ -85,9 +85,18 @@ def rich_bar(stream: TextIO) -> Any:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[shown]}"), console=Console(file=stream))
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+    )
+    # On a narrow terminal what else is shown is cut, not how far the work is.
+    shown = TextColumn("{task.fields[shown]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    return Progress(*columns, shown, console=Console(file=stream), expand=True)
 
 
 def as_text(item: tuple[str, Any]) -> str:

@@ -111,8 +111,8 @@ def evaluation_sizes(
         lengths = np.concatenate([encoded.lengths for encoded in held])
         sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
     if sizes.generation is None and generates(assembly):
-        prompts = prompt_lengths(assembly, [examination.rows for examination in examinations.values()])
-        sizes = replace(sizes, generation=sizing.generation(prompts))
+        lengths, shared = asked_prompts(assembly, [examination.rows for examination in examinations.values()])
+        sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
     return sizes
 
 
@@ -129,10 +129,11 @@ def generates(assembly: Assembly) -> bool:
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
 
 
-def prompt_lengths(assembly: Assembly, sources: Iterable[Rows]) -> np.ndarray:
-    """Tokens of each row's prompt; 0 for rows without one."""
+def asked_prompts(assembly: Assembly, sources: Iterable[Rows]) -> tuple[np.ndarray, int]:
+    """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with."""
     schema = row_schema(assembly.config, supervised=False)
-    return np.concatenate([EncodedPrompts(rows, assembly.encoder, schema).lengths for rows in sources])
+    prompts = [EncodedPrompts(rows, assembly.encoder, schema) for rows in sources]
+    return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
 
 
 def most_learned(sources: Sequence[EncodedRows]) -> int:

@@ -80,19 +80,28 @@ class Sizing:
     # Where sizes come from
 
     def generation(
-        self, lengths: np.ndarray, *, rows: int | None = None, max_new_tokens: int | None = None
+        self,
+        lengths: np.ndarray,
+        *,
+        shared_tokens: int = 0,
+        rows: int | None = None,
+        max_new_tokens: int | None = None,
     ) -> BatchSize:
-        """Rows of a batch of answers. `lengths` are tokens of prompts, 0 for those that are not asked.
+        """Rows that are answered at a time. `lengths` are tokens of prompts, 0 for those that are not asked.
 
-        `rows` is the caller's wish, over the file's.
+        All prompts begin with the same `shared_tokens`. `rows` is the caller's wish, over the file's.
         """
         asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
         given = self.written("generation", rows) or self.single_row(len(asked))
         if given is not None:
             return given
         wanted = max_new_tokens or self.assembly.max_new_tokens
-        trial = GenerationTrial(self.lm, self.assembly.generation, lengths=asked, wanted_tokens=wanted)
-        return self.find(trial, options=[self.assembly.generation.arguments, len(self.assembly.generation.stop)])
+        trial = GenerationTrial(
+            self.lm, self.assembly.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
+        )
+        options = self.assembly.generation
+        kind = [options.arguments, len(options.stop), options.logprobs, trial.engine, bucket(shared_tokens)]
+        return self.find(trial, options=kind)
 
     def evaluation(self, lengths: np.ndarray, most_learned: int, *, rows: int | None = None) -> BatchSize:
         """Rows of a forward pass without gradients. `lengths` are tokens of rows with their answers."""
@@ -217,8 +226,16 @@ class Sizing:
 
     def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
         """What a job may put on the device at once."""
-        written = size.origin == "file"
-        return Capacity(size.rows, self.limit(purpose, size), written=written, guard=lambda: self.guard(size))
+        room = None
+        if size.fits is not None and size.rows >= size.fits and size.prompt_tokens is not None:
+            room = size.rows * (size.prompt_tokens + (size.new_tokens or 0))
+        return Capacity(
+            size.rows,
+            self.limit(purpose, size),
+            written=size.origin == "file",
+            room_tokens=room,
+            guard=lambda: self.guard(size),
+        )
 
     @contextmanager
     def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[Capacity]:

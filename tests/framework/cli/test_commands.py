@@ -140,7 +140,8 @@ def test_a_run_predicts_and_predicts_on(trained: subprocess.CompletedProcess[str
     words = ("predict", "first", "--dataset", "rows.csv", "--output", "out.parquet")
     first = partita(*words, folder=folder)
     assert first.returncode == 0, first.stderr
-    assert re.fullmatch(r"predicting 12/12  tokens/s [\d,.]+\n", first.stderr)
+    rates = r"tokens/s [\d,.]+  slots \d+% of \d+  padding \d+%  prompt tokens/s [\d,.]+"
+    assert re.fullmatch(rf"predicting 12/12  {rates}\n", first.stderr)
     assert re.fullmatch(r"12 rows, .* written to out\.parquet\n", first.stdout)
     table = pd.read_parquet(folder / "out.parquet")
     assert list(table["text"]) == list(pd.read_csv(folder / "rows.csv")["text"])

@@ -15,9 +15,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from partita.inference.engine import Engine, generate_rows
 from partita.inference.halving import BatchLimit
 from partita.inference.predict import answer_rows
-from partita.inference.static import BatchResult, generate_rows
+from partita.inference.results import BatchResult
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.huggingface import load_model
 from partita.lm.scripted import ScriptedModel
@@ -73,7 +74,11 @@ class Prompts:
     def __init__(self, lengths: Sequence[int], *, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.lengths = np.array(lengths, dtype=np.int32)
-        self.keys = np.zeros((len(lengths), 16), dtype=np.uint8)
+        self.keys = np.arange(len(lengths) * 16).reshape(-1, 16).astype(np.uint8)
+        self.prefix: list[int] = []
+        self.digests = np.array(
+            [f"{index % 20} {length}".encode() for index, length in enumerate(lengths)], dtype="V16"
+        )
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 
@@ -88,7 +93,13 @@ class Prompts:
 def run(lm: Any, lengths: Sequence[int], *, done: Sequence[int] = (), **options: Any) -> list[BatchResult]:
     mask = np.zeros(len(lengths), dtype=np.bool_)
     mask[list(done)] = True
-    defaults: dict[str, Any] = {"options": GREEDY, "max_new_tokens": 8, "batch_size": 8, "seed": 1}
+    defaults: dict[str, Any] = {
+        "engine": "static",
+        "options": GREEDY,
+        "max_new_tokens": 8,
+        "batch_size": 8,
+        "seed": 1,
+    }
     return list(generate_rows(lm, Prompts(lengths, tokenizer=lm.tokenizer), done=mask, **(defaults | options)))
 
 
@@ -349,14 +360,18 @@ def real(make_config: Any) -> Any:
 LENGTHS = [3, 17, 9, 17, 1, 12, 30, 5, 17, 8, 2]
 
 
+@pytest.mark.parametrize("engine", ["slots", "static"])
 @pytest.mark.parametrize("ceiling", [40, 100, 170])
 def test_a_real_model_answers_alike_under_a_ceiling_hit_in_prompts_or_while_decoding(
-    real: Any, memory_ceiling: Any, ceiling: int
+    real: Any, memory_ceiling: Any, ceiling: int, engine: Engine
 ) -> None:
-    free = outcomes(run(real, LENGTHS, batch_size=6))
+    assert real.why_no_slots(GREEDY, tokens=64) is None
+    ceiling += 30 if engine == "slots" else 0  # a slot is there as a whole while its prompt is read
+    free = outcomes(run(real, LENGTHS, batch_size=6, engine=engine))
     with memory_ceiling(real.base, ceiling) as passes:
-        cut = run(real, LENGTHS, batch_size=6)
+        cut = run(real, LENGTHS, batch_size=6, engine=engine)
     assert outcomes(cut) == free
+    assert not any("memory" in str(text) for text in free.values())
     assert sum(batch.out_of_memory for batch in cut) == sum(held > ceiling for _, held in passes) > 0
 
 
@@ -372,9 +387,27 @@ def test_a_real_model_samples_alike_where_batches_are_cut_alike(real: Any, memor
     assert again.items() - outcomes(run(real, LENGTHS, **options)).items(), "whole batches would draw differently"
 
 
-def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(real: Any) -> None:
+def test_a_real_model_samples_alike_in_slots_whatever_memory_does(real: Any, memory_ceiling: Any) -> None:
+    assert real.why_no_slots(SAMPLED, tokens=64) is None
+    options: dict[str, Any] = {"options": SAMPLED, "engine": "slots"}
+    straight = outcomes(run(real, LENGTHS, **options))
+    assert len(set(straight.values())) == len(LENGTHS)
+    for ceiling in (70, 130, 250):
+        with memory_ceiling(real.base, ceiling):
+            cut = run(real, LENGTHS, **options)
+        assert sum(batch.out_of_memory for batch in cut) > 0
+        assert outcomes(cut) == straight
+    rows = [result.row for batch in cut for result in batch.results]
+    again = outcomes(run(real, LENGTHS, done=rows[:4], batch_size=3, **options))
+    assert again == {row: straight[row] for row in rows[4:]}
+
+
+@pytest.mark.parametrize("engine", ["slots", "static"])
+def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(real: Any, engine: Engine) -> None:
+    assert real.why_no_slots(GREEDY, tokens=11) is None
     held: list[Any] = []
     alive: list[int] = []
+    pools: list[Any] = []
 
     def hold(module: Any, inputs: Any, output: torch.Tensor) -> None:
         alive.append(sum(reference() is not None for reference in held))
@@ -384,12 +417,19 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
         if len(inputs[0]) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        # Slots are one pool from beginning to end, and that of a failed try is gone before there is another.
+        pool = kwargs["past_key_values"]
+        assert not [one for one in pools if one() is not None and one() is not pool]
+        pools.append(weakref.ref(pool))
+
     hooks = [
         real.base.get_input_embeddings().register_forward_hook(hold),
         real.base.get_output_embeddings().register_forward_pre_hook(refuse),
     ]
+    hooks += [real.base.register_forward_pre_hook(look, with_kwargs=True)] if engine == "slots" else []
     try:
-        batches = run(real, [9] * 8, max_new_tokens=2)
+        batches = run(real, [9] * 8, max_new_tokens=2, engine=engine)
     finally:
         for hook in hooks:
             hook.remove()

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.inference.static import generate_rows, plan_batches, unanswerable
+from partita.inference.engine import generate_rows
+from partita.inference.results import unanswerable
+from partita.inference.static import plan_batches
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ModelError
@@ -22,6 +24,8 @@ class Prompts:
         self.ids = ids
         self.lengths = np.array([len(tokens) for tokens in ids], dtype=np.int32)
         self.keys = np.zeros((len(ids), 16), dtype=np.uint8)
+        self.prefix: list[int] = []
+        self.digests = np.zeros(len(ids), dtype="V16")
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 
@@ -40,7 +44,7 @@ def run(lm: Any, prompts: Prompts, *, done: Sequence[int] = (), **options: Any) 
     mask = np.zeros(len(prompts), dtype=np.bool_)
     mask[list(done)] = True
     defaults: dict[str, Any] = {"options": GREEDY, "max_new_tokens": 8, "batch_size": 3, "seed": 1}
-    return list(generate_rows(lm, prompts, done=mask, **(defaults | options)))
+    return list(generate_rows(lm, prompts, engine="static", done=mask, **(defaults | options)))
 
 
 def answers(batches: list[Any]) -> dict[int, Any]:
@@ -112,7 +116,14 @@ def test_an_interrupt_passes_at_once_and_what_was_told_before_is_whole() -> None
     lm = ScriptedModel(answer)
     prompts = texts(lm, "aaaa", "bbb", "cc", "d")
     batches = generate_rows(
-        lm, prompts, options=GREEDY, max_new_tokens=8, batch_size=3, seed=1, done=np.zeros(4, dtype=np.bool_)
+        lm,
+        prompts,
+        engine="static",
+        options=GREEDY,
+        max_new_tokens=8,
+        batch_size=3,
+        seed=1,
+        done=np.zeros(4, dtype=np.bool_),
     )
     assert answers([next(batches)]) == {0: "aaaa", 1: "bbb", 2: "cc"}
     with pytest.raises(KeyboardInterrupt):

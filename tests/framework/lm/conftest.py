@@ -1,14 +1,14 @@
 """Small real models and batches for the tests of this folder."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from partita.lm.base import GenerationRequest
+from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
 from partita.lm.huggingface import HuggingFaceModel, load_model
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.config import Config
@@ -91,6 +91,57 @@ def held_out_loss(lm: HuggingFaceModel) -> float:
         return lm.loss(lm.module, build_batch(99)).item()
 
 
+def slot_requests(*sizes: tuple[int, int], prefix: Sequence[int] = (), seed: int = 0) -> list[SlotRequest]:
+    """Random prompts of given lengths, behind a common beginning, with their limits on new tokens."""
+    draw = random.Random(seed)
+    return [
+        SlotRequest([*prefix, *(draw.randrange(2, 250) for _ in range(length))], limit, row, str(row).encode())
+        for row, (length, limit) in enumerate(sizes)
+    ]
+
+
+def greedy_alone(lm: HuggingFaceModel, request: GenerationRequest) -> tuple[int, ...]:
+    """Greedy new tokens of the library's own `generate` for one row without padding, up to the end token."""
+    prompt = torch.tensor([list(request.input_ids)])
+    ids = lm.base.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request.max_new_tokens, do_sample=False
+    )[0, prompt.shape[1] :].tolist()
+    end = lm.tokenizer.eos_token_id
+    return tuple(ids[: ids.index(end)] if end in ids else ids)
+
+
+def answer_in_slots(
+    lm: HuggingFaceModel,
+    requests: Sequence[SlotRequest],
+    *,
+    slots: int,
+    options: GenerationOptions | None = None,
+    prefix: Sequence[int] = (),
+    seed: int = 0,
+    plan: Sequence[int] = (1, 3, 0, 2, 0, 0),
+) -> dict[int, SlotAnswer]:
+    """What became of each row; `plan`, over and over, says how many prompts are read at once, 0 is a step."""
+    tokens = max(len(request.input_ids) + request.max_new_tokens for request in requests)
+    options = GenerationOptions({"do_sample": False}) if options is None else options
+    assert lm.why_no_slots(options, tokens=tokens) is None
+    opened = lm.open_slots(options, slots=slots, tokens=tokens, prefix=prefix, seed=seed)
+    found: dict[int, SlotAnswer] = {}
+    waiting, turn = list(requests), 0
+    with lm.evaluating():
+        while waiting or opened.live:
+            count = min(plan[turn % len(plan)] if plan else 0, slots - len(opened.live), len(waiting))
+            turn += 1
+            if not count and not opened.live:
+                count = 1
+            ended = opened.admit(waiting[:count]) if count else opened.step()
+            waiting = waiting[count:]
+            assert not {answer.request.row for answer in ended} & set(found), "a row came twice"
+            found |= {answer.request.row: answer for answer in ended}
+            assert len(opened.live) <= slots
+    opened.close()
+    return found
+
+
 @pytest.fixture(scope="session")
 def small() -> Any:
     """The builders of this file, under short names."""
@@ -103,6 +154,9 @@ def small() -> Any:
         take_steps = staticmethod(take_steps)
         held_out_loss = staticmethod(held_out_loss)
         sharpen = staticmethod(sharpen)
+        slot_requests = staticmethod(slot_requests)
+        greedy_alone = staticmethod(greedy_alone)
+        answer_in_slots = staticmethod(answer_in_slots)
 
     return Builders
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from partita.lm import precision
 from partita.lm.base import GenerationOptions
 from partita.lm.hub import explain
 from partita.lm.loading import find_device
@@ -33,6 +34,23 @@ def test_every_architecture_is_built_in_the_shape_that_is_asked_for(small, archi
     tied = lm.base.get_output_embeddings().weight is lm.base.get_input_embeddings().weight
     assert tied
     small.take_steps(lm, steps=1)
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 0.5), torch.bfloat16), ((1.0, 0.9), torch.float32)])
+def test_the_fastest_type_is_the_one_that_the_machine_multiplies_clearly_faster_in(
+    small, base_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], chosen: torch.dtype
+) -> None:
+    found = dict(zip((torch.float32, torch.bfloat16), seconds, strict=True))
+    monkeypatch.setattr(precision, "product_seconds", lambda dtype, *, device: found[dtype])
+    config = small.config(base_model=str(base_folder), model_parameters={"dtype": "fastest"}, trainer={"type": "none"})
+    assert {p.dtype for p in small.load(config, trainable=False).module.parameters()} == {chosen}
+
+
+def test_products_are_timed_in_either_type() -> None:
+    assert all(
+        0 < precision.product_seconds(dtype, device=torch.device("cpu")) < 5
+        for dtype in (torch.float32, torch.bfloat16)
+    )
 
 
 @pytest.mark.parametrize(

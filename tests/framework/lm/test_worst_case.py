@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from partita.lm import slots
 from partita.lm.base import GenerationOptions
+from partita.lm.slot_pool import SlotPool
 from partita.lm.worst_case import worst_requests
 
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1}
@@ -44,6 +46,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen2_moe": EXPERTS,
 }
 """Models whose cache simply grows."""
+SLOTTED = [kind for kind in PLAIN if kind != "bloom"]
+"""Those that answer in slots; bloom takes where a token stands from its mask, and a mask of slots does not tell it."""
 OTHER: dict[str, dict[str, Any]] = {
     "mistral": {**SHAPE, "sliding_window": 16},
     "gemma3_text": {
@@ -82,19 +86,32 @@ def models(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @contextmanager
 def watched(lm: Any) -> Iterator[Any]:
-    """Inside, passes are taken down: rows, tokens that are read, tokens in the cache after them; and the caches."""
+    """Inside, passes are taken down: rows, tokens that are read, tokens in the cache after them; and the caches.
+
+    `pools` are slots and tokens of a slot, of each pass in slots. What a model is looked at for once, to see if it can
+    answer in slots, is not among them.
+    """
 
     class Passes:
         seen: list[tuple[int, int, int]] = []
         caches: list[weakref.ref[Any]] = []
+        pools: list[tuple[int, int]] = []
 
     passes = Passes()
-    passes.seen, passes.caches = [], []
+    passes.seen, passes.caches, passes.pools = [], [], []
+    assert lm.slot_way
 
     def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         rows, tokens = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         mask = kwargs.get("attention_mask")
+        pool = kwargs.get("past_key_values")
+        if isinstance(pool, SlotPool):
+            place = pool.place
+            passes.seen.append((rows, tokens, place.width or place.start + tokens))
+            passes.pools.append((place.slots, place.tokens))
+            passes.caches.append(weakref.ref(pool))
+            return
         # Where nothing is padded, and in state spaces once the prompts are read, there is no mask.
         held = passes.seen[-1][2] if passes.seen else 0
         passes.seen.append((rows, tokens, mask.shape[1] if mask is not None else held + tokens))
@@ -108,10 +125,14 @@ def watched(lm: Any) -> Iterator[Any]:
         hook.remove()
 
 
-def worst(lm: Any, rows: int, options: dict[str, Any] | None = None, *, prompt: int, new: int) -> Any:
-    return lm.generate_worst_case(
-        rows, prompt_tokens=prompt, new_tokens=new, options=GenerationOptions(GREEDY | (options or {}))
-    )
+def worst(
+    lm: Any, rows: int, options: dict[str, Any] | None = None, *, prompt: int, new: int, slots: bool = True
+) -> Any:
+    chosen = GenerationOptions(GREEDY | (options or {}), slots=slots)
+    return lm.generate_worst_case(rows, prompt_tokens=prompt, new_tokens=new, options=chosen)
+
+
+BOTH = pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
 
 
 # What is run
@@ -121,12 +142,72 @@ def worst(lm: Any, rows: int, options: dict[str, Any] | None = None, *, prompt: 
 def test_of_a_plain_cache_the_prompts_are_read_and_the_last_tokens_decoded(models: Any, kind: str) -> None:
     lm = models(kind)
     with watched(lm) as passes:
-        timing = worst(lm, 3, prompt=20, new=40)
+        timing = worst(lm, 3, prompt=20, new=40, slots=False)
+    assert not passes.pools
     assert timing.prefill_seconds > 0
     assert timing.decode_seconds > 0
     assert passes.seen[0] == (3, 20, 20)
     assert passes.seen[-1] == (3, 1, 59), "the last token is not read any more"
     assert len(passes.seen) <= 6
+
+
+@pytest.mark.parametrize("kind", SLOTTED)
+def test_in_slots_a_group_of_prompts_is_read_and_the_last_tokens_made_with_all_slots_full(
+    models: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = models(kind)
+    monkeypatch.setitem(slots.READ_TOKENS, "cpu", 60)
+    with watched(lm) as passes:
+        timing = worst(lm, 7, prompt=20, new=40)
+    assert timing.prefill_seconds > 0
+    assert timing.decode_seconds > 0
+    assert passes.seen == [(1, 1, 1), (3, 20, 20), *((7, 1, length) for length in (57, 58, 59))]
+    assert set(passes.pools) == {(7, 60)}, "all slots are there, and full, while prompts are read"
+
+
+def test_prompts_that_fill_a_pass_badly_are_tried_shorter_as_well(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = models("llama")
+    for most, expected in ((60, [(3, 20, 20)]), (79, [(4, 19, 19), (3, 20, 20)]), (19, [(1, 20, 20)])):
+        monkeypatch.setitem(slots.READ_TOKENS, "cpu", most)
+        with watched(lm) as passes:
+            worst(lm, 5, prompt=20, new=2)
+        assert [seen for seen in passes.seen if seen[1] > 1] == expected
+    monkeypatch.setitem(slots.READ_TOKENS, "cpu", 79)
+    with watched(lm) as passes:
+        worst(lm, 3, prompt=20, new=2)
+    assert [seen for seen in passes.seen if seen[1] > 1] == [(3, 20, 20)], "there is no fourth row to read"
+
+
+def test_times_in_slots_are_those_of_all_prompts_and_of_one_step(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = models("llama")
+    seconds = 0.0
+
+    def forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal seconds
+        tokens = kwargs["input_ids"].shape[1]
+        seconds += 1.0 if tokens > 1 else 0.25
+
+    monkeypatch.setitem(slots.READ_TOKENS, "cpu", 79)
+    monkeypatch.setattr("partita.lm.worst_case.now", lambda device: seconds)
+    assert lm.slot_way
+    hook = lm.base.register_forward_pre_hook(forward, with_kwargs=True)
+    try:
+        timing = worst(lm, 12, prompt=20, new=40)
+        assert (timing.prefill_seconds, timing.decode_seconds) == (4.0, 0.25), "three prompts in a pass"
+        assert worst(lm, 12, prompt=20, new=1).decode_seconds == 0
+        assert lm.time_decode_step(12, length=30, options=GenerationOptions(GREEDY)) == 0.25
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_rows_within_a_sliding_window_are_in_slots(models: Any, kind: str) -> None:
+    lm = models(kind)
+    for new, expected in ((7, 3 + 1), (8, 9)):
+        with watched(lm) as passes:
+            worst(lm, 3, prompt=9, new=new)
+        assert bool(passes.pools) == (new == 7)
+        assert len(passes.seen) >= expected
 
 
 @pytest.mark.parametrize("kind", OTHER)
@@ -139,13 +220,14 @@ def test_of_any_other_cache_the_whole_generation_is_run(models: Any, kind: str) 
     assert passes.seen[-12:] == [(3, 20, 20), *((3, 1, place) for place in range(21, 32))]
 
 
+@BOTH
 @pytest.mark.parametrize("kind", [*PLAIN, *OTHER])
-def test_random_state_and_mode_are_as_before_and_no_cache_is_held(models: Any, kind: str) -> None:
+def test_random_state_and_mode_are_as_before_and_no_cache_is_held(models: Any, kind: str, slots: bool) -> None:
     lm = models(kind)
     torch.manual_seed(3)
     before = torch.get_rng_state()
     lm.module.train()
-    options = GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 5})
+    options = GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 5}, slots=slots)
     gc.collect()
     gc.disable()
     try:
@@ -153,6 +235,7 @@ def test_random_state_and_mode_are_as_before_and_no_cache_is_held(models: Any, k
             lm.generate_worst_case(2, prompt_tokens=9, new_tokens=11, options=options)
             lm.time_decode_step(2, length=12, options=options)
         assert passes.caches
+        assert bool(passes.pools) == (slots and kind in (*SLOTTED, "mistral", "gemma3_text"))
         # Before the next probe nobody looks for garbage: what is held only by itself would count as held.
         assert not any(cache() is not None for cache in passes.caches)
     finally:
@@ -174,18 +257,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("prompt", "new"), [(1, 1), (1, 2), (5, 6), (1, 7), (30, 20)])
-def test_every_option_runs_with_any_lengths(models: Any, options: dict[str, Any], prompt: int, new: int) -> None:
+def test_every_option_runs_with_any_lengths(
+    models: Any, options: dict[str, Any], prompt: int, new: int, slots: bool
+) -> None:
     lm = models("llama")
+    stopped = GenerationOptions(GREEDY | options, stop=("stop",), slots=slots)
     with watched(lm) as passes:
-        timing = worst(lm, 3, options, prompt=prompt, new=new)
-        step = lm.time_decode_step(3, length=prompt + new, options=GenerationOptions(GREEDY | options, stop=("stop",)))
+        timing = worst(lm, 3, options, prompt=prompt, new=new, slots=slots)
+        step = lm.time_decode_step(3, length=prompt + new, options=stopped)
     assert timing.prefill_seconds > 0
     assert (timing.decode_seconds > 0) == (new > 1)
     assert step > 0
     rows = 3 * options.get("num_beams", 1)
-    assert {seen[0] for seen in passes.seen} <= {3, rows}
+    # A single token is read for the pool to be there.
+    assert {seen[0] for seen in passes.seen} <= ({1, 3} if passes.pools else {3, rows})
+    assert bool(passes.pools) == (slots and not {"num_beams", "guidance_scale"} & options.keys())
     assert max(seen[2] for seen in passes.seen) >= prompt + new - 1
 
 
@@ -208,26 +297,30 @@ ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize(("adapter", "skips"), ADAPTERS.values(), ids=ADAPTERS)
 def test_adapters_run_up_to_the_end_of_the_context(
-    small: Any, architecture: str, adapter: dict[str, Any], skips: bool
+    small: Any, architecture: str, adapter: dict[str, Any], skips: bool, slots: bool
 ) -> None:
     lm = small.load(small.config(architecture=architecture, adapter=adapter))
     prompt = lm.context_length - 9
     with watched(lm) as passes:
-        assert worst(lm, 3, prompt=prompt, new=9).decode_seconds > 0
+        assert worst(lm, 3, prompt=prompt, new=9, slots=slots).decode_seconds > 0
+    assert bool(passes.pools) == (slots and skips), "learned tokens before the prompt are for batches"
     assert (len(passes.seen) < 9) == skips
     assert passes.seen[-1][2] == CONTEXT - 1, "virtual tokens lie in the cache as well"
-    assert lm.time_decode_step(3, length=prompt + 8, options=GenerationOptions(GREEDY)) > 0
+    assert lm.time_decode_step(3, length=prompt + 8, options=GenerationOptions(GREEDY, slots=slots)) > 0
 
 
-def test_eight_bits_run_as_they_are_used(small: Any, base_folder: Path) -> None:
+@BOTH
+def test_eight_bits_run_as_they_are_used(small: Any, base_folder: Path, slots: bool) -> None:
     config = small.config(base_model=str(base_folder), quantization={"bits": 8}, adapter={"type": "lora", "r": 4})
     lm = small.load(config)
     with watched(lm) as passes:
-        assert worst(lm, 2, prompt=20, new=30).decode_seconds > 0
+        assert worst(lm, 2, prompt=20, new=30, slots=slots).decode_seconds > 0
     assert passes.seen[-1] == (2, 1, 49)
+    assert bool(passes.pools) == slots
 
 
 # Where positions end
@@ -253,23 +346,29 @@ def test_new_tokens_end_with_learned_positions_only(
     # What is said to be reached can be run: rotary rows may go on beyond the context beside others.
     if prompt < CONTEXT:
         assert worst(lm, 2, prompt=prompt, new=reached).prefill_seconds > 0
+        assert worst(lm, 2, prompt=prompt, new=reached, slots=False).prefill_seconds > 0
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
 @pytest.mark.parametrize("length", [1, 30, CONTEXT - 4, CONTEXT - 1, CONTEXT])
-def test_a_decode_step_is_timed_near_the_end_of_learned_positions(models: Any, kind: str, length: int) -> None:
+def test_a_decode_step_is_timed_near_the_end_of_learned_positions(
+    models: Any, kind: str, length: int, slots: bool
+) -> None:
     lm = models(kind)
     with watched(lm) as passes:
-        assert lm.time_decode_step(3, length=length, options=GenerationOptions(GREEDY)) > 0
+        assert lm.time_decode_step(3, length=length, options=GenerationOptions(GREEDY, slots=slots)) > 0
+    assert bool(passes.pools) == slots
     last = passes.seen[-1][2]
     assert min(length, CONTEXT - 6) <= last <= CONTEXT
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["llama", "bloom", *OTHER])
-def test_a_decode_step_is_timed_at_the_length_that_is_asked_for(models: Any, kind: str) -> None:
+def test_a_decode_step_is_timed_at_the_length_that_is_asked_for(models: Any, kind: str, slots: bool) -> None:
     lm = models(kind)
     with watched(lm) as passes:
-        assert lm.time_decode_step(3, length=40, options=GenerationOptions(GREEDY)) > 0
+        assert lm.time_decode_step(3, length=40, options=GenerationOptions(GREEDY, slots=slots)) > 0
     timed = [held for rows, tokens, held in passes.seen if tokens == 1 and held >= 39]
     assert timed
     assert all(40 <= held <= 46 for held in timed)
@@ -277,9 +376,22 @@ def test_a_decode_step_is_timed_at_the_length_that_is_asked_for(models: Any, kin
         assert all(tokens <= 2 for _, tokens, _ in passes.seen), "no long prompt is read for it"
 
 
+@BOTH
+@pytest.mark.parametrize("kind", SLOTTED)
+@pytest.mark.parametrize(("length", "shared"), [(40, 0), (40, 7), (40, 8), (40, 39), (CONTEXT, CONTEXT - 1)])
+def test_a_decode_step_is_timed_behind_tokens_that_all_rows_share(
+    models: Any, kind: str, length: int, shared: int, slots: bool
+) -> None:
+    lm = models(kind)
+    options = GenerationOptions(GREEDY, slots=slots)
+    with watched(lm) as passes:
+        assert lm.time_decode_step(3, length=length, options=options, shared_tokens=shared) > 0
+    assert bool(passes.pools) == slots
+
+
 # Its memory
 
-MEASURED: dict[str, dict[str, Any]] = {
+IN_BATCHES: dict[str, dict[str, Any]] = {
     "grouped queries, greedy": {"rows": 160, "prompt": 24, "new": 40, "base": {"num_key_value_heads": 2}},
     "grouped queries, beams": {
         "rows": 64,
@@ -298,10 +410,44 @@ MEASURED: dict[str, dict[str, Any]] = {
     },
     "experts, long prompts": {"rows": 64, "prompt": 56, "new": 8, "base": {"architecture": "mixtral"}},
 }
+IN_SLOTS: dict[str, dict[str, Any]] = {
+    "slots, grouped queries": {"rows": 600, "prompt": 40, "new": 24, "base": {"num_key_value_heads": 2}},
+    "slots, learned positions, up to their end": {
+        "rows": 600,
+        "prompt": 48,
+        "new": 16,
+        "base": {"architecture": "gpt2"},
+    },
+    "slots, sampled": {
+        "rows": 600,
+        "prompt": 52,
+        "new": 12,
+        "base": {"architecture": "gpt_neox"},
+        "options": {"do_sample": True, "top_k": 5},
+    },
+    "slots, experts": {"rows": 600, "prompt": 56, "new": 8, "base": {"architecture": "mixtral"}},
+    "slots, common beginning": {
+        "rows": 600,
+        "prompt": 56,
+        "new": 8,
+        "base": {"num_key_value_heads": 2},
+        "prefix": 40,
+    },
+    "slots, penalties": {
+        "rows": 600,
+        "prompt": 58,
+        "new": 6,
+        "base": {"num_key_value_heads": 2},
+        "options": {"repetition_penalty": 1.3},
+    },
+}
+MEASURED = IN_BATCHES | IN_SLOTS
 MEASURE = """
 import json, sys
 from pathlib import Path
-from partita.lm.base import GenerationOptions
+from partita.inference.engine import generate_requests
+from partita.inference.halving import BatchLimit, Capacity
+from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer
 from partita.lm.worst_case import worst_requests
@@ -317,14 +463,23 @@ def load(base, sections):
     tokenizer = load_tokenizer(config, folder=Path(), texts=list)
     return load_model(config, folder=Path(), tokenizer=tokenizer, trainable=True)
 
-def peaks(rows, prompt, new, base={}, sections={}, options={}):
+def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
     lm = load(base, sections)
     memory = device_memory(lm.device)
-    chosen = GenerationOptions({"do_sample": False, "num_beams": 1} | options)
+    chosen = GenerationOptions({"do_sample": False, "num_beams": 1} | options, slots=slots)
+    assert (lm.why_no_slots(chosen, tokens=prompt + new) is None) == slots
 
     def whole():
         requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new)
-        answers = lm.generate(requests, chosen, seed=0)
+        begun = requests[0].input_ids[:prefix]
+        if slots:
+            # More than there are slots, so that prompts are read into slots that were full.
+            longer = [GenerationRequest([*begun, *one.input_ids[prefix:]], new) for one in requests]
+            shorter = [GenerationRequest(one.input_ids[:-1], new) for one in longer[:80]]
+            capacity = Capacity(rows, BatchLimit(rows))
+            answers = generate_requests(lm, [*longer, *shorter], options=chosen, capacity=capacity, seed=0)
+        else:
+            answers = lm.generate(requests, chosen, seed=0)
         assert any(answer.finish_reason == "length" for answer in answers)
 
     def worst():
@@ -332,7 +487,7 @@ def peaks(rows, prompt, new, base={}, sections={}, options={}):
 
     # What the heap happens to hold in pieces only ever adds to a peak.
     found = [float("inf")] * 2
-    for _ in range(3):
+    for _ in range(2 if slots else 3):
         for place, work in enumerate((whole, worst)):
             with memory.measure() as peak:
                 work()
@@ -348,8 +503,9 @@ def peaks() -> dict[str, list[float]]:
     """Peaks of the whole generation and of the worst case of each measured case, in a process of its own."""
     if sys.platform != "linux":
         pytest.skip("peaks are measured on Linux only")
+    cases = {name: {"slots": name in IN_SLOTS, **case} for name, case in MEASURED.items()}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURE, json.dumps(MEASURED)],
+        [sys.executable, "-W", "ignore", "-c", MEASURE, json.dumps(cases)],
         capture_output=True,
         text=True,
         timeout=200,

@@ -16,13 +16,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from partita import Model
 from partita.cli.main import run
+from partita.lm.slot_check import find_way
+from partita.lm.slot_pool import SlotPool
 from partita_trainers.batch_size import memory
 from partita_trainers.batch_size.memory import Peak, within
 
 WEIGHTS, STATE = 10_000_000, 4_000_000
 """Bytes of the model, and of an optimizer that has taken a step."""
 READ, CACHED, LEARNED = 3_000, 1_000, 20_000
-"""Bytes of a token that goes through the model, that lies in the cache, and that goes through it with gradients."""
+"""Bytes of a token that goes through the model, that has a place in the cache, and that goes through it with gradients.
+
+A slot has all its places from the first token on; the cache of a batch has those of the tokens so far.
+"""
 PASS_SECONDS, TOKEN_SECONDS = 1.0, 1e-7
 NEW = 40
 """New tokens of an answer. The longest prompt has 8 tokens, the longest row with its answer 24."""
@@ -37,6 +42,8 @@ class Pass:
     """Tokens of a row that are read."""
     held: int
     """Tokens of a row in the cache after it; 0 without one."""
+    slots: int
+    """Slots of the pool, also those that the pass has nothing to do with; 0 without one."""
     learning: bool
     measured: bool
     """Whether it was a probe."""
@@ -48,8 +55,11 @@ class Device:
     """What the process holds, and what it may hold at most: `ceiling`."""
 
     new_tokens = NEW
-    answer, loss, step = (8 + NEW - 1) * CACHED + READ, 24 * READ, 24 * LEARNED
-    """Bytes of a row at its worst: of an answer, whose last token is never read; of a loss; of learning."""
+    answer, loss, step = (8 + NEW) * CACHED + 8 * READ, 24 * READ, 24 * LEARNED
+    """Bytes of a row at its worst: of an answer in a slot, while all prompts are read at once; of a loss; of learning.
+    """
+    batch_answer = (8 + NEW - 1) * CACHED + READ
+    """The same of an answer in a batch, whose cache grows and whose last token is never read."""
     weights, state = WEIGHTS, STATE
 
     def __init__(self) -> None:
@@ -58,6 +68,8 @@ class Device:
         self.seconds = 0.0
         """A clock that only forward passes move."""
         self.before_pass: Callable[[Pass], None] = lambda coming: None
+        self.checking = False
+        """Whether three short rows are looked at, once in the life of a model, to see if it can answer in slots."""
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.peaks: list[int] = []
 
@@ -66,18 +78,35 @@ class Device:
         """Bytes of the model and of optimizers."""
         return WEIGHTS + STATE * len(self.optimizers)
 
+    def find_way(self, lm: Any) -> Any:
+        """As in `partita.lm.slot_check`; its few tokens count for nothing."""
+        self.checking = True
+        try:
+            return find_way(lm)
+        finally:
+            self.checking = False
+
     def leave(self, used: int, *, training: bool = False) -> None:
         """Put the ceiling so that this many bytes are left beside the model, or beside it and its optimizer."""
         self.ceiling = WEIGHTS + (STATE if training else 0) + used
 
     def forward(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Count a pass before it is made, and refuse it where it is too large."""
+        if self.checking:
+            return
         rows, tokens = kwargs["input_ids"].shape
         cache = kwargs.get("past_key_values")
-        held = tokens + cache.get_seq_length() if cache is not None else 0
+        held, slots, places = 0, 0, 0
+        if isinstance(cache, SlotPool):
+            place = cache.place
+            held, slots = place.width or place.start + tokens, place.slots
+            places = place.slots * place.tokens
+        elif cache is not None:
+            held = tokens + cache.get_seq_length()
+            places = rows * held
         learning = torch.is_grad_enabled()
-        used = rows * (tokens * (LEARNED if learning else READ) + held * CACHED)
-        coming = Pass(rows, tokens, held, learning, bool(self.peaks), used)
+        used = rows * tokens * (LEARNED if learning else READ) + places * CACHED
+        coming = Pass(rows, tokens, held, slots, learning, bool(self.peaks), used)
         self.before_pass(coming)
         self.passes.append(coming)
         self.seconds += PASS_SECONDS + rows * tokens * TOKEN_SECONDS
@@ -156,6 +185,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(assembly, "load_model", loaded)
+    monkeypatch.setattr("partita.lm.huggingface.find_way", found.find_way)
     monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(found, allowed))
     for module in (
         "partita.lm.worst_case",
@@ -248,10 +278,9 @@ def rows(colours: Any) -> Any:
 
 @pytest.fixture
 def asked(colours: Any) -> Any:
-    """28 rows, at least one of which is as long as any."""
-    found = colours.rows(28)
-    found[0]["text"] = "I see 3 balls and they are red"
-    return found
+    """28 rows that all differ, at least one of which is as long as any."""
+    longest = {"text": "I see 3 balls and they are red", "colour": "red", "number": 3}
+    return list({row["text"]: row for row in [longest, *colours.rows(200)]}.values())[:28]
 
 
 @pytest.fixture

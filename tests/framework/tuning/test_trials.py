@@ -1,6 +1,6 @@
 """What sizes are tried with: the work at its worst, and what the data comes to, against a plain count."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Asked:
 
     context_length: int | None = None
     vocabulary: int = 50
+    longest_slot: int = 1000
     seen: list[Any] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     module: Any = field(default_factory=lambda: torch.nn.Linear(1, 1))
@@ -40,14 +41,19 @@ class Asked:
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         return new_tokens if self.context_length is None else min(new_tokens, self.context_length - prompt_tokens)
 
+    def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        if not options.slots:
+            return "generation.slots is false"
+        return None if tokens <= self.longest_slot else f"a sliding window of {self.longest_slot} tokens"
+
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
     ) -> Timing:
         self.seen.append((rows, prompt_tokens, new_tokens, options))
         return Timing(1.0, 0.5)
 
-    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions) -> float:
-        self.seen.append((rows, length, options))
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
+        self.seen.append((rows, length, options, shared_tokens))
         return 0.25
 
     def loss(self, module: Any, batch: Batch) -> torch.Tensor:
@@ -58,6 +64,7 @@ class Asked:
 
 
 OPTIONS = GenerationOptions({"do_sample": False, "num_beams": 1})
+IN_BATCHES = replace(OPTIONS, slots=False)
 
 
 def counted(batches: list[list[int]]) -> Volume:
@@ -71,10 +78,28 @@ def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows:
     ordered = sorted(lengths.tolist(), reverse=True)
     expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
     assert sorted_volume(lengths, rows) == expected
-    generation = GenerationTrial(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    generation = GenerationTrial(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
     evaluation = EvaluationTrial(Asked(), lengths=lengths, most_learned=1)  # type: ignore[arg-type]
     assert generation.volume(rows) == evaluation.volume(rows) == expected
     assert sorted_volume(lengths, 1) == Volume(batches=len(lengths), tokens=int(lengths.sum()))
+
+
+@given(LENGTHS, ROWS)
+def test_slots_are_filled_as_often_as_batches_would_be_and_nothing_is_padded(lengths: np.ndarray, rows: int) -> None:
+    trial = GenerationTrial(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    batches = GenerationTrial(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    assert trial.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
+
+
+def test_the_engine_is_that_of_the_longest_row() -> None:
+    lengths = np.array([5, 30, 12])
+
+    def trial(room: int, options: GenerationOptions = OPTIONS) -> GenerationTrial:
+        return GenerationTrial(Asked(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
+
+    assert (trial(70).engine, trial(69).engine, trial(70, IN_BATCHES).engine) == ("slots", "static", "static")
+    assert trial(70).volume(2) == Volume(batches=2, tokens=47)
+    assert trial(69).volume(2) == Volume(batches=2, tokens=2 * 30 + 5)
 
 
 def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
@@ -85,18 +110,35 @@ def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
 # The work
 
 
-def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens() -> None:
+@pytest.mark.parametrize(
+    ("options", "usual"),
+    [(OPTIONS, 16), (IN_BATCHES, 30)],
+    ids=["behind a prompt of the usual length", "behind a batch as wide as its longest prompt"],
+)
+def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: GenerationOptions, usual: int) -> None:
     lm = Asked()
-    trial = GenerationTrial(lm, OPTIONS, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
+    trial = GenerationTrial(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
     assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("generation", 3, 30, 40)
     assert trial.run(2) == Timing(1.0, 0.5)
-    assert lm.seen.pop() == (2, 30, 40, OPTIONS)
+    assert lm.seen.pop() == (2, 30, 40, options)
     assert trial.decode_step(3) == 0.25
-    rows, length, options = lm.seen.pop()
-    assert (rows, options) == (3, OPTIONS)
-    assert length == 30 + 20, "in the middle of an answer, behind a batch as wide as its longest prompt"
+    assert lm.seen.pop() == (3, usual + 20, options, 0), "in the middle of an answer"
     trial.warm_up()
     assert lm.seen.pop()[0] == 1
+
+
+def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_step() -> None:
+    lm, lengths = Asked(), np.array([12, 30, 18])
+    trial = GenerationTrial(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
+    assert trial.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
+    trial.decode_step(3)
+    assert lm.seen.pop() == (3, 20 + 20, OPTIONS, 10)
+    batches = replace(trial, options=IN_BATCHES)
+    assert batches.volume(2) == Volume(batches=2, tokens=2 * 30 + 12)
+    # Of a prompt that is only what all begin with, its last token is still read.
+    alike = replace(trial, lengths=np.full(3, 12), shared_tokens=12)
+    alike.decode_step(3)
+    assert lm.seen.pop() == (3, 12 + 20, OPTIONS, 11)
 
 
 def test_new_tokens_are_those_that_the_context_leaves() -> None:

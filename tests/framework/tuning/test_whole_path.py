@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from partita import Model
+from partita.lm import slots
 from partita_schema.errors import OutOfMemory, PartitaError
 
 ZERO_SHOT = {"type": "none", "batch_size": "auto"}
@@ -23,29 +24,55 @@ def statuses(found: Any) -> set[str]:
     return {row["status"] for row in found}
 
 
-def test_what_is_tuned_is_used_to_predict_and_to_evaluate(device: Any, zero_shot: Any, asked: Any) -> None:
-    device.leave(7 * device.answer + device.answer // 2)
-    model = zero_shot()
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+def test_what_is_tuned_is_used_to_predict_and_to_evaluate(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
+    answer = device.answer if slots else device.batch_answer
+    room = 7 * answer + answer // 2
+    device.leave(room)
+    model = zero_shot(generation={"slots": slots})
     sizes = model.tune(asked).found()
     assert sizes.keys() == {"generation", "evaluation"}
     found = sizes["generation"]
     assert (found.rows, found.fits, found.best, found.origin) == (7, 7, 7, "tuned")
     assert (found.prompt_tokens, found.new_tokens, found.device) == (8, device.new_tokens, "cpu")
-    assert found.budget_bytes == 7 * device.answer + device.answer // 2
+    assert found.budget_bytes == room
     assert [(probe.rows, probe.used_bytes, probe.verdict) for probe in found.probes] == [
-        (rows, rows * device.answer, "fits") for rows in (1, 4, 7)
+        (rows, rows * answer, "fits") for rows in (1, 4, 7)
     ]
-    assert sizes["evaluation"].fits == (7 * device.answer + device.answer // 2) // device.loss
+    assert sizes["evaluation"].fits == room // device.loss
     device.passes.clear()
     predictions = model.predict(asked)
     assert statuses(predictions) == {"ok"}
-    assert (predictions.stats.batches, predictions.stats.batch_size, predictions.stats.out_of_memory) == (4, 7, 0)
+    assert (predictions.stats.batch_size, predictions.stats.out_of_memory) == (7, 0)
     passes = device.work()
-    assert {one.rows for one in passes} == {7}, "nothing is probed again, and every batch is full"
+    assert {one.rows for one in passes} == {7}, "nothing is probed again, and no slot or place is ever empty"
+    assert {one.slots for one in passes} == {7 if slots else 0}
+    assert len(passes) == 4 * device.new_tokens
+    assert max(one.used for one in passes) == found.probes[-1].used_bytes, "the job takes what its probe took"
     model.evaluate(asked)
     passes = device.work()
     assert {one.rows for one in passes if one.held} == {7}
     assert max(one.rows for one in passes if not one.held) == sizes["evaluation"].rows
+
+
+@pytest.mark.parametrize("most", [24, 21])
+def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
+    device: Any, zero_shot: Any, asked: Any, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    # Prompts of 8 tokens fill a pass of 24, and leave room in one of 21, which shorter prompts fill.
+    monkeypatch.setitem(slots.READ_TOKENS, "cpu", most)
+    places, reading = (8 + device.new_tokens) * 1_000, most * 3_000
+    device.leave(7 * places + reading + places // 2)
+    model = zero_shot()
+    found = model.tune(asked).found()["generation"]
+    assert (found.rows, found.fits) == (7, 7)
+    assert {probe.rows: probe.used_bytes for probe in found.probes}[7] == 7 * places + reading
+    device.passes.clear()
+    assert model.predict(asked).stats.out_of_memory == 0
+    passes = [one for one in device.passes if one.tokens > 1]
+    assert max(one.rows for one in passes if one.tokens == 8) == most // 8
+    assert 16 < max(one.rows * one.tokens for one in passes) <= most
+    assert max(one.used for one in passes) <= 7 * places + reading
 
 
 def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
@@ -108,11 +135,13 @@ def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, a
     assert max(one.rows for one in device.work()) == found.rows
 
 
-def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, asked: Any) -> None:
-    straight = zero_shot()
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
+    straight = zero_shot(generation={"slots": slots})
     expected = [row["colour_raw"] for row in straight.predict(asked)]
-    device.fall(3 * device.answer + device.answer // 2, when=lambda one: one.held > 30 and one.rows > 4)
-    model = zero_shot()
+    answer = device.answer if slots else device.batch_answer
+    device.fall(3 * answer + answer // 2, when=lambda one: one.held > 30 and one.rows > 4)
+    model = zero_shot(generation={"slots": slots})
     found = model.predict(asked, fresh=True)
     assert [row["colour_raw"] for row in found] == expected
     assert statuses(found) == {"ok"}
@@ -121,18 +150,53 @@ def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, 
     device.passes.clear()
     again = model.predict(asked, fresh=True)
     assert again.stats.out_of_memory == 0, "what was learned once is not learned again"
+    assert {bool(one.slots) for one in device.passes} == {slots}
+
+
+SAMPLED = {"do_sample": True, "temperature": 1.5}
+
+
+def texts(found: Any) -> list[str]:
+    return [row["colour_raw"] for row in found]
+
+
+def test_sampled_answers_in_slots_go_on_with_any_number_of_them(
+    device: Any, zero_shot: Any, asked: Any, tmp_path: Path
+) -> None:
+    def model(most: int) -> Any:
+        return zero_shot(generation=SAMPLED, max_batch_size=most)
+
+    straight = texts(model(7).predict(asked, tmp_path / "straight.jsonl"))
+    assert len(set(straight)) > 20
+    count = 0
+
+    def stop(coming: Any) -> None:
+        nonlocal count
+        count += not coming.measured and coming.slots == 7 and coming.tokens == 1
+        if count == 60:
+            raise KeyboardInterrupt
+
+    device.before_pass = stop
+    with pytest.raises(KeyboardInterrupt):
+        model(7).predict(asked, tmp_path / "stopped.jsonl")
+    device.before_pass = lambda coming: None
+    device.work()
+    found = model(4).predict(asked, tmp_path / "stopped.jsonl")
+    assert 7 <= found.stats.resumed < len(asked)
+    assert max(one.slots for one in device.work()) == found.stats.batch_size == 4
+    assert texts(found) == straight
+    assert texts(model(3).predict(asked, tmp_path / "other.jsonl")) == straight
+    device.fall(2 * device.answer, when=lambda one: one.held > 30)
+    cut = model(7).predict(asked, tmp_path / "cut.jsonl")
+    assert cut.stats.out_of_memory > 0
+    assert texts(cut) == straight
 
 
 def test_sampled_answers_that_were_begun_go_on_in_their_batches(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:
-    sampled = {"do_sample": True, "temperature": 1.5}
-
     def model(most: int) -> Any:
-        return zero_shot(generation=sampled, max_batch_size=most)
-
-    def texts(found: Any) -> list[str]:
-        return [row["colour_raw"] for row in found]
+        return zero_shot(generation={**SAMPLED, "slots": False}, max_batch_size=most)
 
     straight = texts(model(7).predict(asked, tmp_path / "straight.jsonl"))
     count = 0
@@ -160,6 +224,8 @@ def test_sampled_answers_that_were_begun_go_on_in_their_batches(
         ({}, "cached"),
         ({"generation": {"temperature": 0.5, "do_sample": True}}, "tuned"),
         ({"generation": {"num_beams": 2}}, "tuned"),
+        ({"generation": {"slots": False}}, "tuned"),
+        ({"generation": {"logprobs": True}}, "tuned"),
         ({"generation": {"max_new_tokens": 39}}, "tuned"),
         ({"prompt": {"template": "Well, once more: what do you see here? {text}"}}, "tuned"),
         ({"base_model": {"hidden_size": 64}}, "tuned"),
@@ -212,7 +278,7 @@ def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
     assert sorted(tmp_path.rglob("*")) == before, "no answers, no journal, no kept size"
 
 
-@pytest.mark.parametrize("left", [49_000, 1_000, 0], ids=["one row", "warm-up", "model"])
+@pytest.mark.parametrize("left", [71_000, 1_000, 0], ids=["one row", "warm-up", "model"])
 def test_a_device_that_is_full_before_one_row_is_told_like_one_that_is_too_small(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path, left: int
 ) -> None:

@@ -8,6 +8,7 @@ token is refused.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,12 @@ class Encoder:
     beginning: tuple[int, ...] = ()
     """Tokens before a prompt that is not made by a chat template (BOS)."""
 
+    @cached_property
+    def end(self) -> int | None:
+        """The token that ends a text; the tokenizer looks it up anew each time."""
+        found: int | None = self.shaper.tokenizer.eos_token_id
+        return found
+
     @property
     def expander(self) -> "Expander | None":
         """What makes training rows of dialogues; None where no input is a dialogue."""
@@ -87,6 +94,12 @@ class Encoder:
     def encode_prompt(self, row: Row, *, key: str) -> PromptExample:
         """A row for prediction."""
         return self.encode_prompts([row], [key])[0]
+
+    def answer_ids(self, answer: str) -> tuple[int, ...]:
+        """Tokens of an answer as it is learned, and of what a chat template writes behind it."""
+        assert isinstance(self.shaper, Shaper), "a shaper of one's own knows no answers but those of rows"
+        parts = self._tokenize([segment.text for segment in self.shaper.answer_segments(answer)])
+        return tuple(token for part in parts for token in part)
 
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
         """Rows for training in one call of the tokenizer; a RowError stands in the place of a bad one."""
@@ -150,7 +163,7 @@ class Encoder:
         An answer is what is learned behind what is not; its end is no part of it and has no limit.
         """
         parts: list[tuple[list[int], bool]] = []
-        end = self.shaper.tokenizer.eos_token_id
+        end = self.end
         limit = self.answer_limit
         begins = True
         for place, (segment, part) in enumerate(zip(shaped.segments, ids, strict=True)):

@@ -77,11 +77,13 @@ class Shaper:
         tokenizer: Any,
         labels: Mapping[str, Sequence[str]] | None = None,
         retriever: Retriever | None = None,
+        chat: "ChatTemplate | None" = None,
     ) -> None:
         """`tokenizer` is a fast transformers tokenizer, or None to render without limits and chat template.
 
-        `labels` are those of each category output: the worked examples of the file must use them. Raises ModelError
-        where the chat template is missing or refuses the prompt's shape, DataError where a worked example is wrong.
+        `chat` takes the place of the tokenizer's chat template. `labels` are those of each category output: the worked
+        examples of the file must use them. Raises ModelError where the chat template is missing or refuses the prompt's
+        shape, DataError where a worked example is wrong.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -89,7 +91,9 @@ class Shaper:
         self._prompt = config.prompt
         self._fields = frozenset(template_fields(config.prompt.template or ""))
         self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
-        self._chat = ChatTemplate(tokenizer, system=config.prompt.system) if uses_chat(config, tokenizer) else None
+        self._chat = chat
+        if chat is None and uses_chat(config, tokenizer):
+            self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
         self._dialogues = self._dialogue_shaper()
 
     @property
@@ -124,6 +128,10 @@ class Shaper:
             self._shape(row, [*self._examples, *examples], supervised=supervised)
             for row, examples in zip(rows, chosen, strict=True)
         ]
+
+    def answer_segments(self, answer: str) -> tuple[Segment, ...]:
+        """Segments of an answer and of what the chat template puts behind it, as they stand behind any prompt."""
+        return (Segment(answer, True),) if self._chat is None else self._chat.answer_behind_prompt(answer)
 
     def _shape(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> Shaped:
         if self._dialogues is not None:
@@ -298,9 +306,13 @@ class ChatTemplate:
         told = whole[len(prompt) :]
         for text in (answer, answer.strip()):
             if told == self._before + text + self._behind:
-                segments = (Segment(self._before + text, True), Segment(self._behind, True))
-                return tuple(segment for segment in segments if segment.text)
+                return self.answer_behind_prompt(text)
         raise RowError(f"the chat template rewrites the answer {answer[:60]!r}; write chat: false or another template")
+
+    def answer_behind_prompt(self, answer: str) -> tuple[Segment, ...]:
+        """Segments of an answer, with what the template writes around it."""
+        segments = (Segment(self._before + answer, True), Segment(self._behind, True))
+        return tuple(segment for segment in segments if segment.text)
 
     def _surroundings(self) -> tuple[str, str]:
         """What the template writes between the prompt and an answer, and behind the answer."""

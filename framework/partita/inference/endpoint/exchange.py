@@ -1,0 +1,131 @@
+"""Requests on their way: a thread with an event loop of its own, so that a notebook with one can use it as well.
+
+The thread that asks hands requests in and takes outcomes out; everything between is the loop's. Leaving the context
+ends all requests at once: a server sees closed connections.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx2
+
+from partita.inference.endpoint.asking import Asker, Failure
+from partita.inference.endpoint.pace import Pace
+from partita.inference.endpoint.protocol import Mode, Reply
+from partita_schema.backend import EndpointBackend
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row's request."""
+
+    row: int
+    body: Mapping[str, Any]
+    tokens: int
+    """Tokens of prompt and answer at most, as far as they can be told here."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a row's request."""
+
+    row: int
+    result: Reply | Failure
+
+
+class Exchange:
+    """Sends at most `concurrency` requests at the same time. A context manager."""
+
+    def __init__(
+        self,
+        backend: EndpointBackend,
+        *,
+        mode: Mode,
+        key: str | None,
+        concurrency: int,
+        logprobs: bool = False,
+    ) -> None:
+        self.backend, self.mode, self.key, self.concurrency = backend, mode, key, concurrency
+        self.logprobs = logprobs
+        self._outcomes: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="partita endpoint", daemon=True)
+
+    def __enter__(self) -> "Exchange":
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(RuntimeError):  # the loop has ended already, by a mistake of ours
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+
+    def send(self, question: Question) -> None:
+        """Hand in a request; it begins as soon as another one has ended."""
+        self._loop.call_soon_threadsafe(self._questions.put_nowait, question)
+
+    def receive(self) -> list[Outcome]:
+        """Outcomes that have come, at least one: waits for it."""
+        first = self._outcomes.get()
+        if isinstance(first, BaseException):
+            raise first
+        return [first, *self.arrived()]
+
+    def arrived(self) -> list[Outcome]:
+        """Outcomes that have come; waits for none."""
+        found: list[Outcome] = []
+        while not self._outcomes.empty():
+            outcome = self._outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            found.append(outcome)
+        return found
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._questions: asyncio.Queue[Question] = asyncio.Queue()
+            self._main = self._loop.create_task(self._work())
+            self._started.set()
+            try:
+                self._loop.run_until_complete(self._main)
+            except asyncio.CancelledError:
+                pass
+            except BaseException as error:  # a mistake of ours: whoever waits for outcomes must hear of it
+                self._outcomes.put(error)
+
+    async def _work(self) -> None:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx2.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+        async with (
+            httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            asker = Asker(
+                client,
+                self.backend,
+                self.mode,
+                Pace(
+                    requests_per_minute=self.backend.requests_per_minute,
+                    tokens_per_minute=self.backend.tokens_per_minute,
+                ),
+                logprobs=self.logprobs,
+                secret=self.key,
+            )
+            for _ in range(self.concurrency):
+                tasks.create_task(self._answer(asker))
+
+    async def _answer(self, asker: Asker) -> None:
+        while True:
+            question = await self._questions.get()
+            result = await asker.ask(question.body, tokens=question.tokens)
+            self._outcomes.put(Outcome(question.row, result))

@@ -1,0 +1,175 @@
+"""Which engine answers, and answers by it.
+
+Slots wherever the model and the options allow them, else sorted batches; the log says which and why. Where the model is
+on a server, the server.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.inference.endpoint.server import Server
+from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.prompts import Lengths, PromptSource
+from partita.inference.results import BatchResult
+from partita.inference.slots import SlotRun, Work
+from partita.inference.static import generate_in_batches, requests_in_batches
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from partita.lm.base import GenerativeModel
+
+logger = logging.getLogger(__name__)
+
+Engine = Literal["slots", "static", "server"]
+
+
+def room_for(
+    lm: "GenerativeModel | Server", lengths: Lengths, *, max_new_tokens: int
+) -> tuple[Lengths, npt.NDArray[np.integer]]:
+    """Tokens of each prompt, 0 for those that fill the context, and most new tokens of each row."""
+    room = lm.context_length
+    if room is None:
+        return lengths, np.full(len(lengths), max_new_tokens)
+    kept = np.where(lengths >= room, 0, lengths)
+    return kept, np.minimum(max_new_tokens, room - kept)
+
+
+def choose_engine(
+    lm: "GenerativeModel | Server", lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int
+) -> Engine:
+    """The engine for prompts of these lengths; the log says why it is not the slots."""
+    if isinstance(lm, Server):
+        return "server"
+    kept, new_tokens = room_for(lm, lengths, max_new_tokens=max_new_tokens)
+    reason = lm.why_no_slots(options, tokens=int((kept + new_tokens)[kept > 0].max(initial=0)))
+    if reason is None:
+        return "slots"
+    refuse_without_slots(options, reason)
+    logger.info("answers are generated in sorted batches, not in slots: %s", reason)
+    return "static"
+
+
+def refuse_without_slots(options: GenerationOptions, reason: str) -> None:
+    """Raises ModelError where answers are held to something that only slots can keep."""
+    key = "decoder.scoring" if options.labels else "decoder.constrain" if options.grammar is not None else None
+    if key is not None:
+        raise ModelError(f"{key} needs answers that are made in slots, and here they are not: {reason}; remove {key}")
+
+
+def generate_rows(
+    lm: "GenerativeModel | Server",
+    prompts: PromptSource,
+    *,
+    engine: Engine,
+    options: GenerationOptions,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    done: npt.NDArray[np.bool_],
+    limit: BatchLimit | None = None,
+    room_tokens: int | None = None,
+) -> Iterator[BatchResult]:
+    """Answers of all rows that have a prompt and are not `done` [rows], as they come.
+
+    `unanswerable` rows are left out. Where the context leaves less room than `max_new_tokens`, a row gets what there
+    is. At most `batch_size` rows are answered at a time, fewer by `limit`, which falls where memory runs out, and more
+    shorter ones where memory holds `room_tokens` and that alone decided the size. An
+    interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded before is
+    complete.
+    """
+    lengths, new_tokens = room_for(lm, prompts.lengths, max_new_tokens=max_new_tokens)
+    limit = BatchLimit(batch_size) if limit is None else limit
+    if engine == "static" and not isinstance(lm, Server):
+        yield from generate_in_batches(
+            lm,
+            prompts,
+            options=options,
+            lengths=lengths,
+            new_tokens=new_tokens,
+            batch_size=batch_size,
+            seed=seed,
+            done=done,
+            limit=limit,
+        )
+        return
+    work = Work(
+        lengths,
+        new_tokens,
+        fetch=prompts.prompts,
+        key=lambda row: prompts.keys[row].tobytes(),
+        prefix=prompts.prefix,
+        digests=None if options.arguments.get("do_sample") else prompts.digests,
+    )
+    if isinstance(lm, Server):
+        yield from lm.answers(work, options, concurrency=batch_size, seed=seed, left=~done)
+        return
+    run = SlotRun(lm, work, options, slots=batch_size, seed=seed, left=~done, limit=limit, room_tokens=room_tokens)
+    yield from run.answers()
+
+
+def generate_requests(
+    lm: "GenerativeModel",
+    requests: Sequence[GenerationRequest],
+    *,
+    options: GenerationOptions,
+    capacity: Capacity,
+    seed: int,
+) -> list[Generated]:
+    """Answers to all requests, in their order. Raises OutOfMemory where one does not fit alone, and what else comes."""
+    lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
+    most = max((request.max_new_tokens for request in requests), default=0)
+    if not requests or choose_engine(lm, lengths, options=options, max_new_tokens=most) == "static":
+        return requests_in_batches(lm, requests, options=options, capacity=capacity, seed=seed)
+    run = run_of_requests(lm, requests, options=options, capacity=capacity, seed=seed)
+    found = {result.row: result for batch in run.answers() for result in batch.results}
+    return [answer_of(found[row].generated, found[row].error) for row in range(len(requests))]
+
+
+def run_of_requests(
+    lm: "GenerativeModel",
+    requests: Sequence[GenerationRequest],
+    *,
+    options: GenerationOptions,
+    capacity: Capacity,
+    seed: int,
+) -> SlotRun:
+    """The slots that answer requests; what one raises is raised."""
+    prompts = [list(request.input_ids) for request in requests]
+    work = Work(
+        lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
+        new_tokens=np.array([request.max_new_tokens for request in requests]),
+        fetch=lambda rows: [prompts[row] for row in rows],
+        key=lambda row: row.to_bytes(8, "little"),
+        prefix=common_beginning(prompts),
+    )
+    left = np.ones(len(prompts), dtype=np.bool_)
+    return SlotRun(
+        lm,
+        work,
+        options,
+        slots=capacity.rows,
+        seed=seed,
+        left=left,
+        limit=capacity.limit,
+        room_tokens=capacity.room_tokens,
+        tolerant=False,
+    )
+
+
+def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
+    """Tokens that all prompts begin with."""
+    first, last = min(prompts), max(prompts)  # all others lie between them, and share what these do
+    same = next((place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
+    return first[: min(len(first), len(last)) if same is None else same]
+
+
+def answer_of(generated: Generated | None, error: str | None) -> Generated:
+    """The answer. Raises ModelError where there is none."""
+    if generated is None:
+        raise ModelError(error or "no answer")
+    return generated

@@ -1,0 +1,384 @@
+"""The slot engine: rows are answered at the same time, and whenever one has ended the next one takes its slot.
+
+Rows start with the longest prompt, so that memory is short at the beginning if ever, and prompts that are read together
+are of like length. What all prompts begin with is read once. Rows with equal prompts are answered once where answers
+are greedy. A sampled answer follows from the seed and the row's key: no answer depends on which rows stood beside it,
+on the number of slots, or on whether the job was killed in between.
+
+Where memory runs out the slots are halved and the rows in them begin anew; only a row that does not fit alone is an
+error. Prompts that cannot be read together are read one by one, and when a step fails, each of its rows is answered
+alone: only rows that fail then are errors. A failure of the device itself ends the job.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.inference.halving import BatchLimit
+from partita.inference.prompts import described
+from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, SlotAnswer, SlotRequest
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size.memory import attempt, free_everything
+
+if TYPE_CHECKING:
+    from partita.lm.base import GenerativeModel
+
+logger = logging.getLogger(__name__)
+
+FREE_SHARE = 8
+"""Prompts are read once an eighth of the slots is free."""
+MORE_SLOTS = 4
+"""How many times the slots for the longest rows there may be for shorter ones, where memory decides."""
+SECONDS = 0.02
+"""Answers wait no longer than this to be handed on."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows to answer, and what is known of them."""
+
+    lengths: npt.NDArray[np.integer]
+    """Tokens of each prompt; 0 for rows that are not asked."""
+    new_tokens: npt.NDArray[np.integer]
+    """Most new tokens of each row."""
+    fetch: Callable[[Sequence[int]], list[list[int]]]
+    """The tokens of prompts."""
+    key: Callable[[int], bytes]
+    """What a row's random numbers follow from."""
+    prefix: Sequence[int] = ()
+    """Tokens that all prompts begin with."""
+    digests: npt.NDArray[np.void] | None = None
+    """Equal for rows with equal prompts; None to answer each row by itself."""
+
+
+@dataclass
+class Times:
+    """What was done since the last answers were handed on."""
+
+    started: float = field(default_factory=time.perf_counter)
+    prompt_tokens: int = 0
+    padded_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    steps: int = 0
+    row_steps: int = 0
+    out_of_memory: int = 0
+
+
+class SlotRun:
+    """Answers the rows of a work that are left."""
+
+    def __init__(
+        self,
+        lm: "GenerativeModel",
+        work: Work,
+        options: GenerationOptions,
+        *,
+        slots: int,
+        seed: int,
+        left: npt.NDArray[np.bool_],
+        limit: BatchLimit,
+        room_tokens: int | None = None,
+        tolerant: bool = True,
+    ) -> None:
+        """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
+
+        `room_tokens` are all that memory holds where it decided the number of `slots`: of shorter rows there are more.
+        """
+        self.lm, self.work, self.options = lm, work, options
+        self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
+        self.queue, self.copies = plan(work, left)
+        self.queue.reverse()  # taken from the end
+        self.prefix = list(common_prefix(work, self.queue))
+        self.slots: AnsweringSlots | None = None
+        self.room_tokens = room_tokens
+        self.count = self.tokens = 0
+        self.before: tuple[int, int | None] | None = None
+        self.results: list[RowResult] = []
+        self.times = Times()
+
+    def answers(self) -> Iterator[BatchResult]:
+        """Results as they come."""
+        with closing(self.work_off()) as moves:
+            for _ in moves:
+                if self.results and self.is_due():
+                    yield self.handed_on()
+                    self.times.started = time.perf_counter()
+            if self.results:
+                yield self.handed_on()
+
+    def steps(self) -> Iterator[list[RowResult]]:
+        """What has ended with each step; in between `unfinished` tells of the others."""
+        with closing(self.work_off()) as moves:
+            for _ in moves:
+                results, self.results = self.results, []
+                yield results
+
+    def unfinished(self) -> list[tuple[int, list[int]]]:
+        """Rows that are being answered, with their tokens so far."""
+        return [(row.request.row, row.new) for row in self.slots.live] if self.slots is not None else []
+
+    def work_off(self) -> Generator[None]:
+        """Step by step, until all rows are answered; the model is as before afterwards."""
+        with self.lm.evaluating():
+            try:
+                while self.queue or (self.slots is not None and self.slots.live):
+                    self.advance()
+                    yield
+            finally:
+                self.close()
+
+    def is_due(self) -> bool:
+        """Whether answers have waited long enough."""
+        return len(self.results) >= self.count or time.perf_counter() - self.times.started >= SECONDS
+
+    def handed_on(self) -> BatchResult:
+        """The results since the last time, and what they took."""
+        times, self.times = self.times, Times()
+        results, self.results = tuple(self.results), []
+        return BatchResult(
+            results=results,
+            prompt_tokens=times.prompt_tokens,
+            padded_tokens=times.padded_tokens,
+            seconds=self.times.started - times.started,
+            batch_size=self.count or self.limit.rows,
+            out_of_memory=times.out_of_memory,
+            prefill_seconds=times.prefill_seconds,
+            decode_seconds=times.decode_seconds,
+            slot_steps=times.steps * self.count,
+            row_steps=times.row_steps,
+        )
+
+    def advance(self) -> None:
+        """Fill free slots where that is worth it, and make a token for every row."""
+        slots = self.open()
+        if slots is None:
+            return
+        if self.could_be_more():
+            if not slots.live:
+                self.close()
+                return
+        elif self.is_worth_reading(slots):
+            while self.queue and len(slots.live) < self.count:
+                if not self.read(slots, self.next_group(slots)):
+                    return
+                if not slots.live and self.is_due():
+                    return
+        if slots.live:
+            self.step(slots)
+
+    def most_slots(self, tokens: int) -> int:
+        """Slots for rows of up to so many tokens."""
+        most = min(self.wanted, self.limit.at(tokens))
+        if self.room_tokens is not None:
+            limit = self.limit
+            room = self.room_tokens if limit.tokens is None else min(self.room_tokens, limit.rows * limit.tokens)
+            most = max(most, min(MORE_SLOTS * self.wanted, room // tokens))
+        return max(1, min(most, len(self.queue)))
+
+    def could_be_more(self) -> bool:
+        """Whether the rows that are left are so short that slots of their length would be twice as many."""
+        if self.room_tokens is None or not self.queue:
+            return False
+        if 2 * self.longest(self.queue[-1:]) > self.tokens:
+            return False
+        tokens = self.longest(self.queue)  # a shorter prompt may have a longer answer
+        return 2 * tokens <= self.tokens and self.most_slots(tokens) >= 2 * self.count
+
+    def longest(self, rows: Sequence[int]) -> int:
+        """Most tokens that one of these rows comes to."""
+        places = np.array(rows)
+        return int((self.work.lengths[places] + self.work.new_tokens[places]).max())
+
+    def is_worth_reading(self, slots: AnsweringSlots) -> bool:
+        """Whether enough slots are free to read prompts."""
+        free = self.count - len(slots.live)
+        return not slots.live or free * FREE_SHARE >= self.count or free >= len(self.queue)
+
+    # What can fail
+
+    def open(self) -> AnsweringSlots | None:
+        """The slots; new ones where there are none. None where they did not fit."""
+        if self.slots is not None:
+            return self.slots
+        tokens = self.longest(self.queue)
+        count = self.most_slots(tokens)
+        try:
+            opened, failure = attempt(
+                lambda: self.lm.open_slots(self.options, slots=count, tokens=tokens, prefix=self.prefix, seed=self.seed)
+            )
+        except Exception as error:
+            stop_if_broken(error)
+            if not self.tolerant or not self.prefix:
+                raise
+            # Every row has it, and is told what it raises.
+            logger.info("what all prompts begin with cannot be read: %s", described(error))
+            self.prefix = []
+            return None
+        self.count, self.tokens = count, tokens
+        if opened is None:
+            self.shrink(failure, [])
+        self.slots = opened
+        self.times.prompt_tokens += len(self.prefix)
+        self.times.padded_tokens += len(self.prefix)
+        return opened
+
+    def read(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
+        """Read prompts in one pass, or one by one if they fail together; False where the slots are gone."""
+        started = time.perf_counter()
+        try:
+            ended, failure = attempt(lambda: slots.admit(group))
+        except Exception as error:
+            stop_if_broken(error)
+            if not self.tolerant:
+                raise
+            reason = described(error)
+        else:
+            self.times.prefill_seconds += time.perf_counter() - started
+            self.count_tokens(group)
+            return self.took(ended, failure, group)
+        # Outside the block above: while its exception is bound it holds the failed pass's tensors.
+        if len(group) == 1:
+            self.note(RowResult(group[0].row, None, reason))
+            return True
+        logger.info("%s prompts failed together and are read one by one: %s", len(group), reason)
+        for place, request in enumerate(group):
+            if not self.read(slots, [request]):
+                self.queue += [other.row for other in reversed(group[place + 1 :])]
+                return False
+        return True
+
+    def step(self, slots: AnsweringSlots) -> None:
+        """A token more of every row."""
+        started, live = time.perf_counter(), len(slots.live)
+        try:
+            ended, failure = attempt(slots.step)
+        except Exception as error:
+            stop_if_broken(error)
+            if not self.tolerant:
+                raise
+            reason = described(error)
+        else:
+            self.times.decode_seconds += time.perf_counter() - started
+            self.times.steps += 1
+            self.times.row_steps += live
+            if self.took(ended, failure, []):
+                self.before = None
+            return
+        self.answer_alone([row.request for row in slots.live], reason)
+
+    def answer_alone(self, requests: list[SlotRequest], reason: str) -> None:
+        """Answer rows one after the other that failed together."""
+        self.close()
+        if len(requests) == 1:
+            self.note(RowResult(requests[0].row, None, reason))
+            return
+        logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
+        for request in requests:
+            work = Work(self.work.lengths, self.work.new_tokens, self.work.fetch, self.work.key)
+            left = np.zeros(len(self.work.lengths), dtype=np.bool_)
+            left[request.row] = True
+            run = SlotRun(self.lm, work, self.options, slots=1, seed=self.seed, left=left, limit=self.limit)
+            for batch in run.answers():
+                for result in batch.results:
+                    self.note(result)
+
+    def took(self, ended: list[SlotAnswer] | None, failure: Exception | None, group: Sequence[SlotRequest]) -> bool:
+        """Note answers; or where memory ran out, halve the slots. False in that case."""
+        if ended is None:
+            self.shrink(failure, group)
+            return False
+        for answer in ended:
+            self.note(RowResult(answer.request.row, answer.generated, answer.error))
+        return True
+
+    def shrink(self, failure: Exception | None, group: Sequence[SlotRequest]) -> None:
+        """Half the slots; their rows, and the prompts that were being read, begin anew."""
+        requests = [*group, *(row.request for row in (self.slots.live if self.slots is not None else ()))]
+        rows = [request.row for request in requests] or [self.queue.pop()]
+        self.close()
+        free_everything()
+        self.limit.out_of_memory += 1
+        self.times.out_of_memory += 1
+        if self.count == 1:
+            # What failed together with this row may have failed because of it.
+            if self.before is not None:
+                self.limit.rows, self.limit.tokens = self.before
+            self.before = None
+            for row in rows:
+                reason = too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
+                logger.info("a row %s; going on with %s rows at a time", reason, f"{self.limit.rows:,}")
+                if not self.tolerant:
+                    raise OutOfMemory(f"a prompt {reason}") from failure
+                self.note(RowResult(row, None, reason))
+            return
+        self.queue = sorted([*self.queue, *rows], key=lambda row: (self.work.lengths[row], -row))
+        longest = self.longest(rows)
+        self.before = self.before or (self.limit.rows, self.limit.tokens)
+        self.limit.rows, self.limit.tokens = (self.count + 1) // 2, longest
+        logger.warning(
+            "out of memory with %s rows of up to %s tokens: going on with %s",
+            f"{self.count:,}",
+            f"{longest:,}",
+            f"{self.limit.rows:,}",
+        )
+        logger.debug("the device said: %s", failure)
+
+    def close(self) -> None:
+        """Give the slots back."""
+        if self.slots is not None:
+            self.slots.close()
+        self.slots = None
+
+    # What is noted
+
+    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
+        """The next prompts that are read in one pass."""
+        start = len(self.prefix)
+        longest = int(self.work.lengths[self.queue[-1]]) - start
+        count = max(1, min(slots.read_tokens // longest, self.count - len(slots.live), len(self.queue)))
+        rows = [self.queue.pop() for _ in range(count)]
+        prompts = self.work.fetch(rows)
+        return [
+            SlotRequest(ids, int(self.work.new_tokens[row]), row, self.work.key(row))
+            for row, ids in zip(rows, prompts, strict=True)
+        ]
+
+    def count_tokens(self, group: Sequence[SlotRequest]) -> None:
+        """Count what was read."""
+        lengths = [len(request.input_ids) - len(self.prefix) for request in group]
+        self.times.prompt_tokens += sum(lengths)
+        self.times.padded_tokens += max(lengths) * len(lengths)
+
+    def note(self, result: RowResult) -> None:
+        """A row's result, and the same for rows with the same prompt."""
+        self.results.append(result)
+        for row in self.copies.get(result.row, ()):
+            self.results.append(RowResult(row, result.generated, result.error))
+
+
+def common_prefix(work: Work, rows: Sequence[int]) -> Sequence[int]:
+    """What the prompts of these rows begin with, where it is long enough; every prompt goes on after it."""
+    shortest = int(work.lengths[rows].min()) if len(rows) > 1 else 0
+    found = work.prefix[: max(0, shortest - 1)]
+    return found if len(found) >= SHORTEST_PREFIX else ()
+
+
+def plan(work: Work, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
+    """Rows to answer, the longest prompt first, and for each the rows that have the same one."""
+    rows: Rows = np.flatnonzero(left & (work.lengths > 0))
+    copies: dict[int, list[int]] = {}
+    if work.digests is not None and len(rows):
+        _, first, inverse = np.unique(work.digests[rows], return_index=True, return_inverse=True)
+        for place in np.flatnonzero(first[inverse] != np.arange(len(rows))):
+            copies.setdefault(int(rows[first[inverse[place]]]), []).append(int(rows[place]))
+        rows = rows[np.sort(first)]
+    order = np.argsort(-work.lengths[rows].astype(np.int64), kind="stable")
+    return rows[order].tolist(), copies

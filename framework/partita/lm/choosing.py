@@ -1,0 +1,240 @@
+"""The next token of every row, where each row is at a place of its own in its answer.
+
+What looks at a row's own tokens (penalties, n-grams, forbidden words) is done for each row by the library's processors,
+as if it were alone; what only looks at the scores (temperature, top-k and the like) for all rows at once. Sampled
+tokens follow from the row's own random numbers: a row's answer does not depend on its neighbours.
+
+Shapes: N rows, V vocabulary.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from partita.lm.base import GenerationOptions, SlotRequest
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessorList
+
+    from partita.lm.grammar import Grammar
+
+HISTORY = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
+"""Options whose effect depends on the tokens of a row."""
+NOT_NUMBERS = "the model's scores are not numbers (NaN)"
+
+
+@dataclass(slots=True)
+class Row:
+    """A row that is being answered."""
+
+    request: SlotRequest
+    new: list[int] = field(default_factory=list)
+    """Tokens of its answer so far."""
+    logprob: float = 0.0
+    """Log probability of its answer so far."""
+    chances: Sequence[float] = ()
+    """A random number between 0 and 1 for each of its tokens."""
+    processors: Any = None
+    """What changes its scores."""
+    matcher: Any = None
+    """What its answer is held to."""
+    matched: int = 0
+    """Tokens of its answer that the matcher knows of."""
+    broken: bool = False
+    """Whether no token could be chosen."""
+    reason: str = NOT_NUMBERS
+    """Why, in that case."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.request.input_ids) + len(self.new)
+
+
+class Chooser:
+    """Chooses the next token of rows by the options of the file."""
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        *,
+        ends: Sequence[int],
+        seed: int,
+        device: torch.device,
+        grammar: "Grammar | None" = None,
+    ) -> None:
+        """`ends` are the tokens that end an answer, `grammar` what answers are held to."""
+        self.grammar = grammar
+        self.arguments = options.arguments
+        self.logprobs = options.logprobs
+        self.seed, self.device = seed, device
+        self.samples = bool(self.arguments.get("do_sample"))
+        self.ends = torch.tensor(sorted(ends), device=device, dtype=torch.long)
+        self.least = int(self.arguments.get("min_new_tokens") or 0) if len(ends) else 0
+        self.by_row = any(self.arguments.get(name) for name in HISTORY)
+        self.warpers = score_processors(self.arguments, device=device) if self.samples else None
+
+    def prepare(self, row: Row) -> None:
+        """What a row needs before its first token."""
+        request = row.request
+        if self.samples:
+            row.chances = random_numbers(self.seed, request.key, count=request.max_new_tokens)
+        if self.by_row:
+            row.processors = row_processors(
+                self.arguments,
+                prompt_length=len(request.input_ids),
+                max_new_tokens=request.max_new_tokens,
+                ends=self.ends,
+                device=self.device,
+            )
+        if self.grammar is not None:
+            row.matcher = self.grammar.matcher()
+
+    def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+        """The next token of each row [N]; -1 where there is none, and the row has the reason."""
+        scores_NV = logits_NV.float()
+        if self.by_row:
+            scores_NV = torch.cat([self.processed(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
+        elif self.least:
+            early = [
+                place for place, row in enumerate(rows) if len(row.new) < min(self.least, row.request.max_new_tokens)
+            ]
+            if early:
+                places = torch.tensor(early, device=self.device)
+                scores_NV = scores_NV.clone() if self.logprobs or self.grammar is not None else scores_NV
+                scores_NV[places[:, None], self.ends] = -torch.inf
+        if self.grammar is not None:
+            scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
+        tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)
+        if self.logprobs:
+            chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
+            for row, chance in zip(rows, chances_N.tolist(), strict=True):
+                row.logprob += chance
+        return torch.where(valid_N, tokens_N, -1)
+
+    def processed(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
+        """Scores of a row [1, V], changed by what it has said so far."""
+        ids = torch.tensor([[*row.request.input_ids, *row.new]], device=self.device)
+        changed: torch.Tensor = row.processors(ids, scores_V[None])
+        return changed
+
+    def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens where the cumulative probability passes each row's random number; and whether there is one."""
+        usable_N = scores_NV.amax(-1).isfinite()
+        if not usable_N.all():
+            # Some of the library's processors raise at such a row, and all others with it.
+            scores_NV = scores_NV.masked_fill(~usable_N[:, None], 0)
+        if self.warpers:
+            scores_NV = self.warpers(None, scores_NV)
+        reached_NV = scores_NV.softmax(-1).cumsum(-1)
+        total_N1 = reached_NV[:, -1:]
+        chances_N1 = torch.tensor([[row.chances[len(row.new)]] for row in rows], device=self.device)
+        # A number of 0.99999997 times the total may round to the total, which nothing passes.
+        sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
+        tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
+        return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
+
+
+def greedy(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens [N], and whether their scores are numbers [N]."""
+    best_N, tokens_N = scores_NV.max(-1)
+    return tokens_N, ~best_N.isnan()
+
+
+def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:
+    """Numbers from 0 to below 1 that only the seed and the key of a row decide."""
+    digest = hashlib.blake2b(key, digest_size=16, salt=seed.to_bytes(16, "little")).digest()
+    chance = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    found: list[float] = chance.random(count, dtype=np.float32).tolist()
+    return found
+
+
+def row_processors(
+    arguments: dict[str, Any], *, prompt_length: int, max_new_tokens: int, ends: torch.Tensor, device: torch.device
+) -> "LogitsProcessorList":
+    """The library's processors that look at a row's own tokens, in the library's order."""
+    from transformers import (
+        ExponentialDecayLengthPenalty,
+        LogitsProcessorList,
+        MinNewTokensLengthLogitsProcessor,
+        NoBadWordsLogitsProcessor,
+        NoRepeatNGramLogitsProcessor,
+        RepetitionPenaltyLogitsProcessor,
+        SuppressTokensAtBeginLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+    )
+
+    found = LogitsProcessorList()
+
+    def given(name: str) -> Any:
+        return arguments.get(name)
+
+    where = str(device)
+    if given("repetition_penalty"):
+        found.append(RepetitionPenaltyLogitsProcessor(given("repetition_penalty")))
+    if given("no_repeat_ngram_size"):
+        found.append(NoRepeatNGramLogitsProcessor(given("no_repeat_ngram_size")))
+    if given("bad_words_ids"):
+        found.append(NoBadWordsLogitsProcessor(given("bad_words_ids"), ends if len(ends) else None))
+    if given("min_new_tokens") and len(ends):
+        least = min(given("min_new_tokens"), max_new_tokens)
+        found.append(MinNewTokensLengthLogitsProcessor(prompt_length, least, ends, device=where))
+    if given("exponential_decay_length_penalty"):
+        found.append(ExponentialDecayLengthPenalty(given("exponential_decay_length_penalty"), ends, prompt_length))
+    if given("suppress_tokens"):
+        found.append(SuppressTokensLogitsProcessor(given("suppress_tokens"), device=where))
+    if given("begin_suppress_tokens"):
+        found.append(SuppressTokensAtBeginLogitsProcessor(given("begin_suppress_tokens"), prompt_length, device=where))
+    return found
+
+
+def score_processors(arguments: dict[str, Any], *, device: torch.device) -> "LogitsProcessorList":
+    """The library's processors that look at the scores alone, in the library's order."""
+    from transformers import (
+        EpsilonLogitsWarper,
+        EtaLogitsWarper,
+        LogitNormalization,
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    )
+    from transformers.generation.logits_process import TopHLogitsWarper
+
+    found = LogitsProcessorList()
+
+    def given(name: str) -> Any:
+        return arguments.get(name)
+
+    if given("temperature") not in (None, 1.0):
+        found.append(TemperatureLogitsWarper(float(given("temperature"))))
+    if given("top_h") is not None:
+        found.append(TopHLogitsWarper(given("top_h")))
+    if given("top_k"):
+        found.append(TopKLogitsWarper(given("top_k")))
+    if given("top_p") is not None and given("top_p") < 1:
+        found.append(TopPLogitsWarper(float(given("top_p"))))
+    if given("min_p") is not None:
+        found.append(MinPLogitsWarper(given("min_p")))
+    if given("typical_p") is not None and given("typical_p") < 1:
+        found.append(TypicalLogitsWarper(given("typical_p")))
+    if given("epsilon_cutoff") is not None and 0 < given("epsilon_cutoff") < 1:
+        found.append(EpsilonLogitsWarper(given("epsilon_cutoff")))
+    if given("eta_cutoff") is not None and 0 < given("eta_cutoff") < 1:
+        found.append(EtaLogitsWarper(given("eta_cutoff"), device=str(device)))
+    if given("renormalize_logits"):
+        found.append(LogitNormalization())
+    return found

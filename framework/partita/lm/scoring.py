@@ -1,0 +1,188 @@
+"""Labels by their probability: of a few answers, each token of each is scored, and nothing is generated.
+
+The score of a label is the sum of the log probabilities of its tokens and of the end behind them, whichever token the
+model ends with. It is not divided by the number of tokens: it is the probability of the whole answer, and those of all
+answers that there are add up to one. Prompts are read once; behind each, the tokens of all labels are read in one more
+pass, as a tree in which labels share what they begin with and each token sees only those before it in its label (Miao
+et al. 2023, "SpecInfer", section 4.2).
+
+Shapes: N rows, V vocabulary, T tokens of the tree, C = 1 + T places at which something comes next: the end of the
+prompt, then the tokens of the tree; L tokens of the longest prompt, E tokens that end an answer.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, SlotRequest
+from partita.lm.choosing import NOT_NUMBERS
+from partita.lm.generation import end_token_ids
+from partita.lm.slots import Slots
+from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from partita.lm.huggingface import HuggingFaceModel
+
+MOST_ELEMENTS = 2**27
+"""Logits of trees that are held at a time."""
+NO_END = "decoder.scoring: the model has no token that ends an answer; remove scoring"
+
+
+class LabelTree:
+    """The tokens of labels, where labels share what they begin with."""
+
+    def __init__(self, labels: Sequence[Sequence[int]]) -> None:
+        """`labels` are tokens. A token comes after the one before it in its label."""
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        """Place of the token before each; -1 for the first of a label."""
+        self.paths = [self.add(ids) for ids in labels]
+        """Places of the tokens of each label."""
+
+    def add(self, ids: Sequence[int]) -> list[int]:
+        path: list[int] = []
+        for token in ids:
+            parent = path[-1] if path else -1
+            known = (p for p, held in enumerate(self.tokens) if held == token and self.parents[p] == parent)
+            place = next(known, len(self.tokens))
+            if place == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(parent)
+            path.append(place)
+        return path
+
+    @property
+    def depths(self) -> list[int]:
+        """How many tokens of a label stand before each."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(0 if parent < 0 else found[parent] + 1)
+        return found
+
+    def seen(self) -> torch.Tensor:
+        """Which tokens each token sees, itself included [T, T]."""
+        seen_TT = torch.eye(len(self.tokens), dtype=torch.bool)
+        for place, parent in enumerate(self.parents):
+            if parent >= 0:
+                seen_TT[place] |= seen_TT[parent]
+        return seen_TT
+
+
+class ScoringSlots:
+    """Keeps the contract of `partita.lm.base.AnsweringSlots`: rows are answered as soon as they are read."""
+
+    live: Sequence[Any] = ()
+
+    def __init__(
+        self,
+        lm: "HuggingFaceModel",
+        options: GenerationOptions,
+        *,
+        slots: int,
+        tokens: int,
+        prefix: Sequence[int],
+        narrows: bool,
+    ) -> None:
+        """`narrows` lets only last tokens through the last layer while prompts are read."""
+        self.lm, self.options = lm, options
+        ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
+        if not ends:
+            raise ModelError(NO_END)
+        self.tree = LabelTree([before_end(label, ends=ends) for label in options.labels])
+        self.longest = max(map(len, self.tree.paths))
+        width = len(self.tree.tokens)
+        self.slots = Slots(lm, options.free, slots=slots, tokens=tokens + width, prefix=prefix, seed=0, narrows=narrows)
+        self.tokens_T = torch.tensor(self.tree.tokens, device=lm.device)
+        self.contexts_T = torch.tensor(self.tree.parents, device=lm.device) + 1
+        self.depths_T = torch.tensor(self.tree.depths, device=lm.device)
+        self.seen_TT = self.tree.seen().to(lm.device)
+        self.ends_E = torch.tensor(ends, device=lm.device)
+        self.rows = max(1, min(self.read_tokens // width, MOST_ELEMENTS // (width * lm.vocabulary_size)))
+        """Rows whose trees are read in one pass."""
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of prompts that are best read in one pass."""
+        return self.slots.read_tokens
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self.slots.close()
+
+    def step(self) -> list[SlotAnswer]:
+        """Nothing is left to do for any row."""
+        return []
+
+    def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
+        """Read prompts, then the labels behind each, and choose."""
+        crowded = [request for request in requests if request.max_new_tokens < self.longest]
+        asked = [request for request in requests if request.max_new_tokens >= self.longest]
+        answers = [SlotAnswer(request, None, error=self.no_room(request)) for request in crowded]
+        return [*answers, *map(self.answer, asked, self.scores(asked))] if asked else answers
+
+    def scores(self, requests: Sequence[SlotRequest]) -> list[list[float]]:
+        """Scores of all labels for each row."""
+        prefix = self.slots.prefix
+        prompts = [list(request.input_ids[prefix:]) for request in requests]
+        first_NV = self.slots.forward(prompts, first=0, start=prefix)
+        lengths = [len(request.input_ids) for request in requests]
+        found: list[list[float]] = []
+        for start in range(0, len(requests), self.rows):
+            part = slice(start, start + self.rows)
+            later_NTV = self.read_labels(lengths[part], first=start, start=max(lengths))
+            found += self.sums(first_NV[part], later_NTV)
+        for place, scores in enumerate(found):
+            if any(score != score for score in scores):
+                self.slots.pool.clear(place, start=prefix)
+        return found
+
+    def read_labels(self, lengths: Sequence[int], *, first: int, start: int) -> torch.Tensor:
+        """Logits [N, T, V] of the tree behind prompts in slots from `first` on, which end before token `start`."""
+        rows, device = len(lengths), self.lm.device
+        lengths_N1 = torch.tensor(lengths, device=device)[:, None]
+        positions_NT = lengths_N1 + self.depths_T
+        prompts_NTL = (torch.arange(start, device=device) < lengths_N1)[:, None].expand(-1, len(self.tokens_T), -1)
+        seen_NTW = torch.cat([prompts_NTL, self.seen_TT.expand(rows, -1, -1)], dim=2)
+        mask = torch.zeros(seen_NTW.shape, dtype=self.lm.base.dtype, device=device)
+        mask = mask.masked_fill_(~seen_NTW, -torch.inf)[:, None]
+        self.slots.pool.place.read(first, rows, start=start)
+        return self.slots.run(self.tokens_T.expand(rows, -1), positions_NT, mask)
+
+    def sums(self, first_NV: torch.Tensor, later_NTV: torch.Tensor) -> list[list[float]]:
+        """Scores of all labels for each row, from what comes next after the prompt and after each token."""
+        logits_NCV = torch.cat([first_NV[:, None], later_NTV], dim=1).float()
+        totals_NC = logits_NCV.logsumexp(-1)
+        tokens_NT = logits_NCV[:, self.contexts_T, self.tokens_T] - totals_NC[:, self.contexts_T]
+        ends_NC = logits_NCV[:, :, self.ends_E].logsumexp(-1) - totals_NC
+        tokens_NT, ends_NC = tokens_NT.double(), ends_NC.double()
+        lasts = [path[-1] + 1 if path else 0 for path in self.tree.paths]
+        scores = [
+            tokens_NT[:, path].sum(1) + ends_NC[:, last] for path, last in zip(self.tree.paths, lasts, strict=True)
+        ]
+        # JSON knows no infinity, which is the score of what a model excludes.
+        found: list[list[float]] = torch.stack(scores, dim=1).clamp(min=-1e30).tolist()
+        return found
+
+    def answer(self, request: SlotRequest, scores: Sequence[float]) -> SlotAnswer:
+        """The most probable label, the first of those that are equal."""
+        if any(score != score for score in scores):
+            return SlotAnswer(request, None, error=NOT_NUMBERS)
+        best = max(range(len(scores)), key=lambda place: scores[place])
+        texts = [label.text for label in self.options.labels]
+        logprob = scores[best] if self.options.logprobs else None
+        told = dict(zip(texts, scores, strict=True))
+        return SlotAnswer(request, Generated((), texts[best], "stop", logprob, scores=told))
+
+    def no_room(self, request: SlotRequest) -> str:
+        """Why a row cannot be scored."""
+        return (
+            f"the prompt has {len(request.input_ids):,} tokens and the context leaves room for "
+            f"{request.max_new_tokens:,} more, but the longest label has {self.longest:,}"
+        )
+
+
+def before_end(label: Label, *, ends: Sequence[int]) -> tuple[int, ...]:
+    """The tokens of a label up to the first that ends an answer."""
+    end = next((place for place, token in enumerate(label.ids) if token in ends), len(label.ids))
+    return label.ids[:end]

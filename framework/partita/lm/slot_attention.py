@@ -1,0 +1,124 @@
+"""Attention of single new tokens to the slots of their rows, for CPUs.
+
+The library's kernel works on one head of one row at a time, and for a single token most of that is overhead: here all
+rows are multiplied in one batch, those of like length together. Tokens that all rows begin with are seen by all rows in
+one product of matrices (Juravsky et al. 2024, "Hydragen", section 3.1). Prompts are read by the library's kernel.
+
+Shapes: N rows, H heads of keys, G query heads for each of them, W tokens, P tokens of the common beginning, D width.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from partita.lm.slot_pool import Place
+
+NAME = "partita_slots"
+CHUNKS, SMALLEST_CHUNK = 4, 16
+"""Parts that rows of different lengths are cut into at most, and the fewest rows of one."""
+WORTH_CUTTING = 0.85
+"""Share of the work that is left from which on rows are not cut into chunks."""
+
+current = threading.local()
+
+
+@contextmanager
+def attending(base: Any, place: Place) -> Iterator[None]:
+    """Inside, the model attends to slots in this way where it can."""
+    before = base.config._attn_implementation
+    if before != "sdpa" or base.device.type != "cpu" or base.dtype != torch.float32:
+        yield
+        return
+    current.place = place
+    base.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        base.config._attn_implementation = before
+        current.place = None
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Keeps the contract of the library's attention functions."""
+    place: Place | None = getattr(current, "place", None)
+    if place is None or attention_mask is None or kwargs.get("position_bias") is not None:
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return found
+    if place.positions_N is None:
+        # The library would copy keys and values once for each query head.
+        found_NHLD = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return found_NHLD.transpose(1, 2).contiguous(), None
+    rows, heads, _, size = key.shape
+    factor = size**-0.5 if scaling is None else scaling
+    query_NHGD = (query * factor).reshape(rows, heads, -1, size)
+    parts = [
+        attend(
+            query_NHGD[start:end],
+            key[start:end, :, :width],
+            value[start:end, :, :width],
+            attention_mask[start:end, :, :, :width],
+            prefix=place.prefix,
+        )
+        for start, end, width in place.chunks
+    ]
+    found_NHGD = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
+
+
+def attend(
+    query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor, *, prefix: int
+) -> torch.Tensor:
+    """What rows take from the values of their tokens [N, H, G, D]."""
+    rows, heads, group, _ = query_NHGD.shape
+    own = slice(prefix, None)
+    scores_NHGW = many(key_NHWD[:, :, own], query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W[..., own]
+    if not prefix:
+        return many(scores_NHGW.softmax(-1), value_NHWD)
+    query_HND = query_NHGD.transpose(0, 1).reshape(heads, rows * group, -1)
+    shared_HNP = torch.bmm(query_HND, key_NHWD[0, :, :prefix].transpose(1, 2))
+    shared_NHGP = shared_HNP.view(heads, rows, group, prefix).transpose(0, 1)
+    shares = torch.cat([shared_NHGP, scores_NHGW], dim=-1).softmax(-1)
+    shared_HNP = shares[..., :prefix].transpose(0, 1).reshape(heads, rows * group, prefix)
+    shared_HND = torch.bmm(shared_HNP, value_NHWD[0, :, :prefix])
+    shared_NHGD = shared_HND.view(heads, rows, group, -1).transpose(0, 1)
+    return many(shares[..., prefix:], value_NHWD[:, :, own]) + shared_NHGD
+
+
+def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Products of matrices [N, H, ...] in one batch; views of slots are not copied."""
+    rows, heads = left.shape[:2]
+    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).view(rows, heads, left.shape[2], right.shape[3])
+
+
+def chunks(lengths: list[int]) -> list[tuple[int, int, int]]:
+    """First row, end and tokens of the longest row of what is taken together."""
+    whole = [(0, len(lengths), max(lengths))]
+    size = max(SMALLEST_CHUNK, -(-len(lengths) // CHUNKS))
+    cut = [
+        (start, min(start + size, len(lengths)), max(lengths[start : start + size]))
+        for start in range(0, len(lengths), size)
+    ]
+    work = sum((end - start) * width for start, end, width in cut)
+    return cut if work < WORTH_CUTTING * len(lengths) * max(lengths) else whole
+
+
+AttentionInterface.register(NAME, slot_attention)

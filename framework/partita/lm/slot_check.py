@@ -1,0 +1,142 @@
+"""Whether rows can be answered in slots by a model, found out on the model itself.
+
+Most models of the library take a mask and positions for each row, and a cache that is not theirs. None of them says so,
+and one that does not would only answer something else. So a few short rows are read and continued in slots and alone,
+once before the first answer.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from partita.lm.base import GenerationOptions
+from partita.lm.packing_check import ROUGH_TOLERANCE, TOLERANCE
+from partita.lm.quantization import quantized_layers
+from partita.lm.slots import Slots
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size.memory import is_out_of_memory
+
+if TYPE_CHECKING:
+    from partita.lm.huggingface import HuggingFaceModel
+
+logger = logging.getLogger(__name__)
+
+PREFIX = 3
+LENGTHS = (9, 5, 7)
+"""Tokens of the prompts, the common beginning included."""
+STEPS = 2
+TOO_SMALL = (
+    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory beside the model; free some, or write "
+    "quantization: {bits: 4} or a smaller base_model"
+)
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size", "floor_scale")
+"""Where configurations say up to how many tokens a model needs no mask and no scale of its own: it would take them from
+the longest row. The last three are those of GPT-Neo, Doge and Llama 4."""
+
+
+def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: int) -> str | None:
+    """What stands against slots without trying them."""
+    config = lm.base.config
+    text = config.get_text_config()
+    attention = getattr(config, "_attn_implementation", None)
+    windows = [size for name in WINDOWS if isinstance(size := getattr(text, name, None), int) and size > 0]
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "chunked_attention"}
+    scaling = str(getattr(text, "rope_parameters", None) or "")
+    if not options.slots:
+        return "generation.slots is false"
+    if options.arguments.get("num_beams", 1) > 1:
+        return "beam search"
+    if options.arguments.get("guidance_scale") not in (None, 1, 1.0):
+        return "guidance_scale"
+    if lm.virtual_tokens:
+        return f"the virtual tokens of {lm.adapted.active_peft_config.peft_type.value.lower()}"
+    if config.is_encoder_decoder:
+        return "an encoder beside the decoder"
+    if kinds or getattr(lm.base, "_is_stateful", False):
+        return f"layers other than attention ({', '.join(sorted(kinds)) or type(lm.base).__name__})"
+    if attention not in ("sdpa", "eager"):
+        return f"attention: {attention}"
+    if "dynamic" in scaling or "longrope" in scaling:
+        return "rotary positions that depend on the longest row"
+    if windows and tokens > min(windows):
+        return f"a sliding window of {min(windows):,} tokens, and rows of up to {tokens:,}"
+    return None
+
+
+def find_way(lm: "HuggingFaceModel") -> tuple[bool, str | None]:
+    """Whether the last layer reads last tokens only; and why the model cannot answer in slots, if it cannot.
+
+    Raises OutOfMemory, which says nothing about the model.
+    """
+    reason = None
+    for narrows in (True, False):
+        try:
+            error = largest_error(lm, narrows=narrows)
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError) as refusal:
+            if is_out_of_memory(refusal):
+                raise OutOfMemory(TOO_SMALL) from refusal
+            logger.debug("slots, last layer narrowed %s: %s", narrows, refusal)
+            reason = f"{type(lm.base).__name__} does not take a cache of slots"
+            continue
+        exact = not quantized_layers(lm.module)
+        limit = TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
+        logger.debug("slots, last layer narrowed %s: logits as alone, but for %.1e of their spread", narrows, error)
+        if error <= limit:
+            return narrows, None
+        reason = f"{type(lm.base).__name__} changes its logits by {error:.0%} in slots"
+    return False, reason
+
+
+@torch.no_grad()
+def largest_error(lm: "HuggingFaceModel", *, narrows: bool) -> float:
+    """Root mean square difference of logits in slots from those alone, over their spread; the worst pass counts."""
+    chance = torch.Generator().manual_seed(0)
+    ordinary = torch.tensor(lm.token_ids)
+    rows = [ordinary[torch.randint(len(ordinary), (length + STEPS,), generator=chance)].tolist() for length in LENGTHS]
+    prefix = rows[0][:PREFIX]
+    rows = [[*prefix, *row[PREFIX:]] for row in rows]
+    with lm.evaluating():
+        alone = []
+        for row in rows:
+            ids = torch.tensor([row], device=lm.device)
+            alone.append(lm.base(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :].double())
+        slots = Slots(
+            lm,
+            GenerationOptions({}),
+            slots=len(rows) + 1,
+            tokens=max(LENGTHS) + STEPS + 1,
+            prefix=prefix,
+            seed=0,
+            narrows=narrows,
+        )
+        try:
+            found = read_in_slots(slots, rows)
+        finally:
+            slots.close()
+    spread = torch.cat(alone)
+    spread = (spread - spread.mean(dim=-1, keepdim=True)).std()
+    errors = [
+        (there[step] - here[step]).square().mean().sqrt() / spread
+        for here, there in zip(alone, found, strict=True)
+        for step in range(STEPS + 1)
+    ]
+    worst = float(torch.stack(errors).max())
+    return worst if worst == worst else float("inf")
+
+
+def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor]]:
+    """Logits after the prompt and after each further token of every row; the first is read alone, behind the prefix."""
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    prompts = [row[PREFIX:-STEPS] for row in rows]
+    groups = ([0], list(range(1, len(rows))))
+    for group in groups:
+        logits = slots.forward([prompts[place] for place in group], first=group[0], start=PREFIX)
+        for place, one in zip(group, logits.double(), strict=True):
+            found[place].append(one)
+    for step in range(STEPS):
+        ids_N1 = torch.tensor([[row[len(row) - STEPS + step]] for row in rows], device=slots.lm.device)
+        logits = slots.extend(ids_N1, lengths=[len(row) - STEPS + step + 1 for row in rows])
+        for place, one in enumerate(logits.double()):
+            found[place].append(one)
+    return found

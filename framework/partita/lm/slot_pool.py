@@ -1,0 +1,152 @@
+"""Keys and values of rows that are answered at the same time, each row in a slot of its own.
+
+The pool is allocated once and stays: nothing is concatenated or copied from step to step, a layer writes the keys of
+new tokens in place and attends to a view of the slots in use. Slots may begin with the same tokens: those are read
+once, and copied.
+
+Shapes: S slots, T tokens of a slot, N rows of a pass, W tokens of the longest of them, L tokens read in a pass.
+"""
+
+import math
+import mmap
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class Place:
+    """Where the next forward pass writes, and what it sees: the same for all layers."""
+
+    def __init__(self, *, slots: int, tokens: int) -> None:
+        self.slots, self.tokens = slots, tokens
+        self.prefix = 0
+        self.chunks: Sequence[tuple[int, int, int]] = ()
+        self.read(0, 1, start=0)
+
+    def read(self, first: int, rows: int, *, start: int) -> None:
+        """The pass reads L tokens of each of these slots, from token `start` on."""
+        self.first, self.rows, self.start = first, rows, start
+        self.positions_N: torch.Tensor | None = None
+        self.width = 0
+        self.indices: dict[int, torch.Tensor] = {}
+
+    def extend(
+        self, first: int, positions_N: torch.Tensor, *, width: int, chunks: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """The pass reads a token of each of N slots, each at its own position, and sees `width` tokens of them.
+
+        `chunks` are first row, end and width of rows that see less together.
+        """
+        self.first, self.rows = first, len(positions_N)
+        self.positions_N, self.width = positions_N, width
+        self.chunks = chunks or [(0, self.rows, width)]
+        self.indices = {}
+
+    def index(self, heads: int) -> torch.Tensor:
+        """Where the N tokens stand in a pool of so many heads that is seen as [S * heads * T]: [N * heads]."""
+        found = self.indices.get(heads)
+        if found is None:
+            assert self.positions_N is not None
+            device = self.positions_N.device
+            lines = torch.arange(self.first * heads, (self.first + self.rows) * heads, device=device) * self.tokens
+            found = self.indices[heads] = (lines.view(-1, heads) + self.positions_N[:, None]).flatten()
+        return found
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values [S, heads, T, width of a head] of a layer."""
+
+    is_sliding = False
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+        self.keys: torch.Tensor
+        self.values: torch.Tensor
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Zeros: what no row has written is masked, but no mask helps against what is not a number."""
+        slots, tokens = self.place.slots, self.place.tokens
+        self.keys, self.values = (
+            untouched_zeros((slots, states.shape[1], tokens, states.shape[3]), like=states)
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write, and give what the new tokens see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self.place
+        slots = slice(place.first, place.first + place.rows)
+        if place.positions_N is None:
+            end = place.start + key_states.shape[2]
+            self.keys[slots, :, place.start : end] = key_states
+            self.values[slots, :, place.start : end] = value_states
+            if not place.start:
+                return key_states, value_states
+            return self.keys[slots, :, :end], self.values[slots, :, :end]
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            held.view(-1, held.shape[3]).index_copy_(0, place.index(held.shape[1]), new.reshape(-1, held.shape[3]))
+        return self.keys[slots, :, : place.width], self.values[slots, :, : place.width]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Only asked where no mask is given, and then nothing stands before what is read."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens before those that are read."""
+        return self.place.start
+
+    def get_max_length(self) -> int:
+        """Tokens of a slot."""
+        return self.place.tokens
+
+
+class SlotPool(Cache):  # type: ignore[misc]
+    """The slots of all layers."""
+
+    def __init__(self, *, slots: int, tokens: int) -> None:
+        """Nothing is allocated before the first forward pass."""
+        self.place = Place(slots=slots, tokens=tokens)
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.place))
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """Keys and values of every layer."""
+        return [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+
+    def spread(self, tokens: int) -> None:
+        """Copy the first tokens of the first slot to all others."""
+        for held in self.held:
+            held[1:, :, :tokens] = held[:1, :, :tokens]
+
+    def move(self, moves: list[tuple[int, int]], *, start: int, end: int) -> None:
+        """Copy tokens `start` to `end` of slots to others: pairs of where from and where to."""
+        for held in self.held if moves else ():
+            for source, target in moves:
+                held[target, :, start:end] = held[source, :, start:end]
+
+    def clear(self, slot: int, *, start: int) -> None:
+        """Make all that stands in a slot from token `start` on a number again."""
+        for held in self.held:
+            held[slot, :, start:] = 0
+
+
+def untouched_zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tensor:
+    """Zeros; in a CPU's memory, pages that nothing is written to take no room. Raises MemoryError.
+
+    Of a mapping, because the C library would ask for huge pages, and a single token would take a whole one.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), **private)
+    except OSError as error:
+        raise MemoryError(f"slots of {math.prod(shape) * like.element_size():,} bytes: {error}") from error
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)

@@ -1,0 +1,204 @@
+"""Rows that are answered at the same time by a model of the library, each in its slot.
+
+Prompts are read in groups, then all rows make a token in each step. A row that has ended leaves at once, the last row
+takes its slot, and another prompt can be read. Greedy answers are those that the library's `generate` gives to each row
+alone.
+
+Shapes: N rows, L tokens of the longest prompt of a group after the common beginning, V vocabulary, W tokens of the
+longest row in use.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.choosing import Chooser, Row
+from partita.lm.generation import end_token_ids, finish, first_stop
+from partita.lm.last_layer import LastTokens, last_layer
+from partita.lm.slot_attention import attending, chunks
+from partita.lm.slot_pool import SlotPool
+
+if TYPE_CHECKING:
+    from partita.lm.huggingface import HuggingFaceModel
+
+logger = logging.getLogger(__name__)
+
+READ_TOKENS = {"cpu": 1024}
+"""Tokens of prompts that are read in one pass, by device ..."""
+READ_TOKENS_ELSEWHERE = 16_384
+"""... and on all others. More would be no faster, and take more memory."""
+
+
+class Slots:
+    """Keeps the contract of `partita.lm.base.AnsweringSlots`."""
+
+    def __init__(
+        self,
+        lm: "HuggingFaceModel",
+        options: GenerationOptions,
+        *,
+        slots: int,
+        tokens: int,
+        prefix: Sequence[int],
+        seed: int,
+        narrows: bool,
+    ) -> None:
+        """`narrows` lets only last tokens through the last layer while prompts are read."""
+        self.lm, self.options = lm, options
+        self.prefix = len(prefix)
+        self.ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
+        grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
+        self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
+        self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
+        found = last_layer(lm.base) if narrows else None
+        self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
+        self.pool = SlotPool(slots=slots, tokens=tokens)
+        self.rows: list[Row] = []
+        self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
+        if prefix:
+            self.read_prefix(list(prefix))
+
+    def read_prefix(self, prefix: list[int]) -> None:
+        """Every slot begins with these tokens."""
+        try:
+            self.forward([prefix], first=0, start=0)
+            self.pool.spread(len(prefix))
+        except BaseException:
+            self.close()
+            raise
+        self.pool.place.prefix = len(prefix)
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        if self.narrow is not None:
+            self.narrow.close()
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of prompts that are best read in one pass."""
+        return READ_TOKENS.get(self.lm.device.type, READ_TOKENS_ELSEWHERE)
+
+    @property
+    def live(self) -> Sequence[Row]:
+        """Rows that are being answered."""
+        return self.rows
+
+    def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
+        """Read prompts, all in one pass, and choose the first token of each; answers that have ended with it."""
+        prompts = [list(request.input_ids[self.prefix :]) for request in requests]
+        logits_NV = self.forward(prompts, first=len(self.rows), start=self.prefix)
+        new = [Row(request) for request in requests]
+        for row in new:
+            self.chooser.prepare(row)
+        tokens_N = self.chooser.choose(logits_NV, new)
+        self.rows += new
+        self.tokens_N = torch.cat([self.tokens_N, tokens_N])
+        return self.take(tokens_N, new)
+
+    def step(self) -> list[SlotAnswer]:
+        """Another token of every row; answers that have ended with it."""
+        lengths = [row.length for row in self.rows]
+        logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
+        self.tokens_N = self.chooser.choose(logits_NV, self.rows)
+        return self.take(self.tokens_N, self.rows)
+
+    def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
+        """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
+        length = max(map(len, prompts))
+        # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
+        padded = [[*prompt, *[prompt[-1]] * (length - len(prompt))] for prompt in prompts]
+        ids_NL = torch.tensor(padded, device=self.lm.device)
+        ends_N = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.lm.device)
+        positions_L = torch.arange(start, start + length, device=self.lm.device)
+        self.pool.place.read(first, len(prompts), start=start)
+        mask = self.mask(positions_L[None], width=start + length) if start else None
+        positions_NL = positions_L.expand(len(prompts), -1)
+        if self.narrow is None:
+            rows_N = torch.arange(len(prompts), device=self.lm.device)
+            with self.lm.positions.only(rows_N * length + ends_N):
+                logits = self.run(ids_NL, positions_NL, mask)
+            return logits[0] if self.lm.positions.attached else logits[rows_N, ends_N]
+        self.narrow.pool, self.narrow.ends_N = self.pool, ends_N
+        self.narrow.mask_N11W = self.mask((ends_N + start)[:, None], width=start + length)
+        try:
+            return self.run(ids_NL, positions_NL, mask)[:, -1]
+        finally:
+            self.narrow.pool = None
+
+    def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
+        """The last token of each of the first N slots, which then hold so many; logits [N, V]."""
+        positions_N1 = torch.tensor(lengths, device=self.lm.device)[:, None] - 1
+        width = max(lengths)
+        self.pool.place.extend(0, positions_N1[:, 0], width=width, chunks=chunks(lengths))
+        return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:, -1]
+
+    @torch.no_grad()
+    def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """A forward pass over the pool; logits."""
+        with attending(self.lm.base, self.pool.place):
+            logits: torch.Tensor = self.lm.base(
+                input_ids=ids_NL,
+                position_ids=positions_NL,
+                attention_mask=mask,
+                past_key_values=self.pool,
+                use_cache=True,
+            ).logits
+        return logits
+
+    def mask(self, positions_NL: torch.Tensor, *, width: int) -> torch.Tensor:
+        """What is added to attention scores so that tokens see only what stands before them [N, 1, L, W]."""
+        places_W = torch.arange(width, device=self.lm.device)
+        later_NLW = places_W > positions_NL[:, :, None]
+        zeros = torch.zeros(later_NLW.shape, dtype=self.lm.base.dtype, device=self.lm.device)
+        return zeros.masked_fill_(later_NLW, -torch.inf)[:, None]
+
+    def take(self, tokens_N: torch.Tensor, rows: Sequence[Row]) -> list[SlotAnswer]:
+        """Add a token to each of the rows, and let those go that have ended."""
+        ended: dict[int, SlotAnswer] = {}
+        for row, token in zip(rows, tokens_N.tolist(), strict=True):
+            if token < 0:
+                row.broken = True
+                ended[id(row)] = SlotAnswer(row.request, None, error=row.reason)
+                continue
+            row.new.append(token)
+            if self.has_ended(row):
+                answer = finish(
+                    row.new,
+                    limit=row.request.max_new_tokens,
+                    ends=self.ends,
+                    stop=self.options.stop,
+                    tokenizer=self.lm.tokenizer,
+                    logprob=row.logprob if self.options.logprobs else None,
+                )
+                ended[id(row)] = SlotAnswer(row.request, answer)
+        if ended:
+            self.leave({place for place, row in enumerate(self.rows) if id(row) in ended})
+        return list(ended.values())
+
+    def has_ended(self, row: Row) -> bool:
+        """Whether a row's last token was its last."""
+        if row.new[-1] in self.ends or len(row.new) >= row.request.max_new_tokens:
+            return True
+        if not self.options.stop:
+            return False
+        text = self.lm.tokenizer.decode(row.new[-self.tail :], skip_special_tokens=True)
+        return first_stop(text, self.options.stop) is not None
+
+    def leave(self, places: set[int]) -> None:
+        """Rows leave their slots, and the last rows take them."""
+        for place in places:
+            if self.rows[place].broken:
+                self.pool.clear(place, start=self.prefix)
+        left = len(self.rows) - len(places)
+        movers = [place for place in range(left, len(self.rows)) if place not in places]
+        moves = list(zip(movers, sorted(place for place in places if place < left), strict=True))
+        end = max((self.rows[source].length for source, _ in moves), default=0)
+        self.pool.move(moves, start=self.prefix, end=end)
+        order = list(range(left))
+        for source, target in moves:
+            order[target] = source
+        self.rows = [self.rows[place] for place in order]
+        self.tokens_N = self.tokens_N[torch.tensor(order, dtype=torch.long, device=self.lm.device)]

@@ -1,0 +1,62 @@
+"""What the verbs of a model come to where it is on a server."""
+
+from collections.abc import Sequence
+
+from partita.assembly import ServedAssembly
+from partita.inference.halving import BatchLimit, Capacity
+from partita_schema.backend import EndpointBackend
+from partita_schema.config import Config
+from partita_schema.errors import PartitaError
+
+TRAIN = "train: the model is the server's; use evaluate or predict, or remove backend"
+TUNE = (
+    "tune: the server chooses how many rows go through its model at once; backend.concurrency says how many it is "
+    "asked at the same time"
+)
+PREVIEW = (
+    "preview: tokens are the server's; with a model or its folder as base_model and without backend they are shown"
+)
+SAVE = "save: the model is the server's"
+
+
+def is_served(config: Config) -> bool:
+    """Whether a server has the model."""
+    return isinstance(config.backend, EndpointBackend)
+
+
+def refuse_served(config: Config, *, what: str) -> None:
+    """Raises PartitaError where a server has the model, which is only asked; `what` begins with the verb."""
+    if is_served(config):
+        verb, _, reason = what.partition(": ")
+        raise PartitaError(f"there is nothing to {verb} with backend: {{type: endpoint}}: {reason}")
+
+
+def served_capacity(assembly: ServedAssembly, rows: int | None) -> Capacity:
+    """Requests at the same time: `rows` if the caller says so, else the file's."""
+    at_a_time = rows or assembly.lm.backend.concurrency
+    return Capacity(at_a_time, BatchLimit(at_a_time), written=True)
+
+
+def written_texts(
+    assembly: ServedAssembly,
+    prompts: str | Sequence[str],
+    *,
+    max_new_tokens: int | None,
+    batch_size: int | None,
+    seed: int,
+    stream: bool,
+) -> list[str]:
+    """What the server writes after each prompt, or in a chat in reply to it.
+
+    Raises PartitaError for a stream, DataError for an empty prompt, ModelError where there is no answer.
+    """
+    if stream:
+        raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")
+    found = assembly.lm.write(
+        [prompts] if isinstance(prompts, str) else list(prompts),
+        assembly.generation,
+        max_new_tokens=max_new_tokens or assembly.max_new_tokens,
+        concurrency=served_capacity(assembly, batch_size).rows,
+        seed=seed,
+    )
+    return [generated.text for generated in found]

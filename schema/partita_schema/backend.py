@@ -1,0 +1,101 @@
+"""Where the run takes place: a union on `type`."""
+
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, broken
+
+SET_ELSEWHERE = {
+    "model": "backend.model",
+    "messages": "prompt",
+    "prompt": "prompt",
+    "seed": "generation.seed",
+    "stop": "generation.stop",
+    "logprobs": "generation.logprobs",
+}
+"""Keys of a request that the file has a place of its own for."""
+ONE_WHOLE_ANSWER = ("stream", "n", "best_of", "echo")
+"""Keys of a request that make something else of an answer than one text that comes at once."""
+
+
+class LocalBackend(Base):
+    """This process."""
+
+    type: Literal["local"] = "local"
+    """This process."""
+
+
+class EndpointBackend(Base):
+    """A server that speaks the protocol of OpenAI, such as vLLM, SGLang, llama.cpp or a hosted one."""
+
+    type: Literal["endpoint"]
+    """A server; it is only asked, nothing is trained."""
+    url: Name
+    """Address of the server up to its version, such as `http://localhost:8000/v1`."""
+    model: Name | None = None
+    """Name of the model on the server. Default: base_model."""
+    api_key_env: Name | None = None
+    """Name of the environment variable that holds the key; never the key itself. Default: no key is sent."""
+    mode: Literal["chat", "completion"] | None = None
+    """chat: messages are sent, and the server renders them. completion: the prompt is sent as one text. Default: chat,
+    with prompt.chat: false completion."""
+    concurrency: Count = 16
+    """Requests at the same time."""
+    requests_per_minute: Count | None = None
+    """Most requests a minute, evenly apart, tries included. Default: no limit."""
+    tokens_per_minute: Count | None = None
+    """Most tokens a minute, those of prompts and answers together. Default: no limit."""
+    timeout_seconds: Positive = 600.0
+    """Time after which a request without an answer is given up."""
+    retries: NonNegativeCount = 5
+    """How often a request is sent again that met a busy or failing server."""
+    extra_body: dict[str, Any] = {}
+    """Further keys of each request, as the server knows them; null takes a key out that partita would send."""
+
+    @field_validator("url")
+    @classmethod
+    def url_is_a_base_address(cls, url: str) -> str:
+        wanted = "write an address with http:// or https://, such as http://localhost:8000/v1"
+        try:
+            parts = urlsplit(url)
+            _ = parts.port  # raises for one that is none
+        except ValueError as error:
+            raise broken(f"{wanted}; got one with a mistake: {error}") from None
+        if parts.scheme not in ("http", "https") or not re.fullmatch(r"[a-z0-9._:-]+", parts.hostname or ""):
+            raise broken(wanted)
+        if parts.username is not None:
+            raise broken("a key has no place in the address; write api_key_env, the name of an environment variable")
+        if parts.query or parts.fragment:
+            raise broken("write the address alone, without ? and # and what follows")
+        path = parts.path.rstrip("/")
+        for ending in ("/chat/completions", "/completions"):
+            if path.endswith(ending):
+                raise broken(f"write the address without {ending}, which is added by mode")
+        return url.rstrip("/")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def api_key_is_named(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            # What stands there may be the key, so it is not shown.
+            raise broken(
+                "write the name of an environment variable, such as OPENAI_API_KEY; the key itself must not stand in "
+                "the file"
+            )
+        return name
+
+    @field_validator("extra_body")
+    @classmethod
+    def extra_body_adds(cls, body: dict[str, Any]) -> dict[str, Any]:
+        for key in body:
+            if key in SET_ELSEWHERE and body[key] is not None:
+                raise broken(f"{key} has a place of its own; remove it, and write {SET_ELSEWHERE[key]}", at=key)
+            if key in ONE_WHOLE_ANSWER:
+                raise broken(f"{key} would change what an answer is: one text, whole; remove it", at=key)
+        return body
+
+
+Backend = Annotated[LocalBackend | EndpointBackend, Field(discriminator="type")]

@@ -1,0 +1,79 @@
+"""What a file may not say beside answers that are constrained or scored."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from partita_schema.backend import EndpointBackend
+from partita_schema.base import changed
+from partita_schema.features import CategoryOutput, JsonOutput
+from partita_schema.grammar import grammar_mistake
+
+if TYPE_CHECKING:
+    from partita_schema.config import Config
+
+Refusal = tuple[str, str]
+"""A key of the file, and why it cannot stand there and what to write instead."""
+
+NOT_IN_SLOTS = ("num_beams", "guidance_scale", "slots")
+"""Options of generation that are not answered in slots."""
+NOT_GENERATING = ("logprobs",)
+"""Options of generation that mean something where nothing is generated."""
+
+
+def refused_by_constraints(config: "Config") -> Iterator[Refusal]:
+    """Every key that has no place beside `constrain: true` or `scoring: true`."""
+    constrained = [
+        place
+        for place, output in enumerate(config.output_features)
+        if isinstance(output, JsonOutput) and output.decoder.constrain
+    ]
+    if constrained:
+        yield from refused_by_constrain(config, f"output_features.{constrained[0]}.decoder")
+    for place, output in enumerate(config.output_features):
+        if isinstance(output, CategoryOutput) and output.decoder.scoring:
+            yield from refused_by_scoring(config, output, f"output_features.{place}")
+
+
+def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
+    """What contradicts constrained JSON; `at` is the decoder of the first output that wants it."""
+    if isinstance(config.backend, EndpointBackend):
+        told = "a server constrains its answers itself"
+        yield f"{at}.constrain", f"{told}; remove it, and write response_format or the like in backend.extra_body"
+    for place, output in enumerate(config.output_features):
+        if isinstance(output, JsonOutput) and not output.decoder.constrain:
+            told = "several outputs are one JSON object, which is constrained as a whole"
+            at_output = f"output_features.{place}.decoder.constrain"
+            yield at_output, f"{told}; write constrain: true for each json output, or for none"
+    for key in NOT_IN_SLOTS:
+        if changed(config.generation, key):
+            yield f"generation.{key}", f"constrained answers cannot be made with {key}; remove it, or constrain"
+    if config.generation.stop:
+        yield "generation.stop", "a stop text would cut the JSON of constrained answers; remove it"
+    for place, output in enumerate(config.output_features):
+        mistake = grammar_mistake(output) if isinstance(output, JsonOutput) else None
+        if mistake is not None:
+            yield (
+                f"output_features.{place}.decoder.constrain",
+                f"answers cannot be held to this json_schema ({mistake}); mend json_schema, or remove constrain",
+            )
+
+
+def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Iterator[Refusal]:
+    """What contradicts labels that are scored; `at` is their output."""
+    if isinstance(config.backend, EndpointBackend):
+        yield f"{at}.decoder.scoring", "servers do not tell the probability of a given text; remove it"
+    if len(config.output_features) > 1:
+        yield f"{at}.decoder.scoring", "only the label of a single output is scored; remove it, or the other outputs"
+    if config.data.shaper is not None:
+        yield "data.shaper", "a shaper of yours writes answers that scoring does not know; remove it, or scoring"
+    for part, key in (
+        ("decoder", "match"),
+        ("decoder", "fallback_label"),
+        ("preprocessing", "fallback_label"),
+        ("preprocessing", "max_sequence_length"),
+    ):
+        if changed(getattr(output, part), key):
+            yield f"{at}.{part}.{key}", f"{key} reads generated answers, and scoring generates none; remove one of both"
+    for key in type(config.generation).model_fields:
+        if key not in NOT_GENERATING and changed(config.generation, key):
+            yield f"generation.{key}", f"scoring generates nothing, so {key} has no effect; remove one of both"

@@ -1,0 +1,111 @@
+"""What a file may not say where a server answers: what only a model in this process can be given."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from partita_schema.backend import EndpointBackend
+from partita_schema.base import changed
+from partita_schema.features import TextInput
+from partita_schema.model import ModelParameters, ScratchModel
+
+if TYPE_CHECKING:
+    from partita_schema.config import Config
+
+NOT_ON_SERVERS = (
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_h",
+    "num_beams",
+    "no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words",
+    "renormalize_logits",
+    "guidance_scale",
+)
+"""Options of generation that the protocol has no word for."""
+SIZES = ("batch_size", "eval_batch_size", "max_batch_size", "memory_budget")
+TOKENS = "tokens are counted by the server, which has the tokenizer"
+
+Refusal = tuple[str, str]
+"""A key of the file, and why it cannot stand there and what to write instead."""
+
+
+def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:
+    """Every key that has no place beside `backend: {type: endpoint}`."""
+    assert isinstance(config.backend, EndpointBackend)
+    yield from refused_models(config)
+    yield from refused_prompts(config, config.backend)
+    yield from refused_lengths(config)
+    yield from refused_generation(config)
+
+
+def refused_models(config: "Config") -> Iterator[Refusal]:
+    """What describes a model in this process."""
+    if config.trainer.type != "none":
+        yield "trainer.type", "a server is only asked, nothing is trained there; write type: none, or remove backend"
+    if isinstance(config.base_model, ScratchModel):
+        yield "base_model", "a server has its model already; write the name that the server knows it by"
+    for key in ("adapter", "quantization"):
+        if getattr(config, key) is not None:
+            told = "the server's model is as the server loads it"
+            yield key, f"{told}; remove {key}, and give it to the server at its start"
+    for key in ModelParameters.model_fields:
+        if changed(config.model_parameters, key):
+            yield f"model_parameters.{key}", f"the model is loaded by the server; remove {key}"
+    if config.trust_remote_code:
+        yield "trust_remote_code", "the model is loaded by the server; remove it"
+    if config.trainer.type == "none":
+        for key in SIZES:
+            if changed(config.trainer, key):
+                yield f"trainer.{key}", f"the server makes its own batches; remove {key}, and write backend.concurrency"
+
+
+def refused_prompts(config: "Config", backend: EndpointBackend) -> Iterator[Refusal]:
+    """What contradicts the way in which prompts are sent."""
+    if backend.mode == "completion" and config.prompt.chat is True:
+        yield "backend.mode", "completion sends no chat; write mode: chat, or remove prompt.chat"
+    if backend.mode == "chat" and config.prompt.chat is False:
+        yield "backend.mode", "chat sends messages, and prompt.chat is false; write mode: completion, or remove one"
+    if config.data.shaper is not None:
+        yield "data.shaper", "a shaper of yours needs the tokenizer, which the server has; remove it, and write prompt"
+    if sends_chat(config) is False and config.data.dialogue.mode == "packed_dialogue":
+        yield (
+            "data.dialogue.mode",
+            (
+                "packed_dialogue ends each answer with a token, and text is sent here; write mode: squash, or "
+                "backend.mode: chat"
+            ),
+        )
+
+
+def refused_lengths(config: "Config") -> Iterator[Refusal]:
+    """Limits in tokens of what is sent."""
+    for place, feature in enumerate(config.input_features):
+        if isinstance(feature, TextInput) and feature.preprocessing.max_sequence_length is not None:
+            at = f"input_features.{place}.preprocessing.max_sequence_length"
+            yield at, f"{TOKENS}; remove it, and shorten the column"
+    if config.preprocessing.global_max_sequence_length is not None:
+        yield "preprocessing.global_max_sequence_length", f"{TOKENS}; remove it, too long a row is told as an error"
+    if config.data.dialogue.context_tokens is not None:
+        yield "data.dialogue.context_tokens", f"{TOKENS}; remove it, and write context_turns or context_length"
+    if config.data.encode == "cache":
+        yield "data.encode", f"{TOKENS}, so there are none to keep; remove it"
+
+
+def refused_generation(config: "Config") -> Iterator[Refusal]:
+    """Options that cannot be sent."""
+    for key in NOT_ON_SERVERS:
+        if changed(config.generation, key):
+            told = f"the protocol of servers has no {key}"
+            yield f"generation.{key}", f"{told}; remove it, or write in backend.extra_body what your server calls it"
+    if not config.generation.slots:
+        yield "generation.slots", "the server makes its own batches; remove it"
+
+
+def sends_chat(config: "Config") -> bool:
+    """Whether a server is sent messages; otherwise one text."""
+    mode = config.backend.mode if isinstance(config.backend, EndpointBackend) else None
+    return mode == "chat" or (mode is None and config.prompt.chat is not False)

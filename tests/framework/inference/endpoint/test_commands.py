@@ -1,0 +1,100 @@
+"""The commands with a file that asks a server."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from partita.cli.main import run
+
+from .conftest import LocalServer, answer, error
+
+MakeFile = Callable[..., dict[str, Any]]
+
+
+def partita(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["partita", *arguments])
+    monkeypatch.setattr("partita.logs.show_log", lambda quiet: None)  # it is for a whole process
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        run()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+@pytest.fixture
+def file(server: LocalServer, make_file: MakeFile) -> str:
+    Path("file.yaml").write_text(yaml.safe_dump(make_file()), encoding="utf-8")
+    Path("rows.jsonl").write_text('{"question": "a", "answer": "A"}\n{"question": "b", "answer": "x"}\n')
+    return "file.yaml"
+
+
+def test_predict_and_evaluate_ask_the_server(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
+    assert capsys.readouterr().out.startswith("2 rows, 2 answered, 2 tokens in ")
+    lines = Path("out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["answer"] for line in lines] == ["A", "B"]
+    assert partita(monkeypatch, "evaluate", file, "--dataset", "rows.jsonl", "--quiet", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["answer"]["exact_match"] == 0.5
+
+
+def test_a_row_that_fails_is_told_at_the_end(
+    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reply = lambda body: error(400, "no") if body["messages"][0]["content"] == "b" else answer(body, "fine")
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
+    assert "2 rows, 1 answered, 1 errors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("verb", "text"),
+    [
+        (
+            "train",
+            (
+                "there is nothing to train with backend: {type: endpoint}: the model is the server's; use evaluate or "
+                "predict, or remove backend"
+            ),
+        ),
+        (
+            "tune",
+            (
+                "there is nothing to tune with backend: {type: endpoint}: the server chooses how many rows go through "
+                "its model at once; backend.concurrency says how many it is asked at the same time"
+            ),
+        ),
+        (
+            "preview",
+            (
+                "there is nothing to preview with backend: {type: endpoint}: tokens are the server's; with a model or "
+                "its folder as base_model and without backend they are shown"
+            ),
+        ),
+    ],
+)
+def test_commands_that_a_server_has_no_part_in_say_so(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, text: str
+) -> None:
+    assert partita(monkeypatch, verb, file) == 1
+    assert capsys.readouterr().err == f"error: {text}\n"
+
+
+def test_a_server_that_is_not_known_ends_with_one_line(
+    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reply = lambda body: error(401, "no key")
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: the server wants a key (401): no key; write backend.api_key_env")
+    assert not Path("out.jsonl").exists()

@@ -1,0 +1,110 @@
+"""Jobs that end in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+
+from .conftest import LocalServer, Response, answer, prompt_of
+
+MakeFile = Callable[..., dict[str, Any]]
+ROWS = [{"question": f"question {n}"} for n in range(40)]
+SCRIPT = """
+import json, sys
+from partita import Model
+file, rows = json.load(sys.stdin)
+Model(file, quiet=True).predict(rows, "out.jsonl")
+"""
+
+
+def kept() -> list[int]:
+    """Rows of the journal."""
+    (path,) = Path("runs/run/journal").glob("*.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    return [json.loads(line)["row"] for line in lines]
+
+
+def answering_some(server: LocalServer, count: int) -> threading.Event:
+    """Answer so many requests, and hang with the others; the event is set when one hangs."""
+    hanging = threading.Event()
+
+    def reply(body: dict[str, Any]) -> Response:
+        if int(prompt_of(body).split()[1]) < count:
+            return answer(body, "fine")
+        hanging.set()
+        server.hang()
+        return answer(body, "late")
+
+    server.reply = reply
+    return hanging
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
+    server: LocalServer, make_file: MakeFile, number: signal.Signals
+) -> None:
+    hanging = answering_some(server, 20)
+    times: list[float] = []
+
+    def interrupt() -> None:
+        hanging.wait(10)
+        time.sleep(0.2)
+        times.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
+    assert time.monotonic() - times[0] < 5.0
+    thread.join()
+    assert not [thread for thread in threading.enumerate() if thread.name == "partita endpoint"], threads
+    assert sorted(kept()) == list(range(20))
+    asked = len(server.bodies)
+    server.reply = lambda body: answer(body, "fine")
+    found = Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
+    assert (found.stats.ok, found.stats.resumed) == (40, 20)
+    assert len(server.bodies) - asked == 20
+    assert sorted(kept()) == list(range(40))
+
+
+@pytest.mark.faults
+def test_a_killed_job_goes_on_where_it_was(server: LocalServer, make_file: MakeFile) -> None:
+    hanging = answering_some(server, 25)
+    file = make_file({"concurrency": 4})
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps([file, ROWS]))
+    process.stdin.close()
+    try:
+        assert hanging.wait(60)
+        while len(kept()) < 25:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    asked = len(server.bodies)
+    server.reply = lambda body: answer(body, "fine")
+    found = Model(file, quiet=True).predict(ROWS, "out.jsonl")
+    assert (found.stats.ok, found.stats.resumed, len(server.bodies) - asked) == (40, 25, 15)
+    assert [row["question"] for row in found] == [row["question"] for row in ROWS]
+
+
+def test_a_job_in_a_notebook_with_a_loop_of_its_own_works(server: LocalServer, make_file: MakeFile) -> None:
+    import asyncio
+
+    async def cell() -> int:
+        return Model(make_file(), quiet=True).predict(ROWS).stats.ok
+
+    assert asyncio.run(cell()) == 40

@@ -1,0 +1,619 @@
+"""Rows in slots are answered as the library answers each of them alone."""
+
+import json
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.last_layer import last_layer
+from partita.lm.slot_attention import chunks
+from partita.lm.slot_pool import SlotPool
+from partita.lm.slots import Slots
+from partita_schema.errors import OutOfMemory
+from partita_schema.model import Architecture
+
+GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
+CONTEXT = 64
+SIZES = ((1, 5), (63, 1), (2, 1), (17, 4), (1, 63), (9, 8), (40, 3), (5, 2), (30, 2))
+"""Tokens of prompts and most new tokens: from 1 to all but one of the context, and answers that fill it."""
+PREFIX = (11, 12, 13, 14, 15, 16, 17, 18, 19)
+BEHIND = ((1, 5), (54, 1), (2, 1), (17, 4), (9, 8), (38, 17), (5, 2), (20, 2))
+"""The same of rows behind PREFIX."""
+ADAPTER = {"type": "lora", "r": 4, "init": "gaussian"}
+EIGHT_BITS = {"bits": 8, "llm_int8_threshold": 0}
+"""With outliers, bitsandbytes looks for them in all rows of a pass: rows then depend on their neighbours everywhere."""
+
+
+def ids(answers: dict[int, SlotAnswer]) -> dict[int, tuple[int, ...]]:
+    """Tokens of each row's answer; none is an error."""
+    assert all(answer.error is None for answer in answers.values())
+    return {row: answer.generated.ids for row, answer in answers.items() if answer.generated is not None}
+
+
+def by_the_library(small: Any, lm: Any, requests: list[SlotRequest]) -> dict[int, tuple[int, ...]]:
+    return {request.row: small.greedy_alone(lm, request) for request in requests}
+
+
+def assert_equal_to_rows_alone(
+    small: Any,
+    lm: Any,
+    *,
+    pools: tuple[int, ...],
+    pools_behind: tuple[int, ...] = (),
+    rows: tuple[tuple[int, int], ...] = SIZES,
+) -> None:
+    """Both with and without a common beginning, in pools of each size, whatever order rows come in."""
+    for prefix, sizes, counts in (((), rows, pools), (PREFIX, BEHIND, pools_behind or pools)):
+        requests = small.slot_requests(*sizes, prefix=prefix)
+        wanted = by_the_library(small, lm, requests)
+        for slots in counts:
+            requests.reverse()
+            assert ids(small.answer_in_slots(lm, requests, slots=slots, prefix=prefix)) == wanted, (slots, prefix)
+
+
+def saved(small: Any, folder: Path, **changes: Any) -> str:
+    """A saved model with changes in its configuration."""
+    architecture = changes.pop("architecture", "llama")
+    lm = small.load(small.config(architecture=architecture))
+    small.sharpen(lm.module)
+    lm.save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def sharp_folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A saved llama whose greedy answers vary."""
+    return saved(small, tmp_path_factory.mktemp("sharp"))
+
+
+@pytest.fixture(scope="module")
+def llama(small: Any, sharp_folder: str) -> Any:
+    lm = small.load(small.config(base_model=sharp_folder, trainer={"type": "none"}), trainable=False)
+    assert lm.slot_way == (True, None)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def gpt2(small: Any) -> Any:
+    lm = small.load(small.config(architecture="gpt2"))
+    small.sharpen(lm.module)
+    assert lm.slot_way == (False, None)
+    return lm
+
+
+# Equality
+
+
+@pytest.mark.parametrize("architecture", typing.get_args(Architecture))
+def test_greedy_answers_equal_those_of_the_library_row_by_row(small, architecture: str) -> None:
+    lm = small.load(small.config(architecture=architecture))
+    small.sharpen(lm.module)
+    assert lm.why_no_slots(GREEDY, tokens=CONTEXT) is None
+    assert lm.slot_way == (architecture != "gpt2", None), "the last layer is narrowed wherever it was"
+    if architecture == "llama":
+        assert_equal_to_rows_alone(small, lm, pools=(1, 2, 7, 64))
+    else:
+        assert_equal_to_rows_alone(small, lm, pools=(1, 7), pools_behind=(2, 64))
+
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": CONTEXT,
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+LATENT = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+LOCAL = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}
+FOREIGN: dict[str, dict[str, Any]] = {
+    "qwen2_moe": SHAPE | EXPERTS | {"shared_expert_intermediate_size": 32},
+    "granitemoe": SHAPE | EXPERTS,
+    "gpt_oss": SHAPE | EXPERTS | {"head_dim": 8, "sliding_window": CONTEXT},
+    "deepseek_v3": SHAPE | EXPERTS | LATENT,
+    "phi3": SHAPE,
+    "gemma3_text": SHAPE | {"head_dim": 8, "sliding_window": CONTEXT},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT},
+    "gptj": GPT | {"rotary_dim": 4},
+    "gpt_bigcode": GPT,
+    "gpt_neo": LOCAL | {"hidden_size": 32, "window_size": CONTEXT, "max_position_embeddings": CONTEXT},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": SHAPE | {"num_kv_heads": 2},
+    "bart": {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": CONTEXT,
+        "is_encoder_decoder": False,
+    },
+}
+MAY_BE_REFUSED = ("bloom", "falcon", "bart")
+
+
+@pytest.fixture(scope="module")
+def foreign(small: Any, base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Makes a model of any architecture of the library."""
+
+    def make(kind: str, shape: dict[str, Any]) -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(base_folder)
+        special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        folder = tmp_path_factory.mktemp(kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = AutoConfig.for_model(kind, **shape, **special, vocab_size=len(tokenizer))
+            torch.manual_seed(0)
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        lm = small.load(small.config(base_model=str(folder)))
+        small.sharpen(lm.module)
+        return lm
+
+    return make
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_models_that_are_not_made_here_answer_alike_or_are_refused(small, foreign, kind: str) -> None:
+    lm = foreign(kind, FOREIGN[kind])
+    reason = lm.why_no_slots(GREEDY, tokens=CONTEXT)
+    if reason is not None:
+        assert kind in MAY_BE_REFUSED
+        assert reason.startswith(type(lm.base).__name__)
+        return
+    assert_equal_to_rows_alone(small, lm, pools=(3, 64), rows=SIZES[:4])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "reason"),
+    [
+        ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "linear_attention"),
+        ("rwkv", {"hidden_size": 32, "num_hidden_layers": 2, "context_length": CONTEXT}, "RwkvForCausalLM"),
+        (
+            "lfm2",
+            SHAPE | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+            "conv",
+        ),
+    ],
+)
+def test_models_with_a_state_are_refused(foreign, kind: str, shape: dict[str, Any], reason: str) -> None:
+    assert foreign(kind, shape).why_no_slots(GREEDY, tokens=8) == f"layers other than attention ({reason})"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"adapter": ADAPTER},
+        {"adapter": ADAPTER | {"use_dora": True}},
+        {"adapter": {"type": "ia3"}},
+        {"quantization": EIGHT_BITS, "adapter": ADAPTER},
+        {"quantization": EIGHT_BITS, "trainer": {"type": "none"}},
+        {"model_parameters": {"attention": "eager"}},
+    ],
+    ids=["lora", "dora", "ia3", "8-bit-lora", "8-bit", "eager"],
+)
+def test_adapters_quantized_weights_and_other_attention_answer_alike(
+    small, sharp_folder: str, sections: dict[str, Any]
+) -> None:
+    adapted = "adapter" in sections
+    lm = small.load(small.config(base_model=sharp_folder, **sections), trainable=adapted)
+    requests = small.slot_requests(*BEHIND, prefix=PREFIX)
+    if adapted:
+        before = by_the_library(small, lm, requests)
+        small.take_steps(lm, steps=3, learning_rate=3.0)
+        assert by_the_library(small, lm, requests) != before
+    assert_equal_to_rows_alone(small, lm, pools=(3,), rows=SIZES[:4])
+    assert lm.slot_way == (True, None)
+
+
+def test_bfloat16_is_answered_in_slots_and_its_logits_are_numbers(small, sharp_folder: str) -> None:
+    sections = {"model_parameters": {"dtype": "bfloat16"}, "trainer": {"type": "none"}}
+    lm = small.load(small.config(base_model=sharp_folder, **sections), trainable=False)
+    requests = small.slot_requests(*BEHIND, prefix=PREFIX)
+    options = GenerationOptions({"do_sample": False}, logprobs=True)
+    found = small.answer_in_slots(lm, requests, slots=7, prefix=PREFIX, options=options)
+    assert len(ids(found)) == len(requests)
+    assert all(-1e3 < answer.generated.logprob <= 0 for answer in found.values() if answer.generated)
+    assert all(held.dtype == torch.bfloat16 for held in open_with(lm, requests[:2], slots=2).pool.held)
+
+
+def open_with(lm: Any, requests: list[SlotRequest], *, slots: int, prefix: tuple[int, ...] = ()) -> Any:
+    """Slots that these rows are in."""
+    opened = lm.open_slots(GREEDY, slots=slots, tokens=CONTEXT, prefix=prefix, seed=0)
+    opened.admit(requests)
+    return opened
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 7)), min_size=1, max_size=8),
+    prefix=st.sampled_from([0, 0, 1, 8, 25]),
+    slots=st.integers(1, 10),
+    plan=st.lists(st.integers(0, 4), max_size=8),
+    narrowed=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_any_lengths_limits_slots_and_order_give_the_same_answers(
+    small, llama, gpt2, sizes: Any, prefix: int, slots: int, plan: Any, narrowed: bool, seed: int
+) -> None:
+    lm, front = llama if narrowed else gpt2, range(40, 40 + prefix)
+    requests = small.slot_requests(*sizes, prefix=front, seed=seed)
+    wanted = by_the_library(small, lm, requests)
+    assert ids(small.answer_in_slots(lm, requests, slots=slots, prefix=front, plan=plan)) == wanted
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_rows_that_are_all_equal_have_one_answer(small, llama, slots: int) -> None:
+    (one,) = small.slot_requests((12, 15))
+    requests = [SlotRequest(one.input_ids, 15, row) for row in range(16)]
+    found = ids(small.answer_in_slots(llama, requests, slots=slots, prefix=one.input_ids[:11]))
+    assert set(found.values()) == {small.greedy_alone(llama, one)}
+    assert len(found) == 16
+
+
+@pytest.mark.parametrize("prefix", [(), PREFIX])
+def test_many_rows_of_unlike_length_are_cut_into_chunks_and_answered_alike(small, llama, prefix: Any) -> None:
+    sizes = [(40 if row < 3 else 1 + row % 5, 2 + row % 5) for row in range(40)]
+    assert len(chunks([len(prefix) + length for length, _ in sizes])) == 3
+    requests = small.slot_requests(*sizes, prefix=prefix)
+    wanted = by_the_library(small, llama, requests)
+    assert ids(small.answer_in_slots(llama, requests, slots=40, prefix=prefix, plan=(40, 0))) == wanted
+
+
+def test_a_model_of_one_layer_answers_alike(small) -> None:
+    scratch = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64, "num_hidden_layers": 1}
+    lm = small.load(small.config(base_model=scratch))
+    small.sharpen(lm.module)
+    assert_equal_to_rows_alone(small, lm, pools=(3,))
+
+
+# Where a row ends
+
+
+@pytest.fixture(scope="module")
+def writer(small: Any) -> Any:
+    """A model that writes letters."""
+    lm = small.load(small.config(architecture="gpt_neox"))
+    small.sharpen(lm.module)
+    assert lm.slot_way == (True, None)
+    letters = set(lm.tokenizer.encode("abcdefghijklmnop"))
+    unwanted = [token for token in range(len(lm.tokenizer)) if token not in letters]
+    return lm, {"do_sample": False, "suppress_tokens": unwanted}
+
+
+def test_stop_texts_and_stop_tokens_end_rows_as_alone(small, writer) -> None:
+    lm, arguments = writer
+    requests = small.slot_requests(*((1 + row * 3, 24) for row in range(8)))
+    plain = [lm.generate([request], GenerationOptions(arguments), seed=0)[0] for request in requests]
+    stops = (plain[0].text[3:5], plain[1].text[5:8], "never")
+    for options in (
+        GenerationOptions(arguments, stop=stops),
+        GenerationOptions(arguments, stop_token_ids=(plain[0].ids[2], plain[3].ids[6])),
+        GenerationOptions(arguments, stop=stops[1:], stop_token_ids=(plain[0].ids[2],)),
+    ):
+        wanted = {request.row: lm.generate([request], options, seed=0)[0] for request in requests}
+        assert len({len(answer.ids) for answer in wanted.values()}) > 2
+        assert "stop" in {answer.finish_reason for answer in wanted.values()}
+        found = small.answer_in_slots(lm, requests, slots=3, options=options)
+        assert {row: answer.generated for row, answer in found.items()} == wanted
+
+
+def test_a_row_takes_no_step_beyond_its_stop_text(small, writer) -> None:
+    lm, arguments = writer
+    requests = small.slot_requests(*((1 + row * 3, 24) for row in range(4)))
+    plain = lm.generate(requests[:1], GenerationOptions(arguments), seed=0)[0]
+    options = GenerationOptions(arguments, stop=(plain.text[3:8],))
+    passes: list[int] = []
+    hook = lm.base.register_forward_hook(lambda *given: passes.append(1))
+    found = small.answer_in_slots(lm, requests, slots=1, options=options)
+    hook.remove()
+    assert found[0].generated.text == plain.text[: plain.text.find(plain.text[3:8])]
+    assert len(found[0].generated.ids) < 24
+    assert len(passes) == sum(len(answer.generated.ids) for answer in found.values())
+
+
+def test_an_end_token_at_once_frees_the_slot(small, llama) -> None:
+    requests = small.slot_requests((5, 9), (7, 9), (9, 9))
+    first = [small.greedy_alone(llama, request)[0] for request in requests]
+    options = GenerationOptions({"do_sample": False}, stop_token_ids=tuple(first))
+    opened = llama.open_slots(options, slots=3, tokens=CONTEXT, prefix=(), seed=0)
+    ended = opened.admit(requests)
+    opened.close()
+    assert [(answer.request.row, answer.generated.ids, answer.generated.finish_reason) for answer in ended] == [
+        (row, (), "stop") for row in range(3)
+    ]
+    assert not opened.live
+
+
+# What is computed
+
+
+def test_the_last_layer_reads_last_tokens_only_and_changes_no_logits(small, llama) -> None:
+    passed: list[int] = []
+    layer, number = typing.cast(Any, last_layer(llama.base))
+    hook = layer.mlp.register_forward_hook(lambda module, inputs, output: passed.append(output.shape[:-1].numel()))
+    requests = small.slot_requests(*BEHIND, prefix=PREFIX)
+    prompts = [list(request.input_ids[len(PREFIX) :]) for request in requests]
+    logits = []
+    for narrows in (True, False):
+        slots = Slots(llama, GREEDY, slots=12, tokens=CONTEXT, prefix=PREFIX, seed=0, narrows=narrows)
+        logits.append(slots.forward(prompts, first=1, start=len(PREFIX)))
+        keys = torch.stack([layer.keys[1 : 1 + len(BEHIND)] for layer in slots.pool.layers])
+        logits.append(torch.stack([keys[:, row, :, : len(PREFIX) + n].sum() for row, (n, _) in enumerate(BEHIND)]))
+        slots.close()
+    hook.remove()
+    assert number == 2
+    assert passed == [1, len(BEHIND), len(PREFIX), len(BEHIND) * max(length for length, _ in BEHIND)]
+    torch.testing.assert_close(logits[0], logits[2], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits[1], logits[3], rtol=1e-5, atol=1e-4)
+
+
+def test_where_the_last_layer_is_not_narrowed_the_output_layer_sees_last_tokens_only(small, gpt2) -> None:
+    passed: list[int] = []
+    hook = gpt2.base.lm_head.register_forward_hook(lambda *given: passed.append(given[2].shape[:-1].numel()))
+    opened = open_with(gpt2, small.slot_requests((9, 4), (20, 4), (1, 4)), slots=3)
+    opened.step()
+    hook.remove()
+    assert passed == [3, 3]
+
+
+def test_the_common_beginning_is_read_once(small, llama) -> None:
+    read: list[int] = []
+    hook = llama.base.get_input_embeddings().register_forward_hook(lambda *given: read.append(given[1][0].numel()))
+    requests = small.slot_requests((3, 2), (5, 2), (2, 2), prefix=PREFIX)
+    small.answer_in_slots(llama, requests, slots=3, prefix=PREFIX, plan=(3, 0))
+    hook.remove()
+    assert read == [len(PREFIX), 3 * 5, 3]
+
+
+def test_the_pool_stays_where_it_is(small, llama) -> None:
+    opened = open_with(llama, small.slot_requests(*BEHIND, prefix=PREFIX), slots=len(BEHIND), prefix=PREFIX)
+    places = [held.data_ptr() for held in opened.pool.held]
+    while opened.live:
+        opened.step()
+        assert [held.data_ptr() for held in opened.pool.held] == places
+    opened.close()
+    assert all(held.shape[0] == len(BEHIND) and held.shape[2] == CONTEXT for held in opened.pool.held)
+
+
+def test_what_was_not_a_number_is_cleared_behind_the_common_beginning() -> None:
+    pool = SlotPool(slots=3, tokens=8)
+    pool.place.read(0, 3, start=0)
+    pool.update(torch.full((3, 2, 8, 4), torch.nan), torch.full((3, 2, 8, 4), torch.nan), 0)
+    pool.clear(1, start=2)
+    for held in pool.held:
+        assert held.isnan().all(dim=-1).all(dim=1).tolist() == [[True] * 8, [True] * 2 + [False] * 6, [True] * 8]
+
+
+# What is left behind
+
+
+def traces(lm: Any) -> dict[str, Any]:
+    """What of a model could be left changed."""
+    hooks = [
+        (name, len(module._forward_pre_hooks), len(module._forward_hooks), "forward" in vars(module))
+        for name, module in lm.module.named_modules()
+    ]
+    return {
+        "hooks": hooks,
+        "attention": lm.base.config._attn_implementation,
+        "training": [module.training for module in lm.module.modules()],
+        "positions": lm.positions.places_K,
+        "random": torch.get_rng_state().tolist(),
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def clean(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A model in training mode, in which nothing may be left."""
+    lm = request.getfixturevalue(request.param)
+    lm.slot_way  # noqa: B018 - found out once
+    lm.module.train()
+    before = traces(lm)
+    yield lm
+    assert traces(lm) == before
+    lm.module.eval()
+
+
+def test_nothing_is_left_on_the_model(small, clean) -> None:
+    small.answer_in_slots(clean, small.slot_requests(*BEHIND, prefix=PREFIX), slots=4, prefix=PREFIX)
+
+
+def test_finding_out_whether_slots_work_leaves_nothing(clean) -> None:
+    del clean.slot_way
+    assert clean.why_no_slots(GREEDY, tokens=8) is None
+
+
+def test_nothing_is_left_where_the_common_beginning_cannot_be_read(clean) -> None:
+    with pytest.raises(IndexError):
+        clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[10**6], seed=0)
+
+
+def test_nothing_is_left_where_the_common_beginning_cannot_be_spread(clean, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(pool: SlotPool, tokens: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(SlotPool, "spread", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[5, 6], seed=0)
+
+
+@pytest.mark.parametrize("where", ["embedding", "last layer", "output"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_pass_that_fails_leaves_nothing_and_live_rows_go_on(small, clean, where: str, error: type) -> None:
+    layer = {
+        "embedding": clean.base.get_input_embeddings(),
+        "last layer": typing.cast(Any, last_layer(clean.base) or [clean.base.get_output_embeddings()])[0],
+        "output": clean.base.get_output_embeddings(),
+    }[where]
+    requests = small.slot_requests((3, 9), (8, 9), (5, 9), (4, 9), prefix=PREFIX)
+    wanted = by_the_library(small, clean, requests)
+
+    def fail(*given: Any) -> None:
+        raise error("no")
+
+    with clean.evaluating():
+        opened = open_with(clean, requests[:2], slots=4, prefix=PREFIX)
+        found: list[SlotAnswer] = []
+        for call in (partial(opened.admit, requests[2:]), opened.step):
+            hook = layer.register_forward_pre_hook(fail)
+            with pytest.raises(error):
+                call()
+            hook.remove()
+            assert clean.base.config._attn_implementation == "sdpa"
+            assert clean.positions.places_K is None
+        found += opened.step()
+        found += opened.admit(requests[2:])
+        while opened.live:
+            found += opened.step()
+        opened.close()
+    assert ids({answer.request.row: answer for answer in found}) == wanted
+
+
+def test_a_prompt_that_cannot_be_read_hurts_no_other(small, llama) -> None:
+    requests = small.slot_requests((3, 9), (8, 9), (5, 9))
+    wanted = by_the_library(small, llama, requests)
+    opened = open_with(llama, requests[:1], slots=4)
+    with pytest.raises(IndexError):
+        opened.admit([requests[1], SlotRequest([5, 10**6], 9, 9)])
+    assert [row.request.row for row in opened.live] == [0]
+    found = opened.admit(requests[1:])
+    while opened.live:
+        found += opened.step()
+    opened.close()
+    assert ids({answer.request.row: answer for answer in found}) == wanted
+
+
+def test_the_model_can_be_used_otherwise_while_rows_are_in_slots(small, llama) -> None:
+    requests = small.slot_requests((3, 9), (8, 9), (5, 9))
+    wanted = by_the_library(small, llama, requests)
+    opened = open_with(llama, requests, slots=4)
+    other = open_with(llama, requests[::-1], slots=4)
+    found: list[SlotAnswer] = []
+    while opened.live:
+        found += opened.step()
+        other.step()
+        assert by_the_library(small, llama, requests) == wanted
+    opened.close()
+    other.close()
+    assert ids({answer.request.row: answer for answer in found}) == wanted
+
+
+# What is refused
+
+
+def test_a_sliding_window_is_no_obstacle_to_rows_within_it(small, tmp_path: Path) -> None:
+    lm = small.load(small.config(base_model=saved(small, tmp_path, architecture="mistral", sliding_window=16)))
+    assert lm.base.config.sliding_window == 16
+    assert lm.why_no_slots(GREEDY, tokens=17) == "a sliding window of 16 tokens, and rows of up to 17"
+    requests = small.slot_requests((1, 15), (15, 1), (8, 8), (3, 9))
+    wanted = by_the_library(small, lm, requests)
+    assert ids(small.answer_in_slots(lm, requests, slots=3)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "limit"),
+    [
+        ("gpt_neo", LOCAL | {"hidden_size": 32, "window_size": 16, "max_position_embeddings": CONTEXT}, 16),
+        (
+            "llama4_text",
+            SHAPE | EXPERTS | {"head_dim": 8, "intermediate_size_mlp": 48, "floor_scale": 16, "no_rope_layers": [0, 1]},
+            16,
+        ),
+        ("gpt_oss", SHAPE | EXPERTS | {"head_dim": 8, "sliding_window": 16}, 16),
+    ],
+)
+def test_what_else_looks_no_further_than_a_window_is_refused_beyond_it(
+    small, foreign, kind: str, shape: dict[str, Any], limit: int
+) -> None:
+    lm = foreign(kind, shape)
+    reason = lm.why_no_slots(GREEDY, tokens=limit + 1)
+    assert reason is not None
+    assert f"of {limit} tokens, and rows of up to {limit + 1}" in reason
+    requests = small.slot_requests((1, limit - 1), (limit - 1, 1), (8, 8), (3, 9))
+    wanted = by_the_library(small, lm, requests)
+    assert ids(small.answer_in_slots(lm, requests, slots=3)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (GenerationOptions({}, slots=False), "generation.slots is false"),
+        (GenerationOptions({"num_beams": 2}), "beam search"),
+        (GenerationOptions({"guidance_scale": 1.5}), "guidance_scale"),
+        (GenerationOptions({"guidance_scale": 1.0, "num_beams": 1}), None),
+    ],
+)
+def test_options_that_slots_do_not_have_are_told(llama, options: GenerationOptions, reason: str | None) -> None:
+    assert llama.why_no_slots(options, tokens=8) == reason
+
+
+@pytest.mark.parametrize("kind", ["prompt_tuning", "prefix_tuning"])
+def test_learned_tokens_are_told(small, kind: str) -> None:
+    lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
+    assert lm.why_no_slots(GREEDY, tokens=8) == f"the virtual tokens of {kind}"
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_positions_that_depend_on_the_longest_row_are_told(small, llama, kind: str, monkeypatch) -> None:
+    monkeypatch.setattr(llama.base.config, "rope_parameters", {"rope_type": kind, "factor": 2.0})
+    assert llama.why_no_slots(GREEDY, tokens=8) == "rotary positions that depend on the longest row"
+
+
+def test_other_attention_is_told(llama, monkeypatch) -> None:
+    monkeypatch.setattr(llama.base.config, "_attn_implementation", "flash_attention_2")
+    assert llama.why_no_slots(GREEDY, tokens=8) == "attention: flash_attention_2"
+
+
+def test_a_model_that_does_not_heed_what_slots_give_it_is_found_out(small) -> None:
+    lm = small.load(small.config())
+    passed = lm.base.model.forward
+    lm.base.model.forward = lambda *args, attention_mask=None, **kwargs: passed(*args, **kwargs)
+    reason = lm.why_no_slots(GREEDY, tokens=8)
+    assert reason is not None
+    assert reason.startswith("LlamaForCausalLM ")
+    lm = small.load(small.config())
+    ignoring = lm.base.model.forward
+    lm.base.model.forward = lambda *args, position_ids=None, **kwargs: ignoring(*args, **kwargs)
+    assert str(lm.why_no_slots(GREEDY, tokens=8)).startswith("LlamaForCausalLM changes its logits by ")
+
+
+def test_a_device_that_is_full_is_no_reason_against_slots_and_is_asked_again(small) -> None:
+    lm = small.load(small.config())
+    full = [True]
+
+    def refuse(*given: Any) -> None:
+        if full[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    lm.base.register_forward_pre_hook(refuse)
+    with pytest.raises(OutOfMemory, match="3 rows of 11 tokens do not fit in memory beside the model; free some, or"):
+        lm.why_no_slots(GREEDY, tokens=20)
+    full[0] = False
+    assert lm.why_no_slots(GREEDY, tokens=20) is None

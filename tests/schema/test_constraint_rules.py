@@ -1,0 +1,156 @@
+"""What may not stand beside answers that are constrained or scored."""
+
+from typing import Any
+
+import pytest
+
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+JSON: dict[str, Any] = {"name": "value", "type": "json", "decoder": {"constrain": True}}
+LABEL: dict[str, Any] = {"name": "label", "type": "category", "decoder": {"scoring": True, "labels": ["a", "b"]}}
+SERVER = {"type": "endpoint", "url": "http://localhost:8000/v1"}
+
+
+def problems(*outputs: dict[str, Any], **sections: Any) -> list[str]:
+    raw = {
+        "base_model": "m",
+        "input_features": [{"name": "q", "type": "text"}],
+        "output_features": list(outputs),
+        **sections,
+    }
+    try:
+        load_config(raw)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def held(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**JSON, "decoder": {"constrain": True, "json_schema": schema}}
+
+
+def test_plain_files_may_constrain_and_score() -> None:
+    assert problems(JSON) == []
+    assert problems(JSON, {"name": "other", "type": "text"}, {"name": "n", "type": "number"}) == []
+    assert problems(JSON, generation={"do_sample": True, "top_k": 3, "repetition_penalty": 1.2, "logprobs": True}) == []
+    assert problems(LABEL, generation={"logprobs": True}) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 2}, {"guidance_scale": 1.5}, {"slots": False}], ids=["num_beams", "guidance", "slots"]
+)
+def test_what_is_not_answered_in_slots_cannot_be_constrained(options: dict[str, Any]) -> None:
+    key = next(iter(options))
+    found = problems(JSON, generation=options)
+    assert len(found) == 1
+    assert f"generation.{key}: constrained answers cannot be made with {key}; remove it, or constrain" in found[0]
+
+
+def test_a_stop_text_would_cut_constrained_json() -> None:
+    found = problems(JSON, generation={"stop": ["\n"]})
+    assert len(found) == 1
+    assert "generation.stop: a stop text would cut the JSON of constrained answers; remove it" in found[0]
+
+
+def test_all_json_outputs_of_an_object_are_constrained_or_none() -> None:
+    found = problems({"name": "first", "type": "json"}, JSON)
+    assert len(found) == 1
+    assert (
+        "output_features[0].decoder.constrain: several outputs are one JSON object, which is constrained as a whole; "
+        "write constrain: true for each json output, or for none" in found[0]
+    )
+    assert problems({"name": "first", "type": "json"}, {**JSON, "decoder": {}}) == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "not": {"required": ["a"]}},
+        {"type": "array", "contains": {"const": 1}},
+        {"type": "array", "uniqueItems": True},
+        {"type": "object", "if": {}, "then": {"required": ["a"]}},
+        {"type": "string", "format": "no-such-format"},
+    ],
+    ids=lambda schema: str(list(schema)[1]),
+)
+def test_a_schema_that_the_grammar_cannot_keep_is_refused_with_the_part_of_it(schema: dict[str, Any]) -> None:
+    part = schema.get("format") or list(schema)[1]
+    for outputs in ((held(schema),), ({"name": "t", "type": "text"}, held(schema))):
+        found = problems(*outputs)
+        assert len(found) == 1
+        place = len(outputs) - 1
+        assert f"output_features[{place}].decoder.constrain: answers cannot be held to this json_schema (" in found[0]
+        assert part in found[0].partition("(")[2].partition(")")[0]
+        assert "mend json_schema, or remove constrain" in found[0]
+    unheld = {**JSON, "decoder": {"json_schema": schema}}
+    assert problems(unheld) == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/a", "definitions": {"a": {}}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "title": "t", "description": "d", "examples": [{}]},
+        {"oneOf": [{"type": "integer"}, {"type": "null"}]},
+        {"allOf": [{"type": "object", "required": ["a"]}, {"properties": {"a": {"type": "string", "pattern": "^x"}}}]},
+        {"type": "string", "format": "date-time", "x-guidance": {"whitespace_flexible": True}},
+    ],
+)
+def test_schemas_of_many_kinds_are_kept(schema: dict[str, Any]) -> None:
+    assert problems(held(schema)) == []
+
+
+def test_a_server_constrains_and_scores_nothing() -> None:
+    found = problems(JSON, backend=SERVER)
+    assert len(found) == 1
+    assert "output_features[0].decoder.constrain: a server constrains its answers itself; remove it, and" in found[0]
+    assert "write response_format or the like in backend.extra_body" in found[0]
+    found = problems(LABEL, backend=SERVER)
+    assert len(found) == 1
+    assert (
+        "output_features[0].decoder.scoring: servers do not tell the probability of a given text; remove it" in found[0]
+    )
+
+
+def test_only_a_label_that_is_the_whole_answer_is_scored() -> None:
+    found = problems({"name": "t", "type": "text"}, LABEL)
+    assert len(found) == 1
+    assert "output_features[1].decoder.scoring: only the label of a single output is scored; remove it, or" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("decoder", "match", {"a": {"value": "x"}}),
+        ("decoder", "fallback_label", "a"),
+        ("preprocessing", "fallback_label", "a"),
+        ("preprocessing", "max_sequence_length", 5),
+    ],
+)
+def test_what_reads_generated_answers_has_no_place_beside_scoring(part: str, key: str, value: Any) -> None:
+    output = {**LABEL, part: {**LABEL.get(part, {}), key: value}}
+    found = problems(output)
+    assert len(found) == 1
+    assert (
+        f"output_features[0].{part}.{key}: {key} reads generated answers, and scoring generates none; remove one of "
+        "both" in found[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"do_sample": True}, {"max_new_tokens": 5}, {"num_beams": 3}, {"stop": ["x"]}, {"slots": False}, {"seed": 3}],
+    ids=lambda options: str(next(iter(options))),
+)
+def test_options_of_generation_have_no_effect_on_scoring(options: dict[str, Any]) -> None:
+    key = next(iter(options))
+    found = problems(LABEL, generation=options)
+    assert len(found) == 1
+    assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of both" in found[0]
+
+
+def test_a_shaper_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:
+    found = problems(LABEL, data={"shaper": "mine.py:shape"})
+    assert len(found) == 1
+    assert "data.shaper: a shaper of yours writes answers that scoring does not know; remove it, or scoring" in found[0]
