@@ -1,14 +1,15 @@
 """The tuner on a CPU beside brute force: what truly fits, what is truly fastest, and what finding it costs.
 
 Needs the shared folder beside the checkout. Zero-shot prediction of 512 rows of skewed lengths, 32 new tokens, fp32, a
-single thread. Memory: for several values of memory_budget, the largest batch of the longest prompts that generates all
-of its tokens under a limit of the system on the process's data (RLIMIT_DATA), each size in a process of its own, beside
-what the tuner says fits. Speed: the CPU seconds of the whole job at many sizes, in turn, beside the size that the tuner
-chooses when memory is plenty; and the tuner's own CPU seconds as a share of that job.
+single thread, in slots. Memory: for several values of memory_budget, the most of the longest prompts that are answered
+at once, all tokens, under a limit of the system on the process's data (RLIMIT_DATA), each size in a process of its
+own, beside what the tuner says fits. Speed: the CPU seconds of the whole job at many sizes, in turn, beside the size
+that the tuner chooses when memory is plenty; and the tuner's own CPU seconds as a share of that job.
 """
 
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -23,7 +24,7 @@ from harness import SHARED, Limit, parse_arguments, report, run_script
 
 ROOMS = {"tiny": (300_000_000, 500_000_000, 800_000_000), "small": (800_000_000, 1_200_000_000)}
 """Bytes beyond what the process holds with the model loaded."""
-SIZES = {"tiny": (4, 8, 16, 24, 32, 48, 64), "small": (16, 24, 32)}
+SIZES = {"tiny": (16, 32, 64, 96, 128, 192), "small": (24, 48, 96)}
 ROUNDS = {"tiny": 2, "small": 1}
 NEW_TOKENS = 32
 
@@ -183,11 +184,13 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
     assembly = model.ready()
     prompts = [assembly.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
     longest = max(prompts, key=len)
+    chance = random.Random(0)
     killed = 0
 
     def runs(rows: int) -> bool:
         nonlocal killed
-        requests = [GenerationRequest(longest, NEW_TOKENS)] * (rows - 1) + [GenerationRequest(longest[1:], NEW_TOKENS)]
+        others = [chance.sample(longest, len(longest)) for _ in range(rows)]  # equal ones would be read once
+        requests = [GenerationRequest(ids, NEW_TOKENS) for ids in others]
         child = os.fork()
         if child == 0:
             os._exit(0 if generates(assembly, requests, int(room)) else 3)
@@ -195,7 +198,7 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
         killed += os.WIFSIGNALED(status)
         return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
 
-    assembly.lm.generate([GenerationRequest(longest[:8], 4)], assembly.generation, seed=0)
+    model.generate("x", max_new_tokens=2)
     low, high = 0, 1
     while runs(high):
         low, high = high, 2 * high
@@ -206,18 +209,26 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
 
 
 def generates(assembly: Any, requests: list[Any], room: int) -> bool:
-    """Whether a batch is generated to its end with so many bytes more, memory given back as soon as it is free."""
+    """Whether rows are answered at once with so many bytes more, memory given back as soon as it is free."""
     import ctypes
+
+    from partita.inference.engine import generate_requests
+    from partita.inference.halving import BatchLimit, Capacity
+    from partita_schema.errors import PartitaError
 
     library = ctypes.CDLL(None)
     library.mallopt(-3, 1 << 17)
     library.malloc_trim(0)
     limit = data_bytes() + room
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    held = BatchLimit(len(requests))
     try:
-        return len(assembly.lm.generate(requests, assembly.generation, seed=0)) == len(requests)
-    except (RuntimeError, MemoryError):
+        generate_requests(
+            assembly.lm, requests, options=assembly.generation, capacity=Capacity(len(requests), held), seed=0
+        )
+    except (RuntimeError, MemoryError, PartitaError):
         return False
+    return not held.out_of_memory
 
 
 def job(folder: str, name: str, size: str) -> dict[str, Any]:

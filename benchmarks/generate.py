@@ -1,0 +1,317 @@
+"""Answers of 512 rows beside what a user would do without partita: CPU seconds, peak memory, and the same answers.
+
+Needs the shared folder beside the checkout. Two new models (tiny: 5 M parameters, small: 99 M), prompts of skewed
+lengths alone (rows) and behind a common instruction (shared), 32 new tokens each, greedy, fp32, one thread, a process
+for each run. Peers: transformers' `generate` one row at a time with all scores kept, as Ludwig's predict does it, and
+in batches of rows sorted by length. partita is `Model.predict` with its journal; its batch size is the one that it
+finds, and finding it is counted apart. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer
+stops each row of a batch where it ends, and the batch with its longest row.
+
+The last columns tell how far a run is from what the machine could do: matrix products at their measured rate, for
+prompts 2 FLOP for each weight and token without the embedding and but for the last token of each prompt without the
+output layer, what all begin with counted once, for answers 2 FLOP for each weight and token.
+"""
+
+import hashlib
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from harness import SHARED, Limit, parse_arguments, report, run_script
+
+NEW_TOKENS = 32
+WORKS = {"tiny": ("rows", "shared", "mixed"), "small": ("rows", "shared")}
+ROUNDS = {"tiny": 3, "small": 1}
+BATCHES = {"tiny": (16, 32, 64), "small": (32,)}
+ROWS_ALONE = {"tiny": 512, "small": 32}
+"""Rows that are answered one at a time; the time of all follows in proportion."""
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__ or "")
+    if not SHARED.is_dir():
+        sys.exit(f"needs the shared folder at {SHARED}")
+    rows: list[dict[str, Any]] = []
+    limits: list[Limit] = []
+    with tempfile.TemporaryDirectory() as folder:
+        run_script([SHARED / "peers" / "workload.py", folder])
+        names = ["tiny"] if arguments.quick else ["tiny", "small"]
+        with ThreadPoolExecutor(len(names)) as pool:  # each works in processes of its own, on a core of its own
+            for name, found in zip(
+                names, pool.map(lambda name: study(folder, name, quick=arguments.quick), names), strict=True
+            ):
+                for work, table in found.items():
+                    rows += table
+                    limits += limits_of(name, work, table)
+    report("generate", rows, limits, arguments=arguments, about=" ".join((__doc__ or "").split()))
+
+
+def study(folder: str, name: str, *, quick: bool) -> dict[str, list[dict[str, Any]]]:
+    """All that is asked of a model, by work."""
+    return {work: compare(folder, name, work, rounds=1 if quick else ROUNDS[name]) for work in WORKS[name]}
+
+
+def compare(folder: str, name: str, work: str, *, rounds: int) -> list[dict[str, Any]]:
+    """A row of the table for each contender, runs of all of them in turn."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for number in range(rounds):
+        for batch in BATCHES[name] if work != "mixed" else (32,):
+            runs.setdefault(f"sorted, batches of {batch}", []).append(one("peer", folder, name, work, str(batch)))
+        if work != "mixed" and number == 0:
+            runs["one row at a time"] = [one("alone", folder, name, work, str(ROWS_ALONE[name]))]
+        runs.setdefault("partita", []).append(one("partita", folder, name, work))
+    return [summary(name, work, contender, found) for contender, found in runs.items()]
+
+
+def summary(name: str, work: str, contender: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of the runs of a contender."""
+    seconds = statistics.median(run["cpu"] for run in runs)
+    first = runs[0]
+    found = {
+        "model": name,
+        "work": work,
+        "who": contender,
+        "CPU s": round(seconds, 2),
+        "tokens/CPU s": round(first["tokens"] / seconds, 1),
+        "peak MB": max(run["peak"] for run in runs),
+        "MB of the job": max(run["grown"] for run in runs),
+        "answers": first["hash"],
+        "share of the machine's products": round(first["flop"] / first["rate"] / seconds, 3),
+        "runs": [round(run["cpu"], 2) for run in runs],
+    }
+    return found | {
+        key: first[key] for key in ("slots", "tuning s", "prompts s", "answers s", "host s") if key in first
+    }
+
+
+def limits_of(name: str, work: str, rows: list[dict[str, Any]]) -> list[Limit]:
+    """What is promised of a work."""
+    ours = next(row for row in rows if row["who"] == "partita")
+    batches = [row for row in rows if row["who"].startswith("sorted")]
+    best = min(row["CPU s"] for row in batches)
+    wanted = {"rows": 1.5, "shared": 2.5, "mixed": 1.6}[work]
+    limits = [Limit(f"{name}, {work}: over the best sorted batches", best / ours["CPU s"], wanted, "min")]
+    usual = next(row for row in batches if row["who"].endswith(" 32"))
+    limits.append(
+        Limit(
+            f"{name}, {work}: peak MB over that of sorted batches of 32", ours["peak MB"] / usual["peak MB"], 1, "max"
+        )
+    )
+    same = all(row["answers"] == ours["answers"] for row in rows if row["answers"])
+    limits.append(Limit(f"{name}, {work}: the same answers as all others", float(same), 1, "min"))
+    alone = [row for row in rows if row["who"] == "one row at a time"]
+    if alone:
+        times = alone[0]["CPU s"] / ours["CPU s"]
+        limits.append(Limit(f"{name}, {work}: over one row at a time", times, {"rows": 6, "shared": 8}[work], "min"))
+    return limits
+
+
+def one(*words: str) -> dict[str, Any]:
+    """A run in a process of its own: the last line that it prints."""
+    found: dict[str, Any] = json.loads(run_script([__file__, "--one", *words]).splitlines()[-1])
+    print(*words[2:], found, flush=True)
+    return found
+
+
+# What runs in processes of its own
+
+
+def peer(folder: str, name: str, work: str, batch: str) -> dict[str, Any]:
+    """transformers' generate over batches of rows sorted by the length of their prompts."""
+    import torch
+    from transformers import StoppingCriteriaList
+
+    tokenizer, model = load_peer(folder, name)
+    prompts, limits = questions(folder, work)
+    before, cpu = peak(), time.process_time()
+    ids = tokenizer(prompts)["input_ids"]
+    answers: dict[int, list[int]] = {}
+    order = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
+    with torch.inference_mode():
+        for start in range(0, len(order), int(batch)):
+            part = order[start : start + int(batch)]
+            inputs = tokenizer.pad({"input_ids": [ids[row] for row in part]}, return_tensors="pt")
+            width = inputs["input_ids"].shape[1]
+            ends = torch.tensor([limits[row] for row in part]) + width
+            most = max(limits[row] for row in part)
+            stop = StoppingCriteriaList([lambda tokens, scores, ends=ends, **_: ends <= tokens.shape[1]])
+            settings = {"min_new_tokens": most, "max_new_tokens": most, "do_sample": False}
+            found = model.generate(**inputs, **settings, **({"stopping_criteria": stop} if work == "mixed" else {}))
+            for row, tokens in zip(part, found[:, width:].tolist(), strict=True):
+                answers[row] = tokens[: limits[row]]
+    return told(folder, name, ids, answers, cpu=time.process_time() - cpu, before=before)
+
+
+def alone(folder: str, name: str, work: str, count: str) -> dict[str, Any]:
+    """transformers' generate one row at a time; of fewer rows than all, evenly chosen, in proportion to tokens."""
+    import torch
+
+    tokenizer, model = load_peer(folder, name)
+    prompts, limits = questions(folder, work)
+    chosen = range(0, len(prompts), len(prompts) // int(count))
+    before, cpu = peak(), time.process_time()
+    ids = tokenizer(prompts)["input_ids"]
+    answers: dict[int, list[int]] = {}
+    with torch.inference_mode():
+        for row in chosen:
+            inputs = torch.tensor([ids[row]])
+            settings = {"min_new_tokens": limits[row], "max_new_tokens": limits[row], "do_sample": False}
+            found = model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                output_scores=True,
+                return_dict_in_generate=True,
+                **settings,
+            )
+            answers[row] = found.sequences[0, len(ids[row]) :].tolist()
+    spent = time.process_time() - cpu
+    whole = sum(len(one) for one in ids) / sum(len(ids[row]) for row in chosen)
+    return told(folder, name, ids, answers, cpu=spent * whole, before=before)
+
+
+def partita(folder: str, name: str, work: str) -> dict[str, Any]:
+    """The batch size is found, then all rows are predicted."""
+    import torch
+
+    from partita import Model
+
+    torch.set_num_threads(1)
+    os.chdir(folder)  # the journal is kept below
+    prompts, limits = questions(folder, work)
+    config = {
+        "base_model": f"{folder}/{name}",
+        "input_features": [{"name": "prompt", "type": "text"}],
+        "output_features": [{"name": "response", "type": "text"}],
+        "prompt": {"template": "{prompt}", "chat": False},
+        "generation": {"max_new_tokens": max(limits), "min_new_tokens": max(limits)},
+        "trainer": {"type": "none"},
+    }
+    model = Model(config, quiet=True)
+    lm = model.ready().lm
+    rows = [{"prompt": prompt} for prompt in prompts]
+    ids = lm.tokenizer(prompts)["input_ids"]
+    cpu = time.process_time()
+    size = model.tune(rows).generation
+    tuning = time.process_time() - cpu
+    before, cpu = peak(), time.process_time()
+    more: dict[str, Any] = {}
+    if work == "mixed":
+        answers = answer_mixed(model, ids, limits, rows=size.rows)
+    else:
+        found = model.predict(rows, Path(folder, f"{name}-{work}.jsonl"), fresh=True)
+        texts = [row["response_raw"] for row in found]
+        stats = found.stats
+        more = {"prompts s": stats.prefill_seconds, "answers s": stats.decode_seconds, "host s": stats.host_seconds}
+        answers = dict(enumerate(texts))
+    spent = time.process_time() - cpu
+    result = told(folder, name, ids, answers, cpu=spent, before=before, limits=limits, tokenizer=lm.tokenizer)
+    return result | {"slots": size.rows, "tuning s": round(tuning, 2)} | {key: round(v, 2) for key, v in more.items()}
+
+
+def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
+    """Answers of which each ends at a length of its own."""
+    from partita.inference.engine import generate_requests
+    from partita.inference.halving import BatchLimit, Capacity
+    from partita.lm.base import GenerationRequest
+
+    assembly = model.ready()
+    requests = [GenerationRequest(prompt, limit) for prompt, limit in zip(ids, limits, strict=True)]
+    with model.sizing.work("generation", model.sizing.known["generation"].size):
+        found = generate_requests(
+            assembly.lm, requests, options=assembly.generation, capacity=Capacity(rows, BatchLimit(rows)), seed=0
+        )
+    return {row: list(answer.ids) for row, answer in enumerate(found)}
+
+
+def load_peer(folder: str, name: str) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(f"{folder}/{name}", padding_side="left")
+    return tokenizer, AutoModelForCausalLM.from_pretrained(f"{folder}/{name}", dtype=torch.float32).eval()
+
+
+def questions(folder: str, work: str) -> tuple[list[str], list[int]]:
+    """Prompts, and how many tokens each answer has."""
+    stem = "rows" if work == "mixed" else work
+    lines = Path(folder, f"{stem}.jsonl").read_text(encoding="utf8").splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    if work != "mixed":
+        return prompts, [NEW_TOKENS] * len(prompts)
+    chance = random.Random(1)
+    return prompts, [min(256, max(2, round(chance.lognormvariate(3.6, 0.9)))) for _ in prompts]
+
+
+def told(
+    folder: str,
+    name: str,
+    ids: list[list[int]],
+    answers: dict[int, Any],
+    *,
+    cpu: float,
+    before: int,
+    limits: list[int] | None = None,
+    tokenizer: Any = None,
+) -> dict[str, Any]:
+    """What a run came to. Answers are compared as texts, which is what predictions hold."""
+    from transformers import AutoTokenizer
+
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(f"{folder}/{name}")
+    texts = [
+        answer if isinstance(answer, str) else tokenizer.decode(answer, skip_special_tokens=True)
+        for _, answer in sorted(answers.items())
+    ]
+    peak_now = peak()
+    counts = [limits[row] if isinstance(answer, str) and limits else len(answer) for row, answer in answers.items()]
+    new = sum(counts) if len(answers) == len(ids) else round(sum(counts) * len(ids) / len(answers))
+    shared = len(os.path.commonprefix(ids))  # noqa: RUF071 - of lists as well as of texts
+    flop, rate = work_of(folder, name, sum(map(len, ids)) - (len(ids) - 1) * shared, new, len(ids))
+    return {
+        "cpu": cpu,
+        "tokens": new,
+        "peak": peak_now,
+        "grown": peak_now - before,
+        "hash": hashlib.md5(json.dumps(texts).encode()).hexdigest()[:12] if len(answers) == len(ids) else "",
+        "flop": flop,
+        "rate": rate,
+    }
+
+
+def work_of(folder: str, name: str, prompt_tokens: int, new_tokens: int, rows: int) -> tuple[float, float]:
+    """FLOP of the matrix products, and how many the machine does in a second."""
+    import torch
+
+    shape = json.loads(Path(folder, name, "config.json").read_text(encoding="utf8"))
+    hidden, inner, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    keys = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner
+    head = shape["vocab_size"] * hidden
+    flop = 2 * (prompt_tokens * layers * layer + rows * head + (new_tokens - rows) * (layers * layer + head))
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    seconds = []
+    for _ in range(8):
+        started = time.process_time()
+        left @ right
+        seconds.append(time.process_time() - started)
+    return float(flop), 2 * 1024**3 / statistics.median(seconds[2:])
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        tasks = {"peer": peer, "alone": alone, "partita": partita}
+        print(json.dumps(tasks[sys.argv[2]](*sys.argv[3:])))
+    else:
+        main()
