@@ -70,37 +70,42 @@ def slot_attention(
     rows, heads, _, size = key.shape
     factor = size**-0.5 if scaling is None else scaling
     query_NHGD = (query * factor).reshape(rows, heads, -1, size)
-    parts = [
-        attend(
-            query_NHGD[start:end],
-            key[start:end, :, :width],
-            value[start:end, :, :width],
-            attention_mask[start:end, :, :, :width],
-            prefix=place.prefix,
-        )
-        for start, end, width in place.chunks
-    ]
+    common = Common(query_NHGD, key, value, tokens=place.prefix) if place.prefix else None
+    parts = []
+    for start, end, width in place.chunks:
+        chunk, own = slice(start, end), slice(place.prefix, width)
+        scores_NHGW = many(key[chunk, :, own], query_NHGD[chunk].transpose(2, 3)).transpose(2, 3)
+        scores_NHGW = scores_NHGW + attention_mask[chunk, :, :, own]
+        shares_NHGW = scores_NHGW.softmax(-1) if common is None else common.shares(scores_NHGW, chunk)
+        parts.append(many(shares_NHGW, value[chunk, :, own]))
     found_NHGD = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if common is not None:
+        found_NHGD = found_NHGD + common.taken()
     return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
 
 
-def attend(
-    query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor, *, prefix: int
-) -> torch.Tensor:
-    """What rows take from the values of their tokens [N, H, G, D]."""
-    rows, heads, group, _ = query_NHGD.shape
-    own = slice(prefix, None)
-    scores_NHGW = many(key_NHWD[:, :, own], query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W[..., own]
-    if not prefix:
-        return many(scores_NHGW.softmax(-1), value_NHWD)
-    query_HND = query_NHGD.transpose(0, 1).reshape(heads, rows * group, -1)
-    shared_HNP = torch.bmm(query_HND, key_NHWD[0, :, :prefix].transpose(1, 2))
-    shared_NHGP = shared_HNP.view(heads, rows, group, prefix).transpose(0, 1)
-    shares = torch.cat([shared_NHGP, scores_NHGW], dim=-1).softmax(-1)
-    shared_HNP = shares[..., :prefix].transpose(0, 1).reshape(heads, rows * group, prefix)
-    shared_HND = torch.bmm(shared_HNP, value_NHWD[0, :, :prefix])
-    shared_NHGD = shared_HND.view(heads, rows, group, -1).transpose(0, 1)
-    return many(shares[..., prefix:], value_NHWD[:, :, own]) + shared_NHGD
+class Common:
+    """What all rows see of the P tokens that they begin with, in two products of matrices for each head."""
+
+    def __init__(self, query_NHGD: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, tokens: int) -> None:
+        """Keys and values of the first row are those of all."""
+        self.rows, self.heads, self.group, _ = query_NHGD.shape
+        self.tokens, self.value_HPD = tokens, value[0, :, :tokens]
+        query_HND = query_NHGD.transpose(0, 1).reshape(self.heads, self.rows * self.group, -1)
+        scores_HNP = torch.bmm(query_HND, key[0, :, :tokens].transpose(1, 2))
+        self.scores_NHGP = scores_HNP.view(self.heads, self.rows, self.group, tokens).transpose(0, 1)
+        self.shares_HNGP = torch.empty_like(scores_HNP).view(self.heads, self.rows, self.group, tokens)
+
+    def shares(self, scores_NHGW: torch.Tensor, chunk: slice) -> torch.Tensor:
+        """Shares of the rows' own tokens; those of the common ones are kept for `taken`."""
+        shares = torch.cat([self.scores_NHGP[chunk], scores_NHGW], dim=-1).softmax(-1)
+        self.shares_HNGP[:, chunk] = shares[..., : self.tokens].transpose(0, 1)
+        return shares[..., self.tokens :]
+
+    def taken(self) -> torch.Tensor:
+        """What all rows take from the values of the common tokens [N, H, G, D]."""
+        taken_HND = torch.bmm(self.shares_HNGP.flatten(1, 2), self.value_HPD)
+        return taken_HND.view(self.heads, self.rows, self.group, -1).transpose(0, 1)
 
 
 def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
