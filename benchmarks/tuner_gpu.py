@@ -84,9 +84,11 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from partita.inference.engine import generate_requests
+    from partita.inference.halving import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
     from partita.model import Model
-    from partita_trainers.batch_size.memory import attempt
+    from partita_schema.errors import OutOfMemory
 
     config = {
         "base_model": f"{folder}/model",
@@ -105,11 +107,16 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     fits = found.fits or 0
 
     def runs(rows: int) -> bool:
-        ids = [7] * length
-        requests = [GenerationRequest(ids, NEW_TOKENS)] * (rows - 1) + [GenerationRequest(ids[1:], NEW_TOKENS)]
-        _, failure = attempt(lambda: assembly.lm.generate(requests, assembly.generation, seed=0))
-        torch.cuda.empty_cache()
-        return failure is None
+        ids = np.random.default_rng(rows).integers(5, 250, (rows, length)).tolist()
+        requests = [GenerationRequest(prompt, NEW_TOKENS) for prompt in ids]
+        held = BatchLimit(rows)
+        try:
+            generate_requests(assembly.lm, requests, options=assembly.generation, capacity=Capacity(rows, held), seed=0)
+        except OutOfMemory:
+            return False
+        finally:
+            torch.cuda.empty_cache()
+        return not held.out_of_memory
 
     low, high = (fits, 2 * fits) if runs(fits) else (0, fits)
     while runs(high):
@@ -117,7 +124,7 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         low, high = (middle, high) if runs(middle) else (low, middle)
-    questions = [{"prompt": "x" * (length - 8)}] * (2 * high + 1)
+    questions = [{"prompt": f"{row:08}".ljust(length - 8, "x")} for row in range(2 * high + 1)]
     os.chdir(folder)
     stats = model.predict(questions, batch_size=2 * high, fresh=True).stats
     return {
