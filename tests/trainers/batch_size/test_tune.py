@@ -123,8 +123,17 @@ def test_what_fits_and_what_is_best_are_both_found(device: Device) -> None:
 
 def time_of(work: Work, rows: int) -> float:
     volume = work.volume(rows)
-    step = work.step_constant + work.step_a_row * rows
-    return volume.batches * (0.001 + work.new_tokens * step) + volume.tokens * work.seconds_a_token
+    full, rest = divmod(work.num_rows, rows)
+    steps = [work.step_constant + work.step_a_row * size for size in [rows] * full + [rest] * (rest > 0)]
+    return volume.batches * 0.001 + work.new_tokens * sum(steps) + volume.tokens * work.seconds_a_token
+
+
+def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Device) -> None:
+    work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
+    found = tune(work, device, device="cuda:0")
+    speed = dict(found.paces)
+    assert speed[128] == pytest.approx(work.num_rows / time_of(work, 128), rel=0.02)
+    assert speed[128] > 0.95 * speed[96], "128 and 52 rows are no more work than 96 and 84"
 
 
 def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:

@@ -295,8 +295,15 @@ class Search:
         """Rows of the data a second in batches of this size."""
         volume = self.volume(rows)
         constant, each = self.prefill
-        step = between(list(self.steps.items()), rows) if self.trial.new_tokens else 0.0
-        return self.num_rows / (volume.batches * (constant + self.trial.new_tokens * step) + volume.tokens * each)
+        return self.num_rows / (volume.batches * constant + volume.tokens * each + self.seconds_of_decoding(rows))
+
+    def seconds_of_decoding(self, rows: int) -> float:
+        """What all steps take in batches of this size, the last of which may be smaller."""
+        if not self.trial.new_tokens:
+            return 0.0
+        steps = list(self.steps.items())
+        full, rest = divmod(self.num_rows, rows)
+        return self.trial.new_tokens * (full * between(steps, rows) + (between(steps, rest) if rest else 0.0))
 
 
 def try_rows(trial: Trial, memory: DeviceMemory, rows: int, *, budget: int) -> Probe:
