@@ -13,6 +13,11 @@ from partita_schema.model import ScratchModel
 
 BASE = "base"
 """Folder inside a saved result that holds a new model under an adapter: it exists nowhere else."""
+NOT_NEEDED = (
+    "passing in an `attention_mask` since your input_ids may be padded",
+    "A custom stopping criteria of type <class 'transformers.generation.stopping_criteria.EosTokenCriteria'>",
+)
+"""What transformers says without need."""
 
 
 def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[str | None, str | None, bool]:
@@ -150,13 +155,16 @@ def quiet_libraries() -> None:
     """Silence what the libraries log without need.
 
     bitsandbytes logs at every 8-bit forward pass, and about kernels that it could download; transformers advises a
-    mask wherever padding is seen, also right of the text, where no token looks.
+    mask wherever padding is seen, also right of the text, where no token looks, and tells of an end of answers that
+    is not its own, with which memory is measured.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    models = logging.getLogger("transformers.modeling_utils")
-    if drop_mask_advice not in models.filters:
-        models.addFilter(drop_mask_advice)
+    for name in ("modeling_utils", "generation.utils"):
+        library = logging.getLogger(f"transformers.{name}")
+        if drop_advice not in library.filters:
+            library.addFilter(drop_advice)
 
 
-def drop_mask_advice(record: logging.LogRecord) -> bool:
-    return "passing in an `attention_mask` since your input_ids may be padded" not in record.getMessage()
+def drop_advice(record: logging.LogRecord) -> bool:
+    said = record.getMessage()
+    return not any(part in said for part in NOT_NEEDED)

@@ -16,7 +16,7 @@ import torch
 
 from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.choosing import Row
-from partita.lm.generation import generation_settings, may_run_past_context
+from partita.lm.generation import end_token_ids, generation_settings, may_run_past_context
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.trial import Timing
 
@@ -28,6 +28,8 @@ STEPS = 3
 """Decode steps at the end that are run, of which the first is not timed."""
 TIMED_STEPS = 4
 """Decode steps of a speed measurement, of which the first is not timed."""
+NO_TOKEN = -1
+"""An end of answers that never comes."""
 FULLER = 1.02
 """How many times more tokens a pass of shorter prompts reads for it to count."""
 
@@ -229,13 +231,15 @@ def run(
     cache: Any = None,
 ) -> Any:
     """Generate exactly `new_tokens`, whatever the model would like; the cache comes back."""
-    from transformers import StoppingCriteriaList
+    from transformers import EosTokenCriteria, StoppingCriteriaList
 
-    settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
+    ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
+    settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=ends, tokenizer=lm.tokenizer)
     settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}
+    never = EosTokenCriteria(NO_TOKEN)  # takes the place of the library's own
     found = lm.base.generate(
-        **inputs, **held, generation_config=settings, stopping_criteria=StoppingCriteriaList([clock])
+        **inputs, **held, generation_config=settings, stopping_criteria=StoppingCriteriaList([never, clock])
     )
     return found.past_key_values
 

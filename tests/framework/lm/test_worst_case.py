@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -276,6 +277,33 @@ def test_every_option_runs_with_any_lengths(
     assert {seen[0] for seen in passes.seen} <= ({1, 3} if passes.pools else {3, rows})
     assert bool(passes.pools) == (slots and not {"num_beams", "guidance_scale"} & options.keys())
     assert max(seen[2] for seen in passes.seen) >= prompt + new - 1
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, OPTIONS["beams"], OPTIONS["least length"]], ids=["greedy", "beams", "least"])
+def test_a_model_that_would_end_every_answer_at_once_goes_on(
+    models: Any, options: dict[str, Any], slots: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    lm = models("llama")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]
+    with watched(lm) as passes:
+        worst(lm, 3, options, prompt=9, new=20, slots=slots)
+    said = passes.seen
+    end = lm.base.generation_config.eos_token_id
+
+    def ends(module: Any, args: Any, output: Any) -> None:
+        output.logits[..., end] = 1e4
+
+    hook = lm.base.register_forward_hook(ends)
+    try:
+        with watched(lm) as passes:
+            assert worst(lm, 3, options, prompt=9, new=20, slots=slots).decode_seconds > 0
+        assert lm.time_decode_step(3, length=20, options=GenerationOptions(GREEDY | options, slots=slots)) > 0
+    finally:
+        hook.remove()
+    assert passes.seen == said
+    assert not caplog.records
 
 
 def test_one_row_of_several_is_a_token_shorter_so_that_there_is_a_mask(models: Any) -> None:
