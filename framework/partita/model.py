@@ -1,10 +1,8 @@
 """The facade: a file, and the verbs that work on it."""
 
-import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,34 +14,33 @@ import numpy as np
 from partita.assembly import Assembly, Labels, ServedAssembly, assemble, assemble_served
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
-from partita.data.rows import Rows, digest
+from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
-from partita.data.splits import check_columns, has_answers
+from partita.data.splits import check_columns
 from partita.evaluation import mean_loss, prepare, score
+from partita.identity import answer_fingerprint, journal_path
 from partita.inference.engine import generate_requests
 from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
 from partita.inference.prompts import PromptSource
 from partita.inference.streaming import stream_requests
 from partita.lm.base import GenerationRequest
-from partita.lm.fingerprint import folder_digest
 from partita.plain_prompts import plain_requests
 from partita.runs.directory import RunDirectory, open_run
-from partita.runs.files import write_atomically
 from partita.runs.finding import choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
+from partita.saving import upload, write_card
 from partita.served import SAVE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
-from partita.training import check_validation_metric, find_sizes, run_trainer
-from partita.tuning.run import asked_prompts, most_learned
+from partita.training import check_same_rows, check_validation_metric, find_sizes, finished_result, run_trainer
+from partita.tuning.run import answering_sizes, asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
-from partita_schema.errors import DataError, PartitaError, ResumeError
+from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
-from partita_schema.records import FORMAT_VERSION
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
@@ -131,9 +128,9 @@ class Model:
             if directory.finished:
                 logger.info("the run in %s is finished already", folder)
                 if dataset is not None:
-                    self.check_rows_of(directory, self.open_data(dataset))
+                    check_same_rows(directory, self.open_data(dataset))
                 self.run, self._assembly, self._sizing = folder, None, None
-                return finished_result(folder, directory.manifest)
+                return finished_result(directory)
             data = self.open_data(dataset)
             labels = find_labels(self.config, data.training)
             tokenizer = folder / "tokenizer"
@@ -173,7 +170,8 @@ class Model:
                 rows.bad[0].reason,
             )
         target = Path(output) if output is not None else None
-        fingerprint = self.fingerprint(assembly, rows)
+        fingerprint = answer_fingerprint(assembly, rows, config=self.config, result=self.result)
+        kept = self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
         used: list[BatchSize] = []
 
         def capacity(prompts: PromptSource) -> Capacity:
@@ -195,7 +193,7 @@ class Model:
                 max_new_tokens=assembly.max_new_tokens,
                 capacity=capacity,
                 seed=self.sampling_seed,
-                journal_path=self.journal(target, fingerprint),
+                journal_path=journal_path(kept, output=target, fingerprint=fingerprint),
                 output=target,
                 fingerprint=fingerprint,
                 retry_errors=retry_errors,
@@ -318,15 +316,9 @@ class Model:
         assembly = self.ready()
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh)
-        lengths, shared = asked_prompts(assembly, [rows])
-        generation = sizing.generation(lengths, shared_tokens=shared)
-        if not has_answers(rows, self.config):
-            sizing.fresh = False
-            return BatchSizes(generation=generation)
-        encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
-        evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]))
+        sizes = answering_sizes(assembly, rows, sizing=sizing)
         sizing.fresh = False  # what comes after uses what was found
-        return BatchSizes(generation=generation, evaluation=evaluation)
+        return sizes
 
     def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """The sizes that `train` would find; nothing is written but what earlier runs have found."""
@@ -337,27 +329,22 @@ class Model:
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
-        refuse_served(self.config, what=SAVE)
-        assembly = self.ready()
-        folder = Path(folder)
-        assembly.lm.save(folder)
-        write_card(folder, config=self.config, labels=assembly.labels, origin=self.loaded.folder)
-        return folder
+        return self.write(Path(folder), origin=self.loaded.folder)
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload what `save` writes to a Hub repository, made where there is none; its address comes back."""
-        from huggingface_hub import HfApi
-
         refuse_served(self.config, what=SAVE)
-        api = HfApi()
-        repository = api.create_repo(name, private=private, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            self.save(folder)
-            write_card(Path(folder), config=self.config, labels=self.ready().labels, origin=None)
-            api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
-        return str(repository)
+        return upload(name, private=private, write=lambda folder: self.write(folder, origin=None))
 
     # What the verbs share
+
+    def write(self, folder: Path, *, origin: Path | None) -> Path:
+        """Write the model; relative paths of its file start in `origin`, or where it is read."""
+        refuse_served(self.config, what=SAVE)
+        assembly = self.ready()
+        assembly.lm.save(folder)
+        write_card(folder, config=self.config, labels=assembly.labels, origin=origin)
+        return folder
 
     def ready(self) -> Assembly:
         """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
@@ -392,15 +379,6 @@ class Model:
     def open_data(self, dataset: Any = None) -> RunData:
         """The rows of a run; `dataset` takes the place of data.source."""
         return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
-
-    def check_rows_of(self, directory: RunDirectory, data: RunData) -> None:
-        """Raises ResumeError where a finished run was trained on other rows than these."""
-        learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
-        if data.training is not None and learned not in (None, data.training.fingerprint):
-            raise ResumeError(
-                f"the run in {directory.folder} is finished, and it learned from other rows; "
-                "give this run another folder with --run"
-            )
 
     def known_labels(self) -> tuple[Labels, Rows | None]:
         """Labels of the category outputs, and the training rows where anything needs them."""
@@ -469,32 +447,6 @@ class Model:
             raise DataError("the file has no test or validation rows; write data.test or give a dataset")
         return rows
 
-    def fingerprint(self, assembly: Assembly | ServedAssembly, rows: Rows) -> dict[str, str]:
-        """What decides an answer, by part."""
-        settings = self.config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
-        return {
-            "model": self.model_fingerprint(assembly),
-            "dataset": rows.fingerprint,
-            **{name: digest(json.dumps(value)) for name, value in settings.items()},
-            "output_features": digest(
-                *(f"{output.name}:{output.type}" for output in self.config.output_features),
-                *([assembly.generation.form] if assembly.generation.form else ()),
-            ),
-        }
-
-    def model_fingerprint(self, assembly: Assembly | ServedAssembly) -> str:
-        """The same for a model that was just trained and for one that was loaded from its run."""
-        if self.result is None:
-            return assembly.lm.fingerprint
-        held = self.config.model_dump_json(include={"model_parameters", "quantization"})
-        return digest(folder_digest(self.result), held)
-
-    def journal(self, output: Path | None, fingerprint: Mapping[str, str]) -> Path:
-        """Where answers are kept: by the output file, or without one by all that decides them."""
-        folder = self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
-        place = digest(str(output.resolve()) if output is not None else json.dumps(fingerprint))[:12]
-        return folder / "journal" / f"{output.stem if output is not None else 'rows'}-{place}.jsonl"
-
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
         """A progress display."""
         return show_progress(total, description, completed=completed, quiet=self.quiet)
@@ -509,26 +461,3 @@ class Model:
             origin=self.loaded.folder,
             quiet=self.quiet,
         )
-
-
-def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
-    """Write down what a saved model is, and the folder that relative paths of its file start from."""
-    card = {
-        "format_version": FORMAT_VERSION,
-        "status": "done",
-        "config": config.model_dump(mode="json", exclude_unset=True),
-        "folder": str(origin.resolve()) if origin is not None else ".",
-        "labels": {name: list(values) for name, values in labels.items()},
-    }
-    write_atomically(folder / MANIFESTS[1], json.dumps(card, indent=2) + "\n")
-
-
-def finished_result(folder: Path, manifest: Mapping[str, Any]) -> TrainResult:
-    """The result of a run that was finished before."""
-    return TrainResult(
-        run=folder,
-        metrics=manifest.get("metrics", {}),
-        steps=manifest.get("steps", 0),
-        stopped_early=manifest.get("stopped_early", False),
-        batch_sizes=manifest.get("batch_sizes", {}),
-    )

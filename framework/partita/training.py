@@ -16,7 +16,7 @@ from partita.runs.directory import RunDirectory
 from partita.tuning.run import run_sizes
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, Problem
+from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainResult, Work
 from partita_trainers.batch_size.trial import BatchSize
@@ -96,6 +96,28 @@ def run_trainer(
     if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
         assembly.lm.save(directory.folder / "model")
     return result
+
+
+def finished_result(directory: RunDirectory) -> TrainResult:
+    """The result of a run that was finished before."""
+    manifest = directory.manifest
+    return TrainResult(
+        run=directory.folder,
+        metrics=manifest.get("metrics", {}),
+        steps=manifest.get("steps", 0),
+        stopped_early=manifest.get("stopped_early", False),
+        batch_sizes=manifest.get("batch_sizes", {}),
+    )
+
+
+def check_same_rows(directory: RunDirectory, data: RunData) -> None:
+    """Raises ResumeError where a finished run was trained on other rows than these."""
+    learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
+    if data.training is not None and learned not in (None, data.training.fingerprint):
+        raise ResumeError(
+            f"the run in {directory.folder} is finished, and it learned from other rows; "
+            "give this run another folder with --run"
+        )
 
 
 def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: int, streamed: bool) -> None:

@@ -233,18 +233,11 @@ class SlotRun:
     def read(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
         """Read prompts in one pass, or one by one if they fail together; False where the slots are gone."""
         started = time.perf_counter()
-        try:
-            ended, failure = attempt(lambda: slots.admit(group))
-        except Exception as error:
-            stop_if_broken(error)
-            if not self.tolerant:
-                raise
-            reason = described(error)
-        else:
+        ended, failure, reason = self.tried(lambda: slots.admit(group))
+        if reason is None:
             self.times.prefill_seconds += time.perf_counter() - started
             self.count_tokens(group)
             return self.took(ended, failure, group)
-        # Outside the block above: while its exception is bound it holds the failed pass's tensors.
         if len(group) == 1:
             self.note(RowResult(group[0].row, None, reason))
             return True
@@ -258,21 +251,29 @@ class SlotRun:
     def step(self, slots: AnsweringSlots) -> None:
         """A token more of every row."""
         started, live = time.perf_counter(), len(slots.live)
+        ended, failure, reason = self.tried(slots.step)
+        if reason is not None:
+            self.answer_alone([row.request for row in slots.live], reason)
+            return
+        self.times.decode_seconds += time.perf_counter() - started
+        self.times.steps += 1
+        self.times.row_steps += live
+        if self.took(ended, failure, []):
+            self.before = None
+
+    def tried(
+        self, work: Callable[[], list[SlotAnswer]]
+    ) -> tuple[list[SlotAnswer] | None, Exception | None, str | None]:
+        """Answers; or what the device refused them with; or what was raised, in words, where that is a row's error."""
         try:
-            ended, failure = attempt(slots.step)
+            return *attempt(work), None
         except Exception as error:
             stop_if_broken(error)
             if not self.tolerant:
                 raise
             reason = described(error)
-        else:
-            self.times.decode_seconds += time.perf_counter() - started
-            self.times.steps += 1
-            self.times.row_steps += live
-            if self.took(ended, failure, []):
-                self.before = None
-            return
-        self.answer_alone([row.request for row in slots.live], reason)
+        # Outside the block above: while its exception is bound it holds the failed pass's tensors.
+        return None, None, reason
 
     def answer_alone(self, requests: list[SlotRequest], reason: str) -> None:
         """Answer rows one after the other that failed together."""

@@ -15,9 +15,12 @@ import torch
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.config import Config
+from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+    from partita.lm.huggingface import HuggingFaceModel
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 """Settings that mean something only where sampling is on."""
@@ -189,6 +192,30 @@ def left_padded(
         ids_BT[row, width - length :] = torch.tensor(request.input_ids)
         mask_BT[row, width - length - gap :] = 1
     return ids_BT.to(device), mask_BT.to(device)
+
+
+@torch.no_grad()
+def prompt_inputs(lm: "HuggingFaceModel", requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
+    """What `generate` of the base model is given: learned tokens stand right before each prompt, after padding."""
+    pad, count = lm.tokenizer.pad_token_id, lm.virtual_tokens
+    ids_BT, mask_BT = left_padded(requests, pad_token_id=pad, device=lm.device, gap=count if lm.embedded else 0)
+    if not count:
+        return {"input_ids": ids_BT, "attention_mask": mask_BT}
+    if lm.embedded:
+        learned = lm.adapted.get_prompt(batch_size=len(requests))
+        embedded = lm.base.get_input_embeddings()(ids_BT).clone()
+        for row, request in enumerate(requests):
+            start = ids_BT.shape[1] - len(request.input_ids) - count
+            embedded[row, start : start + count] = learned[row].to(embedded.dtype)
+        return {"input_ids": ids_BT, "inputs_embeds": embedded, "attention_mask": mask_BT}
+    if beams > 1:
+        raise ModelError("generation.num_beams: beam search does not work with prefix_tuning; write num_beams: 1")
+    front = ids_BT.new_full((len(requests), count), pad)
+    return {
+        "input_ids": torch.cat([front, ids_BT], dim=1),
+        "attention_mask": torch.cat([torch.ones_like(front), mask_BT], dim=1),
+        "past_key_values": lm.adapted.get_prompt(batch_size=len(requests)),
+    }
 
 
 def end_token_ids(model: "PreTrainedModel", *, tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:

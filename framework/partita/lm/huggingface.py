@@ -13,39 +13,35 @@ from torch import nn
 from partita.lm.adapter_inits import initial_adapter
 from partita.lm.adapters import add_adapter, check_type, read_adapter
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita.lm.fingerprint import digest, folder_digest, tensors_digest
-from partita.lm.generation import end_token_ids, generate_batch, left_padded, may_run_past_context, quiet_settings
+from partita.lm.exporting import export
+from partita.lm.fingerprint import digest, tensors_digest
+from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs, quiet_settings
 from partita.lm.grammar import Grammar
-from partita.lm.hub import BASE, find_sources, quiet_libraries
-from partita.lm.loading import context_length, find_device, load_base, local_folder, quiet_progress
+from partita.lm.hub import find_sources, quiet_libraries
+from partita.lm.identity import changed_tensors, identity
+from partita.lm.loading import context_length, find_device, load_base
 from partita.lm.lora_linear import fuse_lora
 from partita.lm.loss import AnswerPositions, answer_loss, padding_mask
 from partita.lm.memory_formula import forward_bytes, generation_bytes, training_bytes
-from partita.lm.merging import merged_model
 from partita.lm.noise import EmbeddingNoise
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
-from partita.lm.quantization import choose_kernels, quantized_layers
+from partita.lm.quantization import choose_kernels
 from partita.lm.randomness import seeded
 from partita.lm.rank_budget import RankBudget
 from partita.lm.saving import (
     INITIAL,
-    adapter_tensors,
     check_initial,
     read_checkpoint,
     restore_parameters,
-    save_adapter,
     write_checkpoint,
 )
 from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, unsupported
 from partita.lm.slots import Slots
-from partita.lm.tokenizers import tokenizer_digest
 from partita.lm.trained import freeze, recompute_activations, trained_parameters
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
-from partita_schema.adapter import AdaloraAdapter, LoraAdapter
+from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
-from partita_schema.errors import ModelError
-from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.trial import Purpose, Timing
 
@@ -88,19 +84,7 @@ def load_model(
         if config.adapter is not None:
             check_type(module, config.adapter, source=adapter_source)
     elif config.adapter is not None and trainable:
-
-        def original_weights() -> dict[str, torch.Tensor]:
-            cpu = torch.device("cpu")
-            return dict(load_base(config, source=source, tokenizer=tokenizer, device=cpu, plain=True).state_dict())
-
-        with seeded(config.seed, device=device):
-            module = add_adapter(
-                base,
-                config.adapter,
-                batches=batches,
-                original_weights=original_weights,
-                tokenizer=tokenizer,
-            )
+        module = new_adapter(base, config.adapter, config, source=source, tokenizer=tokenizer, batches=batches)
         initial = initial_adapter(module, config.adapter)
     if trainable:
         freeze(module, config)
@@ -122,6 +106,25 @@ def load_model(
         plain=plain,
         trainable=trainable,
     )
+
+
+def new_adapter(
+    base: "PreTrainedModel",
+    adapter: Adapter,
+    config: Config,
+    *,
+    source: str | None,
+    tokenizer: "PreTrainedTokenizerFast",
+    batches: Callable[[], Iterable[Batch]] | None,
+) -> Any:
+    """The base model with an adapter on it that the seed of the file alone decides."""
+
+    def original_weights() -> dict[str, torch.Tensor]:
+        cpu = torch.device("cpu")
+        return dict(load_base(config, source=source, tokenizer=tokenizer, device=cpu, plain=True).state_dict())
+
+    with seeded(config.seed, device=base.device):
+        return add_adapter(base, adapter, batches=batches, original_weights=original_weights, tokenizer=tokenizer)
 
 
 class HuggingFaceModel:
@@ -245,56 +248,8 @@ class HuggingFaceModel:
             self.budget.restore(budget, ranks=notes["ranks"])
 
     def save(self, folder: Path) -> None:
-        """Write the result in the layout of transformers or peft, with the tokenizer.
-
-        A plain model where there is no adapter, where it is to be merged, or where its init rounded the base weights;
-        else the adapter, and under `base/` the base model where that is new.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        adapter = self.config.adapter
-        with quiet_progress():
-            if self.adapted is None:
-                self.save_plain(self.base, folder)
-            elif adapter is not None and self.must_merge():
-                self.save_plain(merged_model(self.adapted), folder)
-            else:
-                base = BASE if self.source is None else self.source
-                save_adapter(self.adapted, folder, base=base, initial=self.initial)
-                if self.source is None or self.plain:
-                    self.save_base(folder / BASE)
-        self.tokenizer.save_pretrained(folder)
-
-    def must_merge(self) -> bool:
-        """Whether the result is a plain model although there is an adapter."""
-        adapter = self.config.adapter
-        if adapter is None:
-            return False
-        rounded = isinstance(adapter, LoraAdapter) and adapter.init == "loftq" and not quantized_layers(self.module)
-        if rounded and self.adapter_source is None:
-            logger.info("init loftq changed the base weights: the result is saved as a plain, merged model")
-            return True
-        if adapter.postprocessor.merge_adapter_into_base_model and quantized_layers(self.module):
-            logger.info("the quantized base is saved in float32, with the adapter merged into it")
-        return adapter.postprocessor.merge_adapter_into_base_model
-
-    def save_plain(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write a model with the generation settings that its checkpoint came with."""
-        quiet, model.generation_config = model.generation_config, self.own_settings
-        try:
-            model.save_pretrained(str(folder))
-        finally:
-            model.generation_config = quiet
-
-    def save_base(self, folder: Path) -> None:
-        """Write the base model as it was before the adapter came onto it."""
-        source = self.source
-        if source is not None:
-            import shutil
-
-            shutil.copytree(source, folder, dirs_exist_ok=True)
-            return
-        fresh = load_base(self.config, source=None, tokenizer=self.tokenizer, device=torch.device("cpu"))
-        fresh.save_pretrained(str(folder))
+        """Write the result in the layout of transformers or peft, with the tokenizer."""
+        export(self, folder)
 
     # What inference does
 
@@ -307,37 +262,9 @@ class HuggingFaceModel:
         if self._fingerprint is not None and not self.trainable:
             return self._fingerprint
         if self._identity is None:
-            self._identity = self.identity()
-        self._fingerprint = digest(self._identity, tensors_digest(sorted(self.changed_tensors().items())))
+            self._identity = identity(self)
+        self._fingerprint = digest(self._identity, tensors_digest(sorted(changed_tensors(self).items())))
         return self._fingerprint
-
-    def changed_tensors(self) -> dict[str, torch.Tensor]:
-        """What distinguishes the weights from those of the base model, by name."""
-        if self.adapted is not None:
-            return adapter_tensors(self.adapted, initial=self.initial)
-        if self.trainable or self.plain:
-            return dict(self.module.named_parameters())
-        return {}
-
-    def identity(self) -> str:
-        """What the model is, apart from what training changes."""
-        config = self.config
-        base: list[Any] = []
-        if self.adapted is not None or not (self.trainable or self.plain):
-            place = local_folder(self.source)
-            if isinstance(config.base_model, ScratchModel):
-                base = [config.base_model.model_dump(mode="json"), config.seed]
-            elif place is not None:
-                base = [folder_digest(place)]
-            else:
-                base = [self.source, getattr(self.base.config, "_commit_hash", None)]
-        sections = [config.model_parameters, config.quantization, config.adapter if self.adapted is not None else None]
-        dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
-        kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(self.module)]
-        # In 16 bits the rest of the base weights was rounded when an init moved a part of them; files do not round it.
-        moved = bool(self.initial) and self.base.dtype != torch.float32
-        dtypes = sorted({str(parameter.dtype) for parameter in self.module.parameters()})
-        return digest(base, dumped, kernels, moved, dtypes, self.device.type, tokenizer_digest(self.tokenizer))
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
@@ -364,7 +291,7 @@ class HuggingFaceModel:
                     self.base,
                     chosen,
                     options,
-                    inputs=self.prompt_inputs(chosen, beams=beams),
+                    inputs=prompt_inputs(self, chosen, beams=beams),
                     end_ids=end_token_ids(self.base, tokenizer=self.tokenizer),
                     tokenizer=self.tokenizer,
                 )
@@ -448,29 +375,3 @@ class HuggingFaceModel:
             yield
         finally:
             self.module.train(before)
-
-    @torch.no_grad()
-    def prompt_inputs(self, requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
-        """What `generate` of the base model is given: learned tokens stand right before each prompt, after padding."""
-        pad = self.tokenizer.pad_token_id
-        ids_BT, mask_BT = left_padded(
-            requests, pad_token_id=pad, device=self.device, gap=self.virtual_tokens if self.embedded else 0
-        )
-        if not self.virtual_tokens:
-            return {"input_ids": ids_BT, "attention_mask": mask_BT}
-        count = self.virtual_tokens
-        if self.embedded:
-            learned = self.adapted.get_prompt(batch_size=len(requests))
-            embedded = self.base.get_input_embeddings()(ids_BT).clone()
-            for row, request in enumerate(requests):
-                start = ids_BT.shape[1] - len(request.input_ids) - count
-                embedded[row, start : start + count] = learned[row].to(embedded.dtype)
-            return {"input_ids": ids_BT, "inputs_embeds": embedded, "attention_mask": mask_BT}
-        if beams > 1:
-            raise ModelError("generation.num_beams: beam search does not work with prefix_tuning; write num_beams: 1")
-        front = ids_BT.new_full((len(requests), count), pad)
-        return {
-            "input_ids": torch.cat([front, ids_BT], dim=1),
-            "attention_mask": torch.cat([torch.ones_like(front), mask_BT], dim=1),
-            "past_key_values": self.adapted.get_prompt(batch_size=len(requests)),
-        }

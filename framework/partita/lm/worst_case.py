@@ -16,7 +16,7 @@ import torch
 
 from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.choosing import Row
-from partita.lm.generation import end_token_ids, generation_settings, may_run_past_context
+from partita.lm.generation import end_token_ids, generation_settings, may_run_past_context, prompt_inputs
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.trial import Timing
 
@@ -63,7 +63,7 @@ def generate_worst_case(
         return slots_worst_case(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options)
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     beams = int(options.arguments.get("num_beams", 1))
-    inputs = lm.prompt_inputs(requests, beams=beams)
+    inputs = prompt_inputs(lm, requests, beams=beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
     clock = Clock(lm.device)
     cache = run(lm, inputs, options, new_tokens=1 if short else new_tokens, clock=clock)
@@ -103,7 +103,7 @@ def time_decode_step(
             return worst.decode(TIMED_STEPS, length=length)
     beams = int(options.arguments.get("num_beams", 1))
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS)
-    inputs = lm.prompt_inputs(start, beams=beams)
+    inputs = prompt_inputs(lm, start, beams=beams)
     clock = Clock(lm.device)
     if can_skip(lm, options):
         cache = run(lm, inputs, options, new_tokens=1, clock=clock)
@@ -114,7 +114,7 @@ def time_decode_step(
         del cache
     requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS)
     clock = Clock(lm.device)
-    run(lm, lm.prompt_inputs(requests, beams=beams), options, new_tokens=TIMED_STEPS, clock=clock)
+    run(lm, prompt_inputs(lm, requests, beams=beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return min(clock.seconds[1:])
 
 

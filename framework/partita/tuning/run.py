@@ -10,8 +10,10 @@ import numpy as np
 
 from partita.assembly import Assembly
 from partita.data.encoded import EncodedRows
+from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.evaluation import Examination
+from partita.data.splits import has_answers
+from partita.evaluation import Examination, prepare
 from partita.inference.prompts import EncodedPrompts
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita.tuning.training_shape import TrainingShape
@@ -114,6 +116,16 @@ def evaluation_sizes(
         lengths, shared = asked_prompts(assembly, [examination.rows for examination in examinations.values()])
         sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
     return sizes
+
+
+def answering_sizes(assembly: Assembly, rows: Rows, *, sizing: Sizing) -> BatchSizes:
+    """Sizes of answers to these rows, and of their evaluation where they have answers."""
+    lengths, shared = asked_prompts(assembly, [rows])
+    sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
+    if not has_answers(rows, assembly.config):
+        return sizes
+    encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
+    return replace(sizes, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
 
 
 def evaluates_never(assembly: Assembly) -> bool:

@@ -1,0 +1,73 @@
+"""The result of a training, in the layout that transformers and peft read."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from partita.lm.hub import BASE
+from partita.lm.loading import load_base, quiet_progress
+from partita.lm.merging import merged_model
+from partita.lm.quantization import quantized_layers
+from partita.lm.saving import save_adapter
+from partita_schema.adapter import LoraAdapter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from partita.lm.huggingface import HuggingFaceModel
+
+logger = logging.getLogger(__name__)
+
+
+def export(lm: "HuggingFaceModel", folder: Path) -> None:
+    """Write the model and its tokenizer.
+
+    A plain model where there is no adapter, where it is to be merged, or where its init rounded the base weights;
+    else the adapter, and under `base/` the base model where that is new.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_progress():
+        if lm.adapted is None:
+            export_plain(lm, lm.base, folder)
+        elif must_merge(lm):
+            export_plain(lm, merged_model(lm.adapted), folder)
+        else:
+            save_adapter(lm.adapted, folder, base=BASE if lm.source is None else lm.source, initial=lm.initial)
+            if lm.source is None or lm.plain:
+                export_base(lm, folder / BASE)
+    lm.tokenizer.save_pretrained(folder)
+
+
+def must_merge(lm: "HuggingFaceModel") -> bool:
+    """Whether the result is a plain model although there is an adapter."""
+    adapter = lm.config.adapter
+    if adapter is None:
+        return False
+    rounded = isinstance(adapter, LoraAdapter) and adapter.init == "loftq" and not quantized_layers(lm.module)
+    if rounded and lm.adapter_source is None:
+        logger.info("init loftq changed the base weights: the result is saved as a plain, merged model")
+        return True
+    if adapter.postprocessor.merge_adapter_into_base_model and quantized_layers(lm.module):
+        logger.info("the quantized base is saved in float32, with the adapter merged into it")
+    return adapter.postprocessor.merge_adapter_into_base_model
+
+
+def export_plain(lm: "HuggingFaceModel", model: "PreTrainedModel", folder: Path) -> None:
+    """Write a model with the generation settings that its checkpoint came with."""
+    quiet, model.generation_config = model.generation_config, lm.own_settings
+    try:
+        model.save_pretrained(str(folder))
+    finally:
+        model.generation_config = quiet
+
+
+def export_base(lm: "HuggingFaceModel", folder: Path) -> None:
+    """Write the base model as it was before the adapter came onto it."""
+    if lm.source is not None:
+        shutil.copytree(lm.source, folder, dirs_exist_ok=True)
+        return
+    fresh = load_base(lm.config, source=None, tokenizer=lm.tokenizer, device=torch.device("cpu"))
+    fresh.save_pretrained(str(folder))

@@ -1,0 +1,45 @@
+"""What a loaded model is: apart from what training changes, and by what it has changed."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partita.lm.fingerprint import digest, folder_digest
+from partita.lm.loading import local_folder
+from partita.lm.quantization import quantized_layers
+from partita.lm.saving import adapter_tensors
+from partita.lm.tokenizers import tokenizer_digest
+from partita_schema.model import ScratchModel
+
+if TYPE_CHECKING:
+    from partita.lm.huggingface import HuggingFaceModel
+
+
+def changed_tensors(lm: "HuggingFaceModel") -> dict[str, torch.Tensor]:
+    """What distinguishes the weights from those of the base model, by name."""
+    if lm.adapted is not None:
+        return adapter_tensors(lm.adapted, initial=lm.initial)
+    if lm.trainable or lm.plain:
+        return dict(lm.module.named_parameters())
+    return {}
+
+
+def identity(lm: "HuggingFaceModel") -> str:
+    """What the model is, apart from what training changes."""
+    config = lm.config
+    base: list[Any] = []
+    if lm.adapted is not None or not (lm.trainable or lm.plain):
+        place = local_folder(lm.source)
+        if isinstance(config.base_model, ScratchModel):
+            base = [config.base_model.model_dump(mode="json"), config.seed]
+        elif place is not None:
+            base = [folder_digest(place)]
+        else:
+            base = [lm.source, getattr(lm.base.config, "_commit_hash", None)]
+    sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
+    dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
+    kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]
+    # In 16 bits the rest of the base weights was rounded when an init moved a part of them; files do not round it.
+    moved = bool(lm.initial) and lm.base.dtype != torch.float32
+    dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
+    return digest(base, dumped, kernels, moved, dtypes, lm.device.type, tokenizer_digest(lm.tokenizer))

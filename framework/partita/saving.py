@@ -1,0 +1,37 @@
+"""What stands beside the weights of a model that is saved, and the way to the Hub."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from partita.assembly import Labels
+from partita.runs.files import write_atomically
+from partita.runs.manifest import MANIFESTS
+from partita_schema.config import Config
+from partita_schema.records import FORMAT_VERSION
+
+
+def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
+    """Write down what a saved model is, and the folder that relative paths of its file start from."""
+    card = {
+        "format_version": FORMAT_VERSION,
+        "status": "done",
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "folder": str(origin.resolve()) if origin is not None else ".",
+        "labels": {name: list(values) for name, values in labels.items()},
+    }
+    write_atomically(folder / MANIFESTS[1], json.dumps(card, indent=2) + "\n")
+
+
+def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
+    """Upload what `write` writes into a folder to a Hub repository, made where there is none; its address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    repository = api.create_repo(name, private=private, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
+    return str(repository)
