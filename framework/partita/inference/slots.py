@@ -344,7 +344,7 @@ class SlotRun:
         """The next prompts that are read in one pass."""
         start = len(self.prefix)
         longest = int(self.work.lengths[self.queue[-1]]) - start
-        count = max(1, min(slots.read_tokens // longest, self.count - len(slots.live), len(self.queue)))
+        count = slots.readable(longest, min(self.count - len(slots.live), len(self.queue)))
         rows = [self.queue.pop() for _ in range(count)]
         prompts = self.work.fetch(rows)
         return [

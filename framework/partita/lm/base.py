@@ -117,9 +117,8 @@ class AnsweringSlots(Protocol):
     def live(self) -> Sequence[Any]:
         """Rows that are being answered, each with its `request` and its `new` tokens so far."""
 
-    @property
-    def read_tokens(self) -> int:
-        """Tokens of prompts that are best read in one pass."""
+    def readable(self, tokens: int, most: int) -> int:
+        """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Read prompts in one pass and choose the first token of each; answers that have ended with it."""

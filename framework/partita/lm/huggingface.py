@@ -25,6 +25,7 @@ from partita.lm.loss import AnswerPositions, answer_loss, padding_mask
 from partita.lm.memory_formula import forward_bytes, generation_bytes, training_bytes
 from partita.lm.noise import EmbeddingNoise
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
+from partita.lm.products import widen_products
 from partita.lm.quantization import choose_kernels
 from partita.lm.randomness import seeded
 from partita.lm.rank_budget import RankBudget
@@ -162,6 +163,7 @@ class HuggingFaceModel:
             self.virtual_tokens = int(settings.num_virtual_tokens)
             self.embedded = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
+        self.wide = widen_products(module) > 0
         self.positions = AnswerPositions(self.base.get_output_embeddings())
         noise_alpha = config.model_parameters.neftune_noise_alpha
         self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None

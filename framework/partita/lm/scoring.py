@@ -98,13 +98,12 @@ class ScoringSlots:
         self.depths_T = torch.tensor(self.tree.depths, device=lm.device)
         self.seen_TT = self.tree.seen().to(lm.device)
         self.ends_E = torch.tensor(ends, device=lm.device)
-        self.rows = max(1, min(self.read_tokens // width, MOST_ELEMENTS // (width * lm.vocabulary_size)))
+        self.rows = max(1, min(self.slots.read_tokens // width, MOST_ELEMENTS // (width * lm.vocabulary_size)))
         """Rows whose trees are read in one pass."""
 
-    @property
-    def read_tokens(self) -> int:
-        """Tokens of prompts that are best read in one pass."""
-        return self.slots.read_tokens
+    def readable(self, tokens: int, most: int) -> int:
+        """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
+        return self.slots.readable(tokens, most)
 
     def close(self) -> None:
         """Leave the model as it was."""

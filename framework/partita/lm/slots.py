@@ -18,6 +18,7 @@ from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import Chooser, Row
 from partita.lm.generation import end_token_ids, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
+from partita.lm.products import rounded
 from partita.lm.slot_attention import attending, chunks
 from partita.lm.slot_pool import SlotPool
 
@@ -81,6 +82,11 @@ class Slots:
         """Tokens of prompts that are best read in one pass."""
         return READ_TOKENS.get(self.lm.device.type, READ_TOKENS_ELSEWHERE)
 
+    def readable(self, tokens: int, most: int) -> int:
+        """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
+        count = max(1, min(self.read_tokens // tokens, most))
+        return 1 << (count.bit_length() - 1) if self.lm.wide else count
+
     @property
     def live(self) -> Sequence[Row]:
         """Rows that are being answered."""
@@ -108,6 +114,8 @@ class Slots:
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
         length = max(map(len, prompts))
+        if self.lm.wide:
+            length = min(rounded(length), self.pool.place.tokens - start)
         # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
         padded = [[*prompt, *[prompt[-1]] * (length - len(prompt))] for prompt in prompts]
         ids_NL = torch.tensor(padded, device=self.lm.device)
@@ -130,10 +138,15 @@ class Slots:
 
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """The last token of each of the first N slots, which then hold so many; logits [N, V]."""
+        rows = len(lengths)
+        idle = min(rounded(rows), self.pool.place.slots) - rows if self.lm.wide else 0
+        if idle:
+            ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])
+            lengths = [*lengths, *[self.prefix + 1] * idle]
         positions_N1 = torch.tensor(lengths, device=self.lm.device)[:, None] - 1
         width = max(lengths)
         self.pool.place.extend(0, positions_N1[:, 0], width=width, chunks=chunks(lengths))
-        return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:, -1]
+        return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:rows, -1]
 
     @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -145,12 +145,13 @@ class WorstSlots:
 
     def read(self, tokens: int) -> float:
         """Read as many prompts of this length as are read in one pass; seconds that all would take."""
-        most = self.slots.read_tokens
-        count = max(1, min(len(self.rows), most // tokens))
-        shorter = most // (count + 1)
-        if count < len(self.rows) and (count + 1) * shorter > FULLER * count * tokens:
-            # One more prompt of up to this length would not have fitted the pass; shorter ones will.
-            self.read_group(count + 1, tokens=shorter)
+        slots, rows = self.slots, len(self.rows)
+        count = slots.readable(tokens, rows)
+        shorter = next((less for less in range(tokens - 1, 0, -1) if slots.readable(less, rows) > count), 0)
+        more = slots.readable(shorter, rows) if shorter else 0
+        if more * shorter > FULLER * count * tokens:
+            # More prompts of up to this length would not have fitted the pass; shorter ones will.
+            self.read_group(more, tokens=shorter)
         return self.read_group(count, tokens=tokens) * len(self.rows) / count
 
     def read_group(self, count: int, *, tokens: int) -> float:

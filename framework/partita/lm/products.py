@@ -1,0 +1,85 @@
+"""Products of matrices in float32, by the library that uses all of the processor.
+
+torch multiplies float32 matrices by MKL, which on processors of other makers than its own leaves the widest vectors
+unused. oneDNN, which torch has as well, uses them: with 512-bit units a layer takes less than half the time. No weight
+is copied or repacked, and the sums are float32 sums in another order.
+
+oneDNN prepares a kernel for each number of rows, which takes a millisecond and as much as a megabyte. It is therefore
+only asked for numbers with few digits; slots are filled so that there are no others.
+
+Shapes: N rows, I inputs, O outputs.
+"""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+LEAST_ROWS, LEAST_PRODUCTS = 4, 2**21
+"""Rows, and multiplications, from which on a call of oneDNN is worth what it costs beside the work."""
+LEAST_WEIGHTS = 2**14
+"""Weights of a layer below which no number of rows makes it worth it."""
+DIGITS = 4
+"""Binary digits of the numbers of rows that kernels are prepared for."""
+
+
+class WideLinear(nn.Linear):
+    """A linear layer whose products are oneDNN's where they are many and need no gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x W^T + b [..., O]."""
+        rows = x.numel() // max(1, self.in_features)
+        small = rows < LEAST_ROWS or rows * self.weight.numel() < LEAST_PRODUCTS
+        other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
+        if small or other or rounded(rows) != rows:
+            return super().forward(x)
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return found
+
+
+def rounded(rows: int) -> int:
+    """The next number of four binary digits and zeros: at most an eighth more."""
+    zeros = max(0, rows.bit_length() - DIGITS)
+    return -(-rows >> zeros) << zeros
+
+
+def widen_products(module: nn.Module) -> int:
+    """Let the plain float32 layers on a CPU compute in this way where it is faster; how many there are."""
+    if not is_faster():
+        return 0
+    layers = [layer for layer in module.modules() if type(layer) is nn.Linear and fits(layer)]
+    for layer in layers:
+        layer.__class__ = WideLinear
+    return len(layers)
+
+
+def fits(layer: nn.Linear) -> bool:
+    weight = layer.weight
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= LEAST_WEIGHTS
+
+
+@cache
+def is_faster() -> bool:
+    """Whether the processor has 512-bit vectors that MKL does not use.
+
+    The processor decides and not a measurement, so that a job that is killed and goes on gets the same sums.
+    """
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or maker() in ("GenuineIntel", ""):
+        return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def maker() -> str:
+    """What the processor says of its maker; an empty text where that is not known."""
+    place = Path("/proc/cpuinfo")
+    if platform.system() != "Linux" or not place.exists():
+        return ""
+    for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "vendor_id":
+            return value.strip()
+    return ""

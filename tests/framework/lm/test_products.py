@@ -1,0 +1,208 @@
+"""Products of matrices by oneDNN: the same numbers, where they are used, and slots that are filled for them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partita.lm import products
+from partita.lm.base import GenerationOptions
+from partita.lm.products import WideLinear, is_faster, rounded, widen_products
+from partita.lm.slots import Slots
+
+GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
+PREFIX = tuple(range(11, 20))
+
+
+class Watch(TorchDispatchMode):
+    """Inside, the rows of every product that oneDNN makes are taken down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_linear_pointwise" in str(func):
+            self.rows.append(args[0].numel() // args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=[True, False], ids=["wide", "plain"])
+def faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether oneDNN is taken for faster, whatever this machine is; then the smallest products are its."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        pytest.skip("this build of torch has no oneDNN")
+    monkeypatch.setattr(products, "is_faster", lambda: request.param)
+    monkeypatch.setattr(products, "LEAST_PRODUCTS", 0)
+    return bool(request.param)
+
+
+def wide(inputs: int = 128, outputs: int = 160, *, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(1)
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    layer.__class__ = WideLinear
+    return layer
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
+def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
+    layer, x = wide(bias=bias), torch.randn(shape)
+    with torch.no_grad(), Watch() as seen:
+        found = layer(x)
+    wanted = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    assert found.shape == (*shape[:-1], 160)
+    assert found.is_contiguous()
+    assert seen.rows == ([] if x.numel() * 160 < products.LEAST_PRODUCTS else [x.numel() // 128])
+    torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_a_tensor_are_multiplied_like_copies(faster: bool) -> None:
+    layer, x = wide(), torch.randn(16, 5, 128)
+    with torch.no_grad(), Watch() as seen:
+        torch.testing.assert_close(layer(x[:, -1]), layer(x[:, -1].contiguous()))
+    assert seen.rows == [16, 16]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
+def test_few_rows_and_numbers_with_many_digits_are_left_to_torch(faster: bool, rows: int) -> None:
+    layer, x = wide(), torch.randn(rows, 128)
+    with torch.no_grad(), Watch() as seen:
+        assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+    assert not seen.rows
+
+
+def test_gradients_autocast_and_16_bits_are_left_to_torch(faster: bool) -> None:
+    layer, x = wide(), torch.randn(64, 128, requires_grad=True)
+    with Watch() as seen:
+        layer(x).sum().backward()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        with torch.no_grad():
+            assert layer.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert x.grad is not None
+    assert not seen.rows
+
+
+def test_only_plain_layers_in_float32_are_changed_and_keep_their_names(faster: bool) -> None:
+    class Own(nn.Linear):
+        """Another kind of layer."""
+
+    module = nn.Sequential(
+        nn.Linear(128, 128), nn.Linear(128, 128).bfloat16(), Own(128, 128), nn.Linear(16, 16), nn.Embedding(128, 128)
+    )
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    assert widen_products(module) == int(faster)
+    assert [type(part) for part in module] == [
+        WideLinear if faster else nn.Linear,
+        nn.Linear,
+        Own,
+        nn.Linear,
+        nn.Embedding,
+    ]
+    after = module.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@given(st.integers(1, 10**7))
+def test_rounded_numbers_are_few_and_near(rows: int) -> None:
+    found = rounded(rows)
+    assert rows <= found <= rows * 1.125
+    assert rounded(found) == found
+    digits = f"{found:b}".rstrip("0")
+    assert len(digits) <= products.DIGITS
+
+
+@pytest.mark.parametrize(
+    ("capability", "maker", "wanted"),
+    [
+        ("AVX512", "AuthenticAMD", True),
+        ("AVX512", "GenuineIntel", False),
+        ("AVX512", "", False),
+        ("AVX2", "AuthenticAMD", False),
+    ],
+)
+def test_the_processor_decides(capability: str, maker: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(products, "maker", lambda: maker)
+    is_faster.cache_clear()
+    try:
+        assert is_faster() is wanted
+    finally:
+        is_faster.cache_clear()
+
+
+def test_the_maker_is_what_the_system_says() -> None:
+    place = Path("/proc/cpuinfo")
+    if not place.exists() or "vendor_id" not in place.read_text():
+        pytest.skip("this system does not tell the maker in /proc/cpuinfo")
+    assert products.maker() in place.read_text()
+    assert products.maker()
+
+
+@pytest.fixture
+def lm(small: Any, tmp_path: Path, faster: bool) -> Any:
+    base = small.load(small.config())
+    small.sharpen(base.module)
+    base.save(tmp_path / "base")
+    return small.load(small.config(base_model=str(tmp_path / "base"), trainer={"type": "none"}), trainable=False)
+
+
+@pytest.mark.parametrize("slots", [1, 6, 17, 40])
+@pytest.mark.parametrize("prefix", [(), PREFIX])
+def test_answers_are_those_of_the_library_and_products_have_few_sizes(
+    small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...]
+) -> None:
+    assert lm.wide == faster
+    sizes = [(1 + 7 * row % 41, 1 + 5 * row % 14) for row in range(40)]
+    requests = small.slot_requests(*sizes, prefix=prefix)
+    with Watch() as seen:
+        answers = small.answer_in_slots(lm, requests, slots=slots, prefix=prefix)
+    assert {row: answer.generated.ids for row, answer in answers.items()} == {
+        request.row: small.greedy_alone(lm, request) for request in requests
+    }
+    assert bool(seen.rows) == faster
+    assert all(rounded(rows) == rows for rows in seen.rows)
+
+
+def test_idle_slots_that_fill_up_a_step_change_nothing(small: Any, lm: Any, faster: bool) -> None:
+    slots = Slots(lm, GREEDY, slots=24, tokens=60, prefix=PREFIX, seed=0, narrows=True)
+    requests = small.slot_requests(*[(1 + row, 30) for row in range(17)], prefix=PREFIX)
+    slots.admit(requests)
+    held = [tensor[:, :, : len(PREFIX)].clone() for tensor in slots.pool.held]
+    rows = [tensor[:17].clone() for tensor in slots.pool.held]
+    ends = [row.length for row in slots.rows]
+    with Watch() as seen:
+        slots.step()
+    assert bool(seen.rows) == faster
+    assert not faster or 18 in seen.rows
+    assert len(slots.live) == 17
+    assert all(torch.equal(tensor[:, :, : len(PREFIX)], old) for tensor, old in zip(slots.pool.held, held, strict=True))
+    for tensor, old in zip(slots.pool.held, rows, strict=True):
+        for row, end in enumerate(ends):
+            assert torch.equal(tensor[row, :, : end - 1], old[row, :, : end - 1])
+    slots.close()
+
+
+def test_prompts_are_read_in_powers_of_two_where_products_are_wide(lm: Any, faster: bool) -> None:
+    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, narrows=True)
+    found = [slots.readable(tokens, most) for tokens, most in ((60, 40), (60, 13), (1, 1), (5000, 40))]
+    assert found == ([16, 8, 1, 1] if faster else [17, 13, 1, 1])
+    slots.close()
+
+
+def test_prompts_as_long_as_their_slots_are_not_lengthened(small: Any, lm: Any, faster: bool) -> None:
+    request = small.slot_requests((37, 1))[0]
+    slots = Slots(lm, GREEDY, slots=1, tokens=37, prefix=(), seed=0, narrows=True)
+    answers = slots.admit([request])
+    assert answers[0].generated is not None
+    assert answers[0].generated.ids == small.greedy_alone(lm, request)
+    slots.close()
