@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import Limit, parse_arguments, report
-from tuner_gpu import make_model
+from tuner_gpu import NEW_TOKENS, load, make_model
 
-PROMPT_TOKENS, NEW_TOKENS = 512, 128
+PROMPT_TOKENS = 512
 BATCHES = (64, 256, 1024)
 WAYS = ("generate", "generate_batch", "slots")
 PARAMETERS, KEY_BYTES = 1.24e9, 2 * 16 * 8 * 64 * 2
@@ -89,17 +89,8 @@ def in_slots(folder: str, prompts: list[list[int]], *, batch: int) -> tuple[Any,
     from partita.inference.engine import generate_requests
     from partita.inference.halving import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
-    from partita.model import Model
 
-    config = {
-        "base_model": f"{folder}/model",
-        "model_parameters": {"dtype": "bfloat16"},
-        "input_features": [{"name": "prompt", "type": "text"}],
-        "output_features": [{"name": "response", "type": "text"}],
-        "generation": {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS},
-        "trainer": {"type": "none"},
-    }
-    model = Model(config, quiet=True)
+    model = load(folder)
     assembly = model.ready()
     batch = batch or model.sizing.generation(np.full(20_000, PROMPT_TOKENS)).rows
 

@@ -69,6 +69,21 @@ def make_model(folder: Path) -> None:
     byte_tokenizer(max_length=8192).save_pretrained(folder)
 
 
+def load(folder: str) -> Any:
+    """The model as partita holds it, for answers of a fixed length."""
+    from partita.model import Model
+
+    config = {
+        "base_model": f"{folder}/model",
+        "model_parameters": {"dtype": "bfloat16"},
+        "input_features": [{"name": "prompt", "type": "text"}],
+        "output_features": [{"name": "response", "type": "text"}],
+        "generation": {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS},
+        "trainer": {"type": "none"},
+    }
+    return Model(config, quiet=True)
+
+
 def one(folder: str, length: int, *, segments: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": f"expandable_segments:{segments}"}
     words = [sys.executable, __file__, "--one", folder, str(length)]
@@ -87,18 +102,9 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     from partita.inference.engine import generate_requests
     from partita.inference.halving import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
-    from partita.model import Model
     from partita_schema.errors import OutOfMemory
 
-    config = {
-        "base_model": f"{folder}/model",
-        "model_parameters": {"dtype": "bfloat16"},
-        "input_features": [{"name": "prompt", "type": "text"}],
-        "output_features": [{"name": "response", "type": "text"}],
-        "generation": {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS},
-        "trainer": {"type": "none"},
-    }
-    model = Model(config, quiet=True)
+    model = load(folder)
     assembly = model.ready()
     os.environ["PARTITA_CACHE"] = f"{folder}/cache"
     started = time.perf_counter()
