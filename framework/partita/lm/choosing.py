@@ -10,7 +10,7 @@ Shapes: N rows, V vocabulary.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,12 @@ HISTORY = (
     "begin_suppress_tokens",
 )
 """Options whose effect depends on the tokens of a row."""
+CLOSE = 2e-5
+"""Distance between the likeliest tokens, over that of the likeliest from the mean, below which sums in another order
+may choose the other one. With 12 layers scores differed by up to 2e-6 of the distance from the mean between two
+libraries, and so the distance of two of them by up to 4e-6."""
+Chosen: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Tokens [N], whether there is one [N], and whether other sums might choose another [N]; None if that is not asked."""
 NOT_NUMBERS = "the model's scores are not numbers (NaN)"
 
 
@@ -51,6 +57,8 @@ class Row:
     """What its answer is held to."""
     matched: int = 0
     """Tokens of its answer that the matcher knows of."""
+    doubtful: bool = False
+    """Whether its next token depends on the last digits of the scores."""
     broken: bool = False
     """Whether no token could be chosen."""
     reason: str = NOT_NUMBERS
@@ -73,9 +81,13 @@ class Chooser:
         seed: int,
         device: torch.device,
         grammar: "Grammar | None" = None,
+        doubts: bool = False,
     ) -> None:
-        """`ends` are the tokens that end an answer, `grammar` what answers are held to."""
-        self.grammar = grammar
+        """`ends` are the tokens that end an answer, `grammar` what answers are held to.
+
+        With `doubts` rows are marked whose likeliest token other sums of the same numbers could change.
+        """
+        self.grammar, self.doubts = grammar, doubts
         self.arguments = options.arguments
         self.logprobs = options.logprobs
         self.seed, self.device = seed, device
@@ -104,6 +116,7 @@ class Chooser:
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         """The next token of each row [N]; -1 where there is none, and the row has the reason."""
         scores_NV = logits_NV.float()
+        means_N = scores_NV.mean(-1) if self.doubts and not self.samples else None  # before any is taken away
         if self.by_row:
             scores_NV = torch.cat([self.processed(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:
@@ -116,7 +129,9 @@ class Chooser:
                 scores_NV[places[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
             scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
-        tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)
+        tokens_N, valid_N, doubtful_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV, means_N)
+        for place in doubtful_N.nonzero()[:, 0].tolist() if doubtful_N is not None else ():
+            rows[place].doubtful = True
         if self.logprobs:
             chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
             for row, chance in zip(rows, chances_N.tolist(), strict=True):
@@ -129,8 +144,8 @@ class Chooser:
         changed: torch.Tensor = row.processors(ids, scores_V[None])
         return changed
 
-    def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens where the cumulative probability passes each row's random number; and whether there is one."""
+    def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> Chosen:
+        """Tokens where the cumulative probability passes each row's random number."""
         usable_N = scores_NV.amax(-1).isfinite()
         if not usable_N.all():
             # Some of the library's processors raise at such a row, and all others with it.
@@ -142,14 +157,18 @@ class Chooser:
         chances_N1 = torch.tensor([[row.chances[len(row.new)]] for row in rows], device=self.device)
         # A number of 0.99999997 times the total may round to the total, which nothing passes.
         sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
-        tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
-        return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
+        tokens_N1 = torch.searchsorted(reached_NV, sought_N1, right=True).clamp(max=scores_NV.shape[1] - 1)
+        valid_N = usable_N & ~total_N1[:, 0].isnan()
+        return tokens_N1[:, 0], valid_N, None
 
 
-def greedy(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens [N], and whether their scores are numbers [N]."""
+def greedy(scores_NV: torch.Tensor, means_N: torch.Tensor | None) -> Chosen:
+    """The likeliest tokens; with the means of all scores, also which of them are doubtful."""
     best_N, tokens_N = scores_NV.max(-1)
-    return tokens_N, ~best_N.isnan()
+    if means_N is None:
+        return tokens_N, ~best_N.isnan(), None
+    least_N = best_N - CLOSE * (best_N - means_N).abs()
+    return tokens_N, ~best_N.isnan(), (scores_NV >= least_N[:, None]).sum(-1) > 1
 
 
 def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:

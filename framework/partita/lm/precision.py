@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from partita.lm.products import wide_products, widen_products
 from partita_trainers.batch_size.clock import now
 
 logger = logging.getLogger(__name__)
@@ -26,12 +27,15 @@ def faster_dtype(device: torch.device) -> torch.dtype:
 
 def product_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
     """Seconds of a product of 64 rows with a layer of 1024 x 1024; the median of a few."""
-    rows, weights = (torch.ones(size, 1024, dtype=dtype, device=device) for size in (64, 1024))
+    layer = nn.Linear(1024, 1024, bias=False, dtype=dtype, device=device)
+    widen_products(layer)
+    rows = torch.ones(64, 1024, dtype=dtype, device=device)
     seconds = []
-    for _ in range(7):
-        started = now(device)
-        torch.nn.functional.linear(rows, weights)
-        seconds.append(now(device) - started)
+    with torch.no_grad(), wide_products():
+        for _ in range(7):
+            started = now(device)
+            layer(rows)
+            seconds.append(now(device) - started)
     return median(seconds[2:])
 
 

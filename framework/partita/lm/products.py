@@ -5,17 +5,20 @@ unused. oneDNN, which torch has as well, uses them: with 512-bit units a layer t
 is copied or repacked, and the sums are float32 sums in another order.
 
 oneDNN prepares a kernel for each number of rows, which takes a millisecond and as much as a megabyte. It is therefore
-only asked for numbers with few digits; slots are filled so that there are no others.
+only asked for numbers with few digits, and only by slots, which are filled so that there are few others.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
-import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import nn
+
+from partita_trainers.batch_size.linux import processor
 
 LEAST_ROWS, LEAST_PRODUCTS = 4, 2**21
 """Rows, and multiplications, from which on a call of oneDNN is worth what it costs beside the work."""
@@ -24,12 +27,27 @@ LEAST_WEIGHTS = 2**14
 DIGITS = 4
 """Binary digits of the numbers of rows that kernels are prepared for."""
 
+current = threading.local()
+
+
+@contextmanager
+def wide_products(on: bool = True) -> Iterator[None]:
+    """Inside, layers compute in this way, if it is `on`."""
+    before = getattr(current, "on", False)
+    current.on = on
+    try:
+        yield
+    finally:
+        current.on = before
+
 
 class WideLinear(nn.Linear):
-    """A linear layer whose products are oneDNN's where they are many and need no gradient."""
+    """A linear layer whose products are oneDNN's inside `wide_products`, where they are many and need no gradient."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T + b [..., O]."""
+        if not getattr(current, "on", False):
+            return super().forward(x)
         rows = x.numel() // max(1, self.in_features)
         small = rows < LEAST_ROWS or rows * self.weight.numel() < LEAST_PRODUCTS
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
@@ -68,18 +86,6 @@ def is_faster() -> bool:
     """
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or maker() in ("GenuineIntel", ""):
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or processor("vendor_id") in ("GenuineIntel", None):
         return False
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def maker() -> str:
-    """What the processor says of its maker; an empty text where that is not known."""
-    place = Path("/proc/cpuinfo")
-    if platform.system() != "Linux" or not place.exists():
-        return ""
-    for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "vendor_id":
-            return value.strip()
-    return ""

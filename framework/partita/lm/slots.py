@@ -18,7 +18,7 @@ from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import Chooser, Row
 from partita.lm.generation import end_token_ids, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
-from partita.lm.products import rounded
+from partita.lm.products import rounded, wide_products
 from partita.lm.slot_attention import attending, chunks
 from partita.lm.slot_pool import SlotPool
 
@@ -52,7 +52,9 @@ class Slots:
         self.prefix = len(prefix)
         self.ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
         grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
-        self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
+        # Numbers that are told, and random choices among thousands of tokens, show the last digits of every sum.
+        self.wide = lm.wide and not (options.exact or options.logprobs or options.arguments.get("do_sample"))
+        self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar, doubts=self.wide)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         found = last_layer(lm.base) if narrows else None
         self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
@@ -85,7 +87,7 @@ class Slots:
     def readable(self, tokens: int, most: int) -> int:
         """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
         count = max(1, min(self.read_tokens // tokens, most))
-        return 1 << (count.bit_length() - 1) if self.lm.wide else count
+        return 1 << (count.bit_length() - 1) if self.wide else count
 
     @property
     def live(self) -> Sequence[Row]:
@@ -114,7 +116,7 @@ class Slots:
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
         length = max(map(len, prompts))
-        if self.lm.wide:
+        if self.wide:
             length = min(rounded(length), self.pool.place.tokens - start)
         # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
         padded = [[*prompt, *[prompt[-1]] * (length - len(prompt))] for prompt in prompts]
@@ -139,7 +141,7 @@ class Slots:
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """The last token of each of the first N slots, which then hold so many; logits [N, V]."""
         rows = len(lengths)
-        idle = min(rounded(rows), self.pool.place.slots) - rows if self.lm.wide else 0
+        idle = min(rounded(rows), self.pool.place.slots) - rows if self.wide else 0
         if idle:
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])
             lengths = [*lengths, *[self.prefix + 1] * idle]
@@ -151,7 +153,7 @@ class Slots:
     @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """A forward pass over the pool; logits."""
-        with attending(self.lm.base, self.pool.place):
+        with attending(self.lm.base, self.pool.place), wide_products(self.wide):
             logits: torch.Tensor = self.lm.base(
                 input_ids=ids_NL,
                 position_ids=positions_NL,
@@ -172,6 +174,9 @@ class Slots:
         """Add a token to each of the rows, and let those go that have ended."""
         ended: dict[int, SlotAnswer] = {}
         for row, token in zip(rows, tokens_N.tolist(), strict=True):
+            if row.doubtful:
+                ended[id(row)] = SlotAnswer(row.request, None, doubtful=True)
+                continue
             if token < 0:
                 row.broken = True
                 ended[id(row)] = SlotAnswer(row.request, None, error=row.reason)

@@ -1,5 +1,7 @@
 """Products of matrices by oneDNN: the same numbers, where they are used, and slots that are filled for them."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.lm import products
-from partita.lm.base import GenerationOptions
-from partita.lm.products import WideLinear, is_faster, rounded, widen_products
+from partita.inference.engine import generate_requests
+from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.streaming import stream_requests
+from partita.lm import choosing, products
+from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.products import WideLinear, is_faster, rounded, wide_products, widen_products
 from partita.lm.slots import Slots
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
@@ -39,6 +44,7 @@ def faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
         pytest.skip("this build of torch has no oneDNN")
     monkeypatch.setattr(products, "is_faster", lambda: request.param)
     monkeypatch.setattr(products, "LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1024)
     return bool(request.param)
 
 
@@ -53,7 +59,7 @@ def wide(inputs: int = 128, outputs: int = 160, *, bias: bool = True) -> nn.Line
 @pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
 def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
     layer, x = wide(bias=bias), torch.randn(shape)
-    with torch.no_grad(), Watch() as seen:
+    with torch.no_grad(), wide_products(), Watch() as seen:
         found = layer(x)
     wanted = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert found.shape == (*shape[:-1], 160)
@@ -64,22 +70,36 @@ def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) 
 
 def test_parts_of_a_tensor_are_multiplied_like_copies(faster: bool) -> None:
     layer, x = wide(), torch.randn(16, 5, 128)
-    with torch.no_grad(), Watch() as seen:
+    with torch.no_grad(), wide_products(), Watch() as seen:
         torch.testing.assert_close(layer(x[:, -1]), layer(x[:, -1].contiguous()))
     assert seen.rows == [16, 16]
+
+
+def test_only_what_asks_for_it_computes_in_this_way(faster: bool) -> None:
+    layer, x = wide(), torch.randn(64, 128)
+    with torch.no_grad(), Watch() as seen:
+        plain = layer(x)
+        with wide_products():
+            layer(x)
+            with wide_products(False):
+                assert torch.equal(layer(x), plain)
+            layer(x)
+        assert torch.equal(layer(x), plain)
+    assert seen.rows == [64, 64]
+    assert torch.equal(plain, nn.functional.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
 def test_few_rows_and_numbers_with_many_digits_are_left_to_torch(faster: bool, rows: int) -> None:
     layer, x = wide(), torch.randn(rows, 128)
-    with torch.no_grad(), Watch() as seen:
+    with torch.no_grad(), wide_products(), Watch() as seen:
         assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
     assert not seen.rows
 
 
 def test_gradients_autocast_and_16_bits_are_left_to_torch(faster: bool) -> None:
     layer, x = wide(), torch.randn(64, 128, requires_grad=True)
-    with Watch() as seen:
+    with wide_products(), Watch() as seen:
         layer(x).sum().backward()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
@@ -124,28 +144,22 @@ def test_rounded_numbers_are_few_and_near(rows: int) -> None:
     [
         ("AVX512", "AuthenticAMD", True),
         ("AVX512", "GenuineIntel", False),
-        ("AVX512", "", False),
+        ("AVX512", None, False),
         ("AVX2", "AuthenticAMD", False),
     ],
 )
-def test_the_processor_decides(capability: str, maker: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_decides(
+    capability: str, maker: str | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(products, "maker", lambda: maker)
+    monkeypatch.setattr(products, "processor", {"vendor_id": maker}.get)
     is_faster.cache_clear()
     try:
         assert is_faster() is wanted
     finally:
         is_faster.cache_clear()
-
-
-def test_the_maker_is_what_the_system_says() -> None:
-    place = Path("/proc/cpuinfo")
-    if not place.exists() or "vendor_id" not in place.read_text():
-        pytest.skip("this system does not tell the maker in /proc/cpuinfo")
-    assert products.maker() in place.read_text()
-    assert products.maker()
 
 
 @pytest.fixture
@@ -206,3 +220,74 @@ def test_prompts_as_long_as_their_slots_are_not_lengthened(small: Any, lm: Any, 
     assert answers[0].generated is not None
     assert answers[0].generated.ids == small.greedy_alone(lm, request)
     slots.close()
+
+
+def doubled(small: Any, lm: Any, prompts: list[GenerationRequest]) -> int:
+    """Make another token as likely as the one that the model writes most often; the first of the two comes back."""
+    written = Counter(token for prompt in prompts for token in small.greedy_alone(lm, prompt))
+    often = written.most_common(1)[0][0]
+    with torch.no_grad():
+        weight = lm.base.get_output_embeddings().weight
+        weight[often + 1] = weight[often]
+    return often
+
+
+@pytest.mark.parametrize("slots", [1, 7, 32])
+@pytest.mark.parametrize("prefix", [(), PREFIX])
+def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_library(
+    small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = small.slot_requests(*[(1 + 7 * row % 31, 12) for row in range(24)], prefix=prefix)
+    asked = [GenerationRequest(list(request.input_ids), 12) for request in requests]
+    first = doubled(small, lm, asked)
+    with caplog.at_level("DEBUG"):
+        found = generate_requests(lm, asked, options=GREEDY, capacity=Capacity(slots, BatchLimit(slots)), seed=0)
+    wanted = [small.greedy_alone(lm, request) for request in requests]
+    assert [one.ids for one in found] == wanted
+    assert any(first in ids for ids in wanted), "two tokens were as likely"
+    assert ("with the sums of the library" in caplog.text) == faster
+
+
+def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any, faster: bool) -> None:
+    asked = [
+        GenerationRequest(list(one.input_ids), 12) for one in small.slot_requests(*[(1 + row, 12) for row in range(9)])
+    ]
+    doubled(small, lm, asked)
+    capacity = Capacity(4, BatchLimit(4))
+    whole = generate_requests(lm, asked, options=GREEDY, capacity=capacity, seed=0)
+    pieces: dict[int, str] = {}
+    for place, piece in stream_requests(lm, asked, options=GREEDY, capacity=capacity, seed=0):
+        pieces[place] = pieces.get(place, "") + piece
+    assert [pieces.get(place, "") for place in range(9)] == [one.text for one in whole]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0}), replace(GREEDY, logprobs=True)],
+    ids=["sampled", "probabilities"],
+)
+def test_where_last_digits_show_the_sums_are_the_library_s(
+    small: Any, lm: Any, faster: bool, options: GenerationOptions
+) -> None:
+    lm.why_no_slots(options, tokens=40)  # found out once, with the others
+    requests = small.slot_requests(*[(1 + row, 20) for row in range(20)])
+    asked = [GenerationRequest(list(request.input_ids), 20) for request in requests]
+    with Watch() as seen:
+        answers = [
+            generate_requests(lm, asked, options=options, capacity=Capacity(n, BatchLimit(n)), seed=3)
+            for n in (1, 6, 20)
+        ]
+    assert not seen.rows
+    assert [one.ids for one in answers[0]] == [one.ids for one in answers[1]] == [one.ids for one in answers[2]]
+
+
+def test_what_is_close_is_doubtful() -> None:
+    scores = torch.tensor(
+        [[0.0, 4.0, 4.0, 0.0], [0.0, 4.0, 3.9, 0.0], [0.0, 4.0, 4.0 - 1e-5, 0.0], [0.0, float("nan"), 1.0, 1.0]]
+    )
+    tokens, valid, doubtful = choosing.greedy(scores, scores.mean(-1))
+    assert tokens.tolist()[:3] == [1, 1, 1]
+    assert valid.tolist() == [True, True, True, False]
+    assert doubtful is not None
+    assert doubtful.tolist() == [True, False, True, False]
+    assert choosing.greedy(scores, None)[2] is None

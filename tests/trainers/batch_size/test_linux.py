@@ -298,5 +298,7 @@ def test_a_group_larger_than_the_machine_does_not_enlarge_a_share_of_it(monkeypa
 def test_a_processor_is_told_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Xeon Gold 6130\nflags\t: fpu\n", encoding="ascii")
     assert linux.processor(proc=tmp_path) == "Xeon Gold 6130"
+    assert linux.processor("flags", proc=tmp_path) == "fpu"
+    assert linux.processor("vendor_id", proc=tmp_path) is None
     assert linux.processor(proc=tmp_path / "absent") is None
     assert (linux.processor() or "") in device_memory(torch.device("cpu")).identity

@@ -3,8 +3,7 @@
 Left to itself, glibc keeps some freed memory and cuts it up: the peak of the same work then differs by more than twice
 from what it holds. With a low threshold each tensor is a mapping of its own, given back when it is freed; the peak is
 exact, and work that allocates a lot, such as a growing cache, becomes slower. Where memory is plenty the opposite is
-worth it: the top of the heap is kept, and its pages need not be asked for again in every layer (reading prompts of a
-model of 5 M parameters in 1,024 tokens took a tenth less time).
+worth it: the top of the heap is kept, and its pages need not be asked for again in every layer.
 """
 
 import ctypes
@@ -63,13 +62,13 @@ def meminfo(field: str, *, proc: Path = Path("/proc")) -> int | None:
         return None
 
 
-def processor(*, proc: Path = Path("/proc")) -> str | None:
-    """The name of the processor."""
+def processor(field: str = "model name", *, proc: Path = Path("/proc")) -> str | None:
+    """What is said of the processor, such as its name or `vendor_id`; None where it is not told."""
     try:
         lines = (proc / "cpuinfo").read_text(encoding="utf8", errors="replace").splitlines()
     except OSError:
         return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), None)
 
 
 def cgroup_room(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
