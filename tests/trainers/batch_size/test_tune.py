@@ -128,6 +128,20 @@ def time_of(work: Work, rows: int) -> float:
     return volume.batches * 0.001 + work.new_tokens * sum(steps) + volume.tokens * work.seconds_a_token
 
 
+@pytest.mark.parametrize("disturbed", [4, 8, 16, 32])
+def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Device, disturbed: int) -> None:
+    class HeldUp(Work):
+        """One timing takes five times as long."""
+
+        def decode_step(self, rows: int) -> float:
+            first = rows not in self.stepped
+            return super().decode_step(rows) * (5 if first and rows == disturbed else 1)
+
+    work = HeldUp(device, seconds_a_token=0.000001)
+    found = tune(work, device, device="cuda:0")
+    assert found.rows == tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0").rows > 32
+
+
 def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Device) -> None:
     work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
     found = tune(work, device, device="cuda:0")

@@ -155,6 +155,8 @@ class Search:
         """Seconds of reading prompts of the greatest length, by rows."""
         self.steps: dict[int, float] = {}
         """Seconds of a decode step at the usual length, by rows."""
+        self.confirmed: set[int] = set()
+        """Those that were timed twice."""
         self.step_cost = 0.0
         """Seconds that timing the last of them took."""
         self.volumes: dict[int, Volume] = {}
@@ -263,7 +265,11 @@ class Search:
             seen = [size for size in self.sizes(largest) if size <= rows]
             ahead = [size for size in self.sizes(largest) if size > rows]
             if len(self.steps) > 1 and rows >= 4 and fewest_near_best([*seen, *ahead], self.speed) <= rows:
-                break
+                if rows in self.confirmed:
+                    break
+                # A step that something else held up would end the search at a fraction of what is best.
+                self.time_step(rows, again=True)
+                continue
             larger = min(largest, max(4, 2 * rows))
             cost = 2 * self.step_cost
             if not (larger in self.steps or self.allows(cost, rows=rows) or self.pays(cost, rows=rows, larger=larger)):
@@ -272,14 +278,19 @@ class Search:
             self.time_step(rows)
         return rows
 
-    def time_step(self, rows: int) -> None:
-        if rows not in self.steps:
-            started = time.perf_counter()
-            with self.memory.guard():
-                seconds, failure = attempt(lambda: self.trial.decode_step(rows))
-            self.step_cost = time.perf_counter() - started
-            # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
-            self.steps[rows] = seconds if failure is None and seconds is not None else float("inf")
+    def time_step(self, rows: int, *, again: bool = False) -> None:
+        """Time a decode step; `again`, the shorter of two counts."""
+        if rows in self.steps and not again:
+            return
+        started = time.perf_counter()
+        with self.memory.guard():
+            seconds, failure = attempt(lambda: self.trial.decode_step(rows))
+        self.step_cost = time.perf_counter() - started
+        # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
+        found = seconds if failure is None and seconds is not None else math.inf
+        self.steps[rows] = min(found, self.steps.get(rows, math.inf))
+        if again:
+            self.confirmed.add(rows)
 
     def volume(self, rows: int) -> Volume:
         if rows not in self.volumes:
