@@ -10,7 +10,7 @@ Shapes: N rows, V vocabulary.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,8 +35,6 @@ CLOSE = 2e-5
 """Distance between the likeliest tokens, over that of the likeliest from the mean, below which sums in another order
 may choose the other one. With 12 layers scores differed by up to 2e-6 of the distance from the mean between two
 libraries, and so the distance of two of them by up to 4e-6."""
-Chosen: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Tokens [N], whether there is one [N], and whether other sums might choose another [N]; None if that is not asked."""
 NOT_NUMBERS = "the model's scores are not numbers (NaN)"
 
 
@@ -129,9 +127,10 @@ class Chooser:
                 scores_NV[places[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
             scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
-        tokens_N, valid_N, doubtful_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV, means_N)
-        for place in doubtful_N.nonzero()[:, 0].tolist() if doubtful_N is not None else ():
-            rows[place].doubtful = True
+        tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)
+        if means_N is not None:
+            for place in doubtful(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist():
+                rows[place].doubtful = True
         if self.logprobs:
             chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
             for row, chance in zip(rows, chances_N.tolist(), strict=True):
@@ -144,8 +143,8 @@ class Chooser:
         changed: torch.Tensor = row.processors(ids, scores_V[None])
         return changed
 
-    def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> Chosen:
-        """Tokens where the cumulative probability passes each row's random number."""
+    def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens where the cumulative probability passes each row's random number; and whether there is one."""
         usable_N = scores_NV.amax(-1).isfinite()
         if not usable_N.all():
             # Some of the library's processors raise at such a row, and all others with it.
@@ -157,18 +156,21 @@ class Chooser:
         chances_N1 = torch.tensor([[row.chances[len(row.new)]] for row in rows], device=self.device)
         # A number of 0.99999997 times the total may round to the total, which nothing passes.
         sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
-        tokens_N1 = torch.searchsorted(reached_NV, sought_N1, right=True).clamp(max=scores_NV.shape[1] - 1)
-        valid_N = usable_N & ~total_N1[:, 0].isnan()
-        return tokens_N1[:, 0], valid_N, None
+        tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
+        return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
 
 
-def greedy(scores_NV: torch.Tensor, means_N: torch.Tensor | None) -> Chosen:
-    """The likeliest tokens; with the means of all scores, also which of them are doubtful."""
+def greedy(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens [N], and whether their scores are numbers [N]."""
     best_N, tokens_N = scores_NV.max(-1)
-    if means_N is None:
-        return tokens_N, ~best_N.isnan(), None
+    return tokens_N, ~best_N.isnan()
+
+
+def doubtful(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> torch.Tensor:
+    """Whether another token is as likely as the likeliest but for the last digits [N]."""
+    best_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     least_N = best_N - CLOSE * (best_N - means_N).abs()
-    return tokens_N, ~best_N.isnan(), (scores_NV >= least_N[:, None]).sum(-1) > 1
+    return (scores_NV >= least_N[:, None]).sum(-1) > 1
 
 
 def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:
