@@ -243,7 +243,7 @@ class SlotRun:
         ended, failure, reason = self.tried(lambda: slots.admit(group))
         if reason is None:
             self.times.prefill_seconds += time.perf_counter() - started
-            self.count_tokens(group)
+            self.count_tokens(slots, group)
             return self.took(ended, failure, group)
         if len(group) == 1:
             self.note(RowResult(group[0].row, None, reason))
@@ -371,11 +371,11 @@ class SlotRun:
             for row, ids in zip(rows, prompts, strict=True)
         ]
 
-    def count_tokens(self, group: Sequence[SlotRequest]) -> None:
+    def count_tokens(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> None:
         """Count what was read."""
         lengths = [len(request.input_ids) - len(self.prefix) for request in group]
         self.times.prompt_tokens += sum(lengths)
-        self.times.padded_tokens += max(lengths) * len(lengths)
+        self.times.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
 
     def note(self, result: RowResult) -> None:
         """A row's result, and the same for rows with the same prompt."""

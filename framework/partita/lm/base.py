@@ -124,6 +124,9 @@ class AnsweringSlots(Protocol):
     def readable(self, tokens: int, most: int) -> int:
         """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
 
+    def read_length(self, tokens: int) -> int:
+        """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
+
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Read prompts in one pass and choose the first token of each; answers that have ended with it."""
 

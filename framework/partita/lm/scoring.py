@@ -107,6 +107,10 @@ class ScoringSlots:
         """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
         return self.slots.readable(tokens, most)
 
+    def read_length(self, tokens: int) -> int:
+        """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
+        return self.slots.read_length(tokens)
+
     def close(self) -> None:
         """Leave the model as it was."""
         self.slots.close()

@@ -89,6 +89,11 @@ class Slots:
         count = max(1, min(self.read_tokens // tokens, most))
         return 1 << (count.bit_length() - 1) if self.wide else count
 
+    def read_length(self, tokens: int, *, start: int | None = None) -> int:
+        """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
+        room = self.pool.place.tokens - (self.prefix if start is None else start)
+        return min(rounded(tokens), room) if self.wide else tokens
+
     @property
     def live(self) -> Sequence[Row]:
         """Rows that are being answered."""
@@ -115,9 +120,7 @@ class Slots:
 
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
-        length = max(map(len, prompts))
-        if self.wide:
-            length = min(rounded(length), self.pool.place.tokens - start)
+        length = self.read_length(max(map(len, prompts)), start=start)
         # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
         padded = [[*prompt, *[prompt[-1]] * (length - len(prompt))] for prompt in prompts]
         ids_NL = torch.tensor(padded, device=self.lm.device)

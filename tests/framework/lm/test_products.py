@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.inference.engine import generate_requests
+from partita.inference.engine import generate_requests, run_of_requests
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.streaming import stream_requests
 from partita.lm import choosing, products
@@ -289,3 +289,18 @@ def test_what_is_close_is_doubtful() -> None:
     assert tokens.tolist()[:3] == [1, 1, 1]
     assert valid.tolist() == [True, True, True, False]
     assert choosing.doubtful(scores, tokens, scores.mean(-1)).tolist() == [True, False, True, False]
+
+
+def test_padding_that_is_told_is_that_which_is_read(small: Any, lm: Any, faster: bool) -> None:
+    asked = [GenerationRequest(list(one.input_ids), 1) for one in small.slot_requests(*[(33, 1)] * 4, (30, 1))]
+    run = run_of_requests(lm, asked, options=GREEDY, capacity=Capacity(8, BatchLimit(8)), seed=0)
+    read: list[int] = []
+    hook = lm.base.get_input_embeddings().register_forward_hook(
+        lambda module, given, out: read.append(given[0].numel())
+    )
+    lm.why_no_slots(GREEDY, tokens=34)
+    read.clear()
+    batches = list(run.answers())
+    hook.remove()
+    assert sum(batch.prompt_tokens for batch in batches) == 4 * 33 + 30
+    assert sum(batch.padded_tokens for batch in batches) == sum(read) == (4 * 34 + 30 if faster else 5 * 33)
