@@ -9,13 +9,11 @@ and keys read once a step.
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from harness import Limit, parse_arguments, report
-from tuner_gpu import NEW_TOKENS, load, make_model
+from tuner_gpu import NEW_TOKENS, device, load, model_folder
 
 PROMPT_TOKENS = 512
 BATCHES = (64, 256, 1024)
@@ -26,22 +24,16 @@ PARAMETERS, KEY_BYTES = 1.24e9, 2 * 16 * 8 * 64 * 2
 
 def main() -> None:
     arguments = parse_arguments(__doc__ or "")
-    import torch
-
-    if not torch.cuda.is_available():
-        sys.exit("not run: torch sees no GPU here")
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder, "model"))
+    with model_folder() as folder:
         for batch in BATCHES[:1] if arguments.quick else BATCHES:
             for way in WAYS:
                 rows.append(one(folder, way, batch))
                 print(rows[-1], flush=True)
         rows.append(one(folder, "tuned", 0))
-    shares = {(row["way"], row["rows at a time"]): row["share of the machine"] for row in rows}
+    shares = {(row["way"], row["rows at a time"]): row["share of the machine"] for row in rows if "failed" not in row}
     limits = [Limit("share of the machine in slots, 256 rows", shares.get(("slots", 256), 0.0), 0.5, "min")]
-    about = f"{' '.join((__doc__ or '').split())} Device: {torch.cuda.get_device_name()}."
-    report("generate_gpu", rows, limits, arguments=arguments, about=about)
+    report("generate_gpu", rows, limits, arguments=arguments, about=f"{' '.join((__doc__ or '').split())} {device()}")
 
 
 def one(folder: str, way: str, batch: int) -> dict[str, Any]:
@@ -58,11 +50,11 @@ def measure(folder: str, way: str, batch: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    prompts = np.random.default_rng(0).integers(5, 250, (max(256, batch), PROMPT_TOKENS)).tolist()
     if way in ("slots", "tuned"):
-        answer, batch = in_slots(folder, prompts, batch=batch)
+        answer, batch = in_slots(folder, batch=batch)
     else:
-        answer = by_the_library(folder, prompts, way=way, batch=batch)
+        answer = by_the_library(folder, way=way, batch=batch)
+    prompts = np.random.default_rng(0).integers(5, 250, (max(256, batch), PROMPT_TOKENS)).tolist()
     answer(prompts[: max(2, batch // 8)])
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -82,7 +74,7 @@ def measure(folder: str, way: str, batch: int) -> dict[str, Any]:
     }
 
 
-def in_slots(folder: str, prompts: list[list[int]], *, batch: int) -> tuple[Any, int]:
+def in_slots(folder: str, *, batch: int) -> tuple[Any, int]:
     """Answers by the slot engine; of `batch` 0, by as many slots as the tuner chooses."""
     import numpy as np
 
@@ -103,7 +95,7 @@ def in_slots(folder: str, prompts: list[list[int]], *, batch: int) -> tuple[Any,
     return answer, batch
 
 
-def by_the_library(folder: str, prompts: list[list[int]], *, way: str, batch: int) -> Any:
+def by_the_library(folder: str, *, way: str, batch: int) -> Any:
     """Answers by transformers."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig

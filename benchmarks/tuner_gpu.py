@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,8 @@ ROWS = 20_000
 
 def main() -> None:
     arguments = parse_arguments(__doc__ or "")
-    import torch
-
-    if not torch.cuda.is_available():
-        sys.exit("not run: torch sees no GPU here")
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder, "model"))
+    with model_folder() as folder:
         for segments in ("True",) if arguments.quick else ("True", "False"):
             for length in LENGTHS[:1] if arguments.quick else LENGTHS:
                 rows.append(one(folder, length, segments=segments))
@@ -40,9 +37,26 @@ def main() -> None:
         Limit("batches that did not fit, least", min(row["batches that did not fit"] for row in rows), 1, "min"),
         Limit("rows lost after a batch that did not fit", sum(row["lost"] for row in rows), 0, "max"),
     ]
-    device = torch.cuda.get_device_name()
-    about = f"{' '.join((__doc__ or '').split())} Device: {device}."
-    report("tuner_gpu", rows, limits, arguments=arguments, about=about)
+    report("tuner_gpu", rows, limits, arguments=arguments, about=f"{' '.join((__doc__ or '').split())} {device()}")
+
+
+@contextmanager
+def model_folder() -> Iterator[str]:
+    """A folder with the model in `model`, while it is used. Ends the program where there is no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("not run: torch sees no GPU here")
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder, "model"))
+        yield folder
+
+
+def device() -> str:
+    """A sentence with the name of the GPU."""
+    import torch
+
+    return f"Device: {torch.cuda.get_device_name()}."
 
 
 def make_model(folder: Path) -> None:
