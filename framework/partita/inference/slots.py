@@ -8,16 +8,13 @@ on the number of slots, or on whether the job was killed in between.
 Where memory runs out the slots are halved and the rows in them begin anew; only a row that does not fit alone is an
 error. Prompts that cannot be read together are read one by one, and when a step fails, each of its rows is answered
 alone: only rows that fail then are errors. A failure of the device itself ends the job.
-
-Where the model's sums are faster than the library's and differ in their last digits, rows whose answer hangs on those
-digits are answered again at the end, with the library's sums.
 """
 
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,10 +99,8 @@ class SlotRun:
         self.prefix = list(common_prefix(work, self.queue))
         self.slots: AnsweringSlots | None = None
         self.room_tokens = room_tokens
-        self.count = self.tokens = self.usual_count = 0
+        self.count = self.tokens = 0
         self.before: tuple[int, int | None] | None = None
-        self.doubtful: list[int] = []
-        """Rows that are answered once more at the end, with exact sums."""
         self.results: list[RowResult] = []
         self.times = Times()
 
@@ -134,9 +129,7 @@ class SlotRun:
         """Step by step, until all rows are answered; the model is as before afterwards."""
         with self.lm.evaluating():
             try:
-                while self.queue or self.doubtful or (self.slots is not None and self.slots.live):
-                    if not self.queue and (self.slots is None or not self.slots.live):
-                        self.answer_exactly()
+                while self.queue or (self.slots is not None and self.slots.live):
                     self.advance()
                     yield
             finally:
@@ -155,7 +148,7 @@ class SlotRun:
             prompt_tokens=times.prompt_tokens,
             padded_tokens=times.padded_tokens,
             seconds=self.times.started - times.started,
-            batch_size=self.usual_count or self.count or self.limit.rows,
+            batch_size=self.count or self.limit.rows,
             out_of_memory=times.out_of_memory,
             prefill_seconds=times.prefill_seconds,
             decode_seconds=times.decode_seconds,
@@ -298,24 +291,12 @@ class SlotRun:
                 for result in batch.results:
                     self.note(result)
 
-    def answer_exactly(self) -> None:
-        """What is left are rows in which the last digits of sums decide: those are to be the library's."""
-        self.close()
-        self.usual_count = self.count
-        self.options = replace(self.options, exact=True)
-        order = sorted(self.doubtful, key=lambda row: (self.work.lengths[row], -row))
-        self.queue, self.doubtful = order, []
-        logger.debug("%s rows are answered again with the sums of the library", len(order))
-
     def took(self, ended: list[SlotAnswer] | None, failure: Exception | None, group: Sequence[SlotRequest]) -> bool:
         """Note answers; or where memory ran out, halve the slots. False in that case."""
         if ended is None:
             self.shrink(failure, group)
             return False
         for answer in ended:
-            if answer.doubtful:
-                self.doubtful.append(answer.request.row)
-                continue
             self.note(RowResult(answer.request.row, answer.generated, answer.error))
         return True
 

@@ -63,8 +63,6 @@ class GenerationOptions:
     """Whether rows may be answered in slots."""
     grammar: str | None = None
     """What answers are held to, in the words of llguidance."""
-    exact: bool = False
-    """Whether sums are those of the library, where faster ones differ in their last digits."""
     labels: tuple[Label, ...] = ()
     """Answers of which the most probable is chosen; where there are any, nothing is generated."""
 
@@ -110,8 +108,6 @@ class SlotAnswer:
     request: SlotRequest
     generated: Generated | None
     error: str | None = None
-    doubtful: bool = False
-    """Whether it has to be answered again with exact sums: two tokens were as likely as their last digits can tell."""
 
 
 class AnsweringSlots(Protocol):

@@ -55,8 +55,6 @@ class Row:
     """What its answer is held to."""
     matched: int = 0
     """Tokens of its answer that the matcher knows of."""
-    doubtful: bool = False
-    """Whether its next token depends on the last digits of the scores."""
     broken: bool = False
     """Whether no token could be chosen."""
     reason: str = NOT_NUMBERS
@@ -79,13 +77,9 @@ class Chooser:
         seed: int,
         device: torch.device,
         grammar: "Grammar | None" = None,
-        doubts: bool = False,
     ) -> None:
-        """`ends` are the tokens that end an answer, `grammar` what answers are held to.
-
-        With `doubts` rows are marked whose likeliest token other sums of the same numbers could change.
-        """
-        self.grammar, self.doubts = grammar, doubts
+        """`ends` are the tokens that end an answer, `grammar` what answers are held to."""
+        self.grammar = grammar
         self.arguments = options.arguments
         self.logprobs = options.logprobs
         self.seed, self.device = seed, device
@@ -111,10 +105,16 @@ class Chooser:
         if self.grammar is not None:
             row.matcher = self.grammar.matcher()
 
-    def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-        """The next token of each row [N]; -1 where there is none, and the row has the reason."""
+    def choose(
+        self, logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool = False
+    ) -> tuple[torch.Tensor, list[int]]:
+        """The next token of each row [N]; -1 where there is none, and the row has the reason.
+
+        With `doubts` also the rows whose likeliest token other sums of the same numbers could change. Nothing is
+        noted of a row but log probabilities: without those it can be asked for again.
+        """
         scores_NV = logits_NV.float()
-        means_N = scores_NV.mean(-1) if self.doubts and not self.samples else None  # before any is taken away
+        means_N = scores_NV.mean(-1) if doubts and not self.samples else None  # before any is taken away
         if self.by_row:
             scores_NV = torch.cat([self.processed(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:
@@ -128,14 +128,12 @@ class Chooser:
         if self.grammar is not None:
             scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
         tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)
-        if means_N is not None:
-            for place in doubtful(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist():
-                rows[place].doubtful = True
+        close = doubtful(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
         if self.logprobs:
             chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
             for row, chance in zip(rows, chances_N.tolist(), strict=True):
                 row.logprob += chance
-        return torch.where(valid_N, tokens_N, -1)
+        return torch.where(valid_N, tokens_N, -1), close
 
     def processed(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
         """Scores of a row [1, V], changed by what it has said so far."""

@@ -11,7 +11,6 @@ prompt, then the tokens of the tree; L tokens of the longest prompt, E tokens th
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,8 +92,9 @@ class ScoringSlots:
         self.tree = LabelTree([before_end(label, ends=ends) for label in options.labels])
         self.longest = max(map(len, self.tree.paths))
         width = len(self.tree.tokens)
-        exact = replace(options.free, exact=True)
-        self.slots = Slots(lm, exact, slots=slots, tokens=tokens + width, prefix=prefix, seed=0, narrows=narrows)
+        self.slots = Slots(
+            lm, options.free, slots=slots, tokens=tokens + width, prefix=prefix, seed=0, narrows=narrows, exact=True
+        )
         self.tokens_T = torch.tensor(self.tree.tokens, device=lm.device)
         self.contexts_T = torch.tensor(self.tree.parents, device=lm.device) + 1
         self.depths_T = torch.tensor(self.tree.depths, device=lm.device)

@@ -2,14 +2,16 @@
 
 Prompts are read in groups, then all rows make a token in each step. A row that has ended leaves at once, the last row
 takes its slot, and another prompt can be read. Greedy answers are those that the library's `generate` gives to each row
-alone.
+alone. Where the model's sums are faster than the library's and differ in their last digits, and a token hangs on those
+digits, its row is read again with the library's sums before the token is chosen.
 
 Shapes: N rows, L tokens of the longest prompt of a group after the common beginning, V vocabulary, W tokens of the
 longest row in use.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +33,12 @@ READ_TOKENS = {"cpu": 1024}
 """Tokens of prompts that are read in one pass, by device ..."""
 READ_TOKENS_ELSEWHERE = 16_384
 """... and on all others. More would be no faster, and take more memory."""
+SHORTEST_PASS = 64
+"""Tokens that a row is read again by at once, at least."""
+MOST_AGAIN = 0.25
+"""Tokens that are read again, over all that were read, beyond which faster sums are no gain ..."""
+FEW_ROWS = 8
+"""... once so many rows were: a single row may hang on last digits by chance."""
 
 
 class Slots:
@@ -46,28 +54,35 @@ class Slots:
         prefix: Sequence[int],
         seed: int,
         narrows: bool,
+        exact: bool = False,
     ) -> None:
-        """`narrows` lets only last tokens through the last layer while prompts are read."""
+        """`narrows` lets only last tokens through the last layer while prompts are read.
+
+        With `exact` all sums are the library's, whatever the options.
+        """
         self.lm, self.options = lm, options
         self.prefix = len(prefix)
         self.ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
         grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
         # Numbers that are told, and random choices among thousands of tokens, show the last digits of every sum.
-        self.wide = lm.wide and not (options.exact or options.logprobs or options.arguments.get("do_sample"))
-        self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar, doubts=self.wide)
+        self.wide = lm.wide and not (exact or options.logprobs or options.arguments.get("do_sample"))
+        self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         found = last_layer(lm.base) if narrows else None
         self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
         self.pool = SlotPool(slots=slots, tokens=tokens)
         self.rows: list[Row] = []
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
+        self.largest_pass = SHORTEST_PASS
+        self.tokens_read = self.tokens_again = self.rows_again = 0
         if prefix:
             self.read_prefix(list(prefix))
 
     def read_prefix(self, prefix: list[int]) -> None:
         """Every slot begins with these tokens."""
         try:
-            self.forward([prefix], first=0, start=0)
+            with self.sums_of_the_library():
+                self.forward([prefix], first=0, start=0)
             self.pool.spread(len(prefix))
         except BaseException:
             self.close()
@@ -76,6 +91,8 @@ class Slots:
 
     def close(self) -> None:
         """Leave the model as it was."""
+        if self.tokens_again:
+            logger.debug("%s tokens were read again with the sums of the library", f"{self.tokens_again:,}")
         if self.narrow is not None:
             self.narrow.close()
 
@@ -102,12 +119,14 @@ class Slots:
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Read prompts, all in one pass, and choose the first token of each; answers that have ended with it."""
         prompts = [list(request.input_ids[self.prefix :]) for request in requests]
-        logits_NV = self.forward(prompts, first=len(self.rows), start=self.prefix)
+        first = len(self.rows)
+        logits_NV = self.forward(prompts, first=first, start=self.prefix)
+        self.largest_pass = max(self.largest_pass, len(prompts) * max(map(len, prompts)))
         new = [Row(request) for request in requests]
         for row in new:
             self.chooser.prepare(row)
-        tokens_N = self.chooser.choose(logits_NV, new)
         self.rows += new
+        tokens_N = self.choose(logits_NV, first=first)
         self.tokens_N = torch.cat([self.tokens_N, tokens_N])
         return self.take(tokens_N, new)
 
@@ -115,8 +134,44 @@ class Slots:
         """Another token of every row; answers that have ended with it."""
         lengths = [row.length for row in self.rows]
         logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
-        self.tokens_N = self.chooser.choose(logits_NV, self.rows)
+        self.tokens_N = self.choose(logits_NV, first=0)
         return self.take(self.tokens_N, self.rows)
+
+    def choose(self, logits_NV: torch.Tensor, *, first: int) -> torch.Tensor:
+        """The next tokens of the rows from `first` on, by the library's sums where their last digits decide."""
+        tokens_N, doubtful = self.chooser.choose(logits_NV, self.rows[first:], doubts=self.wide)
+        for place in doubtful:
+            logits_1V = self.read_again(first + place)
+            tokens_N[place] = self.chooser.choose(logits_1V, [self.rows[first + place]])[0][0]
+        if self.wide and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
+            logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
+            for slot in range(len(self.rows)):
+                self.read_again(slot)
+            self.wide = False
+        return tokens_N
+
+    def read_again(self, slot: int) -> torch.Tensor:
+        """Read a row, its answer so far included, with the library's sums; logits of what comes next [1, V].
+
+        No more tokens at once than were read at once before, so that it fits in memory as well.
+        """
+        row = self.rows[slot]
+        ids = [*row.request.input_ids, *row.new]
+        self.rows_again += 1
+        self.tokens_again += len(ids) - self.prefix
+        with self.sums_of_the_library():
+            for start in range(self.prefix, len(ids), self.largest_pass):
+                logits_1V = self.forward([ids[start : start + self.largest_pass]], first=slot, start=start)
+        return logits_1V
+
+    @contextmanager
+    def sums_of_the_library(self) -> Iterator[None]:
+        """In this context nothing is computed in the faster way."""
+        before, self.wide = self.wide, False
+        try:
+            yield
+        finally:
+            self.wide = before
 
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
@@ -156,6 +211,7 @@ class Slots:
     @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """A forward pass over the pool; logits."""
+        self.tokens_read += ids_NL.numel()
         with attending(self.lm.base, self.pool.place), wide_products(self.wide):
             logits: torch.Tensor = self.lm.base(
                 input_ids=ids_NL,
@@ -177,9 +233,6 @@ class Slots:
         """Add a token to each of the rows, and let those go that have ended."""
         ended: dict[int, SlotAnswer] = {}
         for row, token in zip(rows, tokens_N.tolist(), strict=True):
-            if row.doubtful:
-                ended[id(row)] = SlotAnswer(row.request, None, doubtful=True)
-                continue
             if token < 0:
                 row.broken = True
                 ended[id(row)] = SlotAnswer(row.request, None, error=row.reason)

@@ -161,7 +161,7 @@ class WorstSlots:
         if count > 1:
             prompts[-1] = prompts[-1][1:] or prompts[-1]
         logits = self.slots.forward(prompts, first=0, start=0)
-        self.slots.chooser.choose(logits, self.rows[:count])
+        self.slots.chooser.choose(logits, self.rows[:count], doubts=self.slots.wide)
         return now(self.device) - started
 
     def fill(self) -> None:
@@ -178,7 +178,8 @@ class WorstSlots:
         for step in range(steps):
             started = now(self.device)
             logits = self.slots.extend(ids_B1, lengths=[length + step] * len(self.rows))
-            for row, token in zip(self.rows, self.slots.chooser.choose(logits, self.rows).tolist(), strict=True):
+            tokens, _ = self.slots.chooser.choose(logits, self.rows, doubts=self.slots.wide)
+            for row, token in zip(self.rows, tokens.tolist(), strict=True):
                 row.new.append(max(0, token))
             seconds.append(now(self.device) - started)
         return min(seconds[1:] or seconds)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,6 @@ def answer_in_slots(
     assert lm.why_no_slots(options, tokens=tokens) is None
     opened = lm.open_slots(options, slots=slots, tokens=tokens, prefix=prefix, seed=seed)
     found: dict[int, SlotAnswer] = {}
-    doubtful: list[SlotRequest] = []
     waiting, turn = list(requests), 0
     with lm.evaluating():
         while waiting or opened.live:
@@ -137,16 +135,10 @@ def answer_in_slots(
                 count = 1
             ended = opened.admit(waiting[:count]) if count else opened.step()
             waiting = waiting[count:]
-            doubtful += [answer.request for answer in ended if answer.doubtful]
-            ended = [answer for answer in ended if not answer.doubtful]
             assert not {answer.request.row for answer in ended} & set(found), "a row came twice"
             found |= {answer.request.row: answer for answer in ended}
             assert len(opened.live) <= slots
     opened.close()
-    if doubtful:
-        assert not options.exact
-        again = replace(options, exact=True)
-        found |= answer_in_slots(lm, doubtful, slots=slots, options=again, prefix=prefix, seed=seed, plan=plan)
     return found
 
 

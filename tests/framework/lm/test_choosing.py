@@ -238,7 +238,7 @@ def test_tokens_are_drawn_by_their_probability(arguments: dict[str, Any]) -> Non
         chooser.prepare(row)
     drawn: list[torch.Tensor] = []
     for _ in range(2):
-        drawn.append(chooser.choose(scores_V.repeat(count, 1), rows))
+        drawn.append(chooser.choose(scores_V.repeat(count, 1), rows)[0])
         for row, token in zip(rows, drawn[-1].tolist(), strict=True):
             row.new.append(token)
     wanted = scores_V / arguments.get("temperature", 1.0)
@@ -270,7 +270,7 @@ def test_a_token_without_probability_is_never_chosen(scores: list[float], chance
         scores[-1] = 0.0
     chooser = Chooser(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
     row = Row(SlotRequest([1], 1, 0), chances=[chance])
-    token = int(chooser.choose(torch.tensor([scores]), [row]))
+    token = int(chooser.choose(torch.tensor([scores]), [row])[0])
     assert torch.tensor(scores).softmax(-1)[token] > 0
 
 
@@ -283,7 +283,7 @@ def test_many_small_probabilities_reach_the_end_of_a_large_vocabulary() -> None:
         (0.5, 74_900, 75_100),
         (float(np.nextafter(np.float32(1), 0)), 149_900, 149_999),
     ):
-        (token,) = chooser.choose(scores_V[None].clone(), [Row(SlotRequest([1], 1, 0), chances=[chance])]).tolist()
+        token = int(chooser.choose(scores_V[None].clone(), [Row(SlotRequest([1], 1, 0), chances=[chance])])[0])
         assert low <= token <= high
 
 

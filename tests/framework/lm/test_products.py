@@ -248,6 +248,43 @@ def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_lib
     assert ("with the sums of the library" in caplog.text) == faster
 
 
+def test_a_row_is_read_again_in_passes_no_larger_than_before(
+    small: Any, lm: Any, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.lm.slots.SHORTEST_PASS", 4)
+    request = small.slot_requests((9, 50))[0]
+    doubled(small, lm, [GenerationRequest(list(request.input_ids), 50)])
+    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, narrows=True)
+    answers = slots.admit([request])
+    sizes: list[int] = []
+    hook = lm.base.get_input_embeddings().register_forward_hook(
+        lambda module, given, out: sizes.append(given[0].numel())
+    )
+    while slots.live:
+        answers += slots.step()
+    hook.remove()
+    slots.close()
+    assert [answer.generated.ids for answer in answers if answer.generated] == [small.greedy_alone(lm, request)]
+    assert max(sizes) == (9 if faster else 1)
+
+
+def test_where_two_tokens_are_always_as_likely_all_sums_become_those_of_the_library(
+    small: Any, lm: Any, faster: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with torch.no_grad():
+        weight = lm.base.get_output_embeddings().weight
+        weight[1::2] = weight[::2][: len(weight[1::2])]
+    requests = small.slot_requests(*[(1 + 7 * row % 31, 12) for row in range(24)], prefix=PREFIX)
+    with Watch() as seen, caplog.at_level("DEBUG"):
+        answers = small.answer_in_slots(lm, requests, slots=12, prefix=PREFIX)
+    assert {row: answer.generated.ids for row, answer in answers.items()} == {
+        request.row: small.greedy_alone(lm, request) for request in requests
+    }
+    assert bool(seen.rows) == faster
+    assert ("two tokens are as likely too often" in caplog.text) == faster
+    assert sum("were read again" in line for line in caplog.messages) == faster
+
+
 def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any, faster: bool) -> None:
     asked = [
         GenerationRequest(list(one.input_ids), 12) for one in small.slot_requests(*[(1 + row, 12) for row in range(9)])
