@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 STEPS = 3
 """Decode steps at the end that are run, of which the first is not timed."""
 TIMED_STEPS = 4
-"""Decode steps of a speed measurement, of which the first is not timed."""
+"""Decode steps of a speed measurement, of which the first is not timed ..."""
+ENOUGH_SECONDS = 0.25
+"""... fewer where two took so long."""
 NO_TOKEN = -1
 """An end of answers that never comes."""
 FULLER = 1.02
@@ -182,6 +184,8 @@ class WorstSlots:
             for row, token in zip(self.rows, tokens.tolist(), strict=True):
                 row.new.append(max(0, token))
             seconds.append(now(self.device) - started)
+            if sum(seconds[1:]) >= ENOUGH_SECONDS and len(seconds) > 2:
+                break
         return min(seconds[1:] or seconds)
 
 

@@ -34,6 +34,8 @@ NOT_WORTH_SAVING = 0.5
 """Seconds that it may take whatever the work."""
 SHORT_SECONDS = 0.25
 """A run that is shorter is timed once more, apart from the measuring of memory."""
+MANY_ROWS = 64
+"""Rows from which on the next size whose steps are timed is twice as large; before it is four times."""
 FAR_ABOVE = 8
 """How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
 UNPROVEN = 0.97
@@ -265,12 +267,12 @@ class Search:
             seen = [size for size in self.sizes(largest) if size <= rows]
             ahead = [size for size in self.sizes(largest) if size > rows]
             if len(self.steps) > 1 and rows >= 4 and fewest_near_best([*seen, *ahead], self.speed) <= rows:
-                if rows in self.confirmed:
+                if rows in self.confirmed or self.step_cost >= SHORT_SECONDS:
                     break
                 # A step that something else held up would end the search at a fraction of what is best.
                 self.time_step(rows, again=True)
                 continue
-            larger = min(largest, max(4, 2 * rows))
+            larger = min(largest, (4 if rows < MANY_ROWS else 2) * rows)
             cost = 2 * self.step_cost
             if not (larger in self.steps or self.allows(cost, rows=rows) or self.pays(cost, rows=rows, larger=larger)):
                 break
