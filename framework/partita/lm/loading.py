@@ -12,6 +12,7 @@ import torch
 
 from partita.lm.hub import loading
 from partita.lm.precision import faster_dtype
+from partita.lm.products import keep_few_kernels
 from partita.lm.quantization import bitsandbytes_config
 from partita.lm.randomness import seeded
 from partita.lm.scratch import scratch_config
@@ -28,11 +29,13 @@ logger = logging.getLogger(__name__)
 def find_device(parameters: ModelParameters) -> torch.device:
     """The device that the file asks for; auto is the first accelerator that torch sees. Raises ModelError.
 
-    A CUDA device that nothing has used yet gets an allocator that fragments less.
+    A CUDA device that nothing has used yet gets an allocator that fragments less, and a CPU keeps fewer kernels.
     """
     device = asked_device(parameters)
     if device.type == "cuda":
         grow_segments()
+    elif device.type == "cpu":
+        keep_few_kernels()
     return device
 
 

@@ -4,12 +4,14 @@ torch multiplies float32 matrices by MKL, which on processors of other makers th
 unused. oneDNN, which torch has as well, uses them: with 512-bit units a layer takes less than half the time. No weight
 is copied or repacked, and the sums are float32 sums in another order.
 
-oneDNN prepares a kernel for each number of rows, which takes a millisecond and as much as a megabyte. It is therefore
-only asked for numbers with few digits, and only by slots, which are filled so that there are few others.
+oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. It is therefore
+only asked for numbers with few digits, and only by slots, which are filled so that there are few others; and no more
+kernels are kept than a few passes use.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,9 @@ LEAST_WEIGHTS = 2**14
 """Weights of a layer below which no number of rows makes it worth it."""
 DIGITS = 4
 """Binary digits of the numbers of rows that kernels are prepared for."""
+KERNELS = 32
+"""Kernels that are kept. The library's own 1,024 would be gigabytes that no probe for memory has seen."""
+KERNEL_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 
 current = threading.local()
 
@@ -55,6 +60,12 @@ class WideLinear(nn.Linear):
             return super().forward(x)
         found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return found
+
+
+def keep_few_kernels() -> None:
+    """Keep fewer kernels, unless the user has said how many; oneDNN asks for it before it makes the first."""
+    if not any(name in os.environ for name in KERNEL_VARIABLES):
+        os.environ[KERNEL_VARIABLES[0]] = str(KERNELS)
 
 
 def rounded(rows: int) -> int:

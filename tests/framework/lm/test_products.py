@@ -1,5 +1,9 @@
 """Products of matrices by oneDNN: the same numbers, where they are used, and slots that are filled for them."""
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -341,3 +345,67 @@ def test_padding_that_is_told_is_that_which_is_read(small: Any, lm: Any, faster:
     hook.remove()
     assert sum(batch.prompt_tokens for batch in batches) == 4 * 33 + 30
     assert sum(batch.padded_tokens for batch in batches) == sum(read) == (4 * 34 + 30 if faster else 5 * 33)
+
+
+JOB = """
+import json, random, sys
+import torch
+from partita import Model
+from partita.lm import products
+
+torch.set_num_threads(1)
+products.is_faster, products.LEAST_PRODUCTS, products.LEAST_WEIGHTS = lambda: True, 0, 1024
+
+def held(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+def config(**trainer):
+    return {
+        "base_model": {"type": "scratch", "size": "tiny", "tokenizer": "byte", "context_length": 640},
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 12},
+        "data": {"source": "rows.jsonl"},
+        "trainer": {"type": "none", **trainer},
+    }
+
+chance = random.Random(1)
+rows = [{"question": chance.choice("abcdefgh") * round(4 * 150 ** chance.random())} for _ in range(300)]
+with open("rows.jsonl", "w") as file:
+    file.writelines(json.dumps(row | {"answer": "a"}) + "\\n" for row in rows)
+Model(config(batch_size=4), quiet=True).predict(rows[:2], fresh=True)
+model = Model(config(memory_budget=held("VmRSS") + 50_000_000), quiet=True)
+model.ready()
+before = held("VmData")
+stats = model.predict(rows, fresh=True).stats
+print(json.dumps({"ok": stats.ok, "refused": stats.out_of_memory, "more": held("VmData") - before}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited and told by Linux")
+def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", JOB],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name not in products.KERNEL_VARIABLES}
+        | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["ok"], found["refused"]) == (300, 0), done.stderr
+    assert found["more"] < 65_000_000, "it was 97 MB where all kernels were kept"
+
+
+@pytest.mark.parametrize("name", products.KERNEL_VARIABLES)
+def test_a_number_of_kernels_that_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in products.KERNEL_VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "7")
+    products.keep_few_kernels()
+    assert [os.environ.get(other) for other in products.KERNEL_VARIABLES if other != name] == [None]
+    assert os.environ[name] == "7"
