@@ -5,7 +5,8 @@ lengths alone (rows) and behind a common instruction (shared), 32 new tokens eac
 for each run. Peers: transformers' `generate` one row at a time with all scores kept, as Ludwig's predict does it, and
 in batches of rows sorted by length. partita is `Model.predict` with its journal; its batch size is the one that it
 finds, and finding it is counted apart. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer
-stops each row of a batch where it ends, and the batch with its longest row.
+stops each row of a batch where it ends, and the batch with its longest row; partita has as much memory as the peer took
+(memory_budget), and in a row of its own all that there is.
 
 The last columns tell how far a run is from what the machine could do: float32 matrix products at the rate that was
 measured of the faster of the two libraries that torch has (transformers uses the one, MKL, partita the faster one), for
@@ -33,6 +34,7 @@ NEW_TOKENS = 32
 WORKS = {"tiny": ("rows", "shared", "mixed"), "small": ("rows", "shared")}
 ROUNDS = {"tiny": 3, "small": 1}
 BATCHES = {"tiny": (16, 32, 64), "small": (32,)}
+MIXED_BUDGET = "700MB"
 ROWS_ALONE = {"tiny": 512, "small": 32}
 """Rows that are answered one at a time; the time of all follows in proportion."""
 
@@ -69,7 +71,11 @@ def compare(folder: str, name: str, work: str, *, rounds: int) -> list[dict[str,
             runs.setdefault(f"sorted, batches of {batch}", []).append(one("peer", folder, name, work, str(batch)))
         if work != "mixed" and number == 0:
             runs["one row at a time"] = [one("alone", folder, name, work, str(ROWS_ALONE[name]))]
-        runs.setdefault("partita", []).append(one("partita", folder, name, work))
+        if work == "mixed":
+            runs.setdefault("partita, all memory", []).append(one("partita", folder, name, work))
+            runs.setdefault("partita", []).append(one("partita", folder, name, work, MIXED_BUDGET))
+        else:
+            runs.setdefault("partita", []).append(one("partita", folder, name, work))
     return [summary(name, work, contender, found) for contender, found in runs.items()]
 
 
@@ -179,8 +185,8 @@ def alone(folder: str, name: str, work: str, count: str) -> dict[str, Any]:
     return told(folder, name, ids, answers, cpu=spent * whole, before=before)
 
 
-def partita(folder: str, name: str, work: str) -> dict[str, Any]:
-    """The batch size is found, then all rows are predicted."""
+def partita(folder: str, name: str, work: str, budget: str | None = None) -> dict[str, Any]:
+    """The batch size is found, within the budget where there is one, then all rows are predicted."""
     import torch
 
     from partita import Model
@@ -194,7 +200,7 @@ def partita(folder: str, name: str, work: str) -> dict[str, Any]:
         "output_features": [{"name": "response", "type": "text"}],
         "prompt": {"template": "{prompt}", "chat": False},
         "generation": {"max_new_tokens": max(limits), "min_new_tokens": max(limits)},
-        "trainer": {"type": "none"},
+        "trainer": {"type": "none", "memory_budget": budget},
     }
     model = Model(config, quiet=True)
     lm = model.ready().lm
