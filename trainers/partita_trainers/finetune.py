@@ -146,7 +146,7 @@ class Training:
         if self.step >= total or self.stopped_early:
             return
         with (
-            interruption() as asked,
+            interruption("stopping after this step") as asked,
             self.run.progress(total, "training", completed=self.step) as progress,
             closing_steps(self.batches) as steps,
         ):

@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM between steps, not inside one: weights that are half changed cannot be saved."""
+"""Ctrl-C and SIGTERM between steps, not inside one: what was begun is finished, and can be kept."""
 
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,21 +14,25 @@ logger = logging.getLogger(__name__)
 class Interruption:
     """Whether somebody asked to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: str) -> None:
+        """`told` is what is said of it."""
+        self.told = told
         self.asked = False
+        self.since = 0.0
+        """When, by the monotonic clock."""
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """Remember the first signal; the second one stops at once."""
         if self.asked:
             raise KeyboardInterrupt
-        self.asked = True
-        logger.info("stopping after this step; once more to stop at once")
+        self.asked, self.since = True, time.monotonic()
+        logger.info("%s; once more to stop at once", self.told)
 
 
 @contextmanager
-def interruption() -> Iterator[Interruption]:
+def interruption(told: str) -> Iterator[Interruption]:
     """In this context the first Ctrl-C or SIGTERM is only remembered. Outside the main thread nothing changes."""
-    asked = Interruption()
+    asked = Interruption(told)
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

@@ -5,7 +5,7 @@ on a server, the server.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from partita.inference.prompts import Lengths, PromptSource
 from partita.inference.results import BatchResult
 from partita.inference.slots import SlotRun, Work
 from partita.inference.static import generate_in_batches, requests_in_batches
+from partita.inference.stopping import never
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import ModelError
 
@@ -73,14 +74,15 @@ def generate_rows(
     done: npt.NDArray[np.bool_],
     limit: BatchLimit | None = None,
     room_tokens: int | None = None,
+    stopping: Callable[[], bool] = never,
 ) -> Iterator[BatchResult]:
     """Answers of all rows that have a prompt and are not `done` [rows], as they come.
 
     `unanswerable` rows are left out. Where the context leaves less room than `max_new_tokens`, a row gets what there
     is. At most `batch_size` rows are answered at a time, fewer by `limit`, which falls where memory runs out, and more
-    shorter ones where memory holds `room_tokens` and that alone decided the size. An
-    interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded before is
-    complete.
+    shorter ones where memory holds `room_tokens` and that alone decided the size. Once it is `stopping`, rows that were
+    begun are answered and no others, but for a server, which is not asked. An interrupt is passed on at once, and
+    ModelError is raised where the device fails: what was yielded before is complete.
     """
     lengths, new_tokens = room_for(lm, prompts.lengths, max_new_tokens=max_new_tokens)
     limit = BatchLimit(batch_size) if limit is None else limit
@@ -95,6 +97,7 @@ def generate_rows(
             seed=seed,
             done=done,
             limit=limit,
+            stopping=stopping,
         )
         return
     work = Work(
@@ -108,7 +111,17 @@ def generate_rows(
     if isinstance(lm, Server):
         yield from lm.answers(work, options, concurrency=batch_size, seed=seed, left=~done)
         return
-    run = SlotRun(lm, work, options, slots=batch_size, seed=seed, left=~done, limit=limit, room_tokens=room_tokens)
+    run = SlotRun(
+        lm,
+        work,
+        options,
+        slots=batch_size,
+        seed=seed,
+        left=~done,
+        limit=limit,
+        room_tokens=room_tokens,
+        stopping=stopping,
+    )
     yield from run.answers()
 
 

@@ -15,6 +15,7 @@ from partita.inference.predictions import Answer, PredictionStats, answer_of
 from partita.inference.prompts import PromptSource
 from partita.inference.record import Record, Status
 from partita.inference.results import BatchResult, RowResult, unanswerable
+from partita.inference.stopping import never
 from partita.lm.base import GenerationOptions
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Job:
     """What memory holds, where it decided the batch size."""
     limit: BatchLimit | None = None
     """Cuts the batches that `batch_size` plans; None for one of the job's own."""
+    stopping: Callable[[], bool] = never
+    """Whether no more rows are to be begun."""
 
     def answers(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
@@ -159,6 +162,7 @@ class Job:
             done=done,
             limit=self.limit,
             room_tokens=self.room_tokens,
+            stopping=self.stopping,
         )
 
     def _key(self, row: int) -> str:

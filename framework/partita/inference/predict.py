@@ -5,14 +5,11 @@ same without a journal, for evaluation.
 """
 
 import logging
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -25,6 +22,7 @@ from partita.inference.journal import Journal
 from partita.inference.predictions import Answer, Predictions, PredictionStats
 from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
 from partita.inference.record import fingerprint_of
+from partita.inference.stopping import finish_what_was_begun, terminate_as_interrupt
 from partita.inference.tables import check_ending
 from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
@@ -143,17 +141,24 @@ def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: i
 
 
 def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgress | None) -> PredictionStats:
-    """Append the answers that the journal lacks."""
+    """Append the answers that the journal lacks. Raises KeyboardInterrupt where that was stopped before the end."""
     done = journal.done(retry_errors=retry_errors)
     resumed, tally = int(done.sum()), Tally()
-    started = time.perf_counter()
+    left, started = len(journal) - resumed, time.perf_counter()
     if resumed:
         logger.info("resumed %s of %s", f"{resumed:,}", f"{len(journal):,}")
-    with _display(progress, "predicting", total=len(journal), completed=resumed) as display:
+    with (
+        finish_what_was_begun(job.engine) as stopping,
+        _display(progress, "predicting", total=len(journal), completed=resumed) as display,
+    ):
+        job = replace(job, stopping=stopping)
         for answers in job.answers(done=done, attempts=journal.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
             tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
             display.advance(len(answers), **tally.shown)
+            left -= len(answers)
+        if left and stopping():
+            raise KeyboardInterrupt
     return tally.stats(journal, resumed=resumed, seconds=time.perf_counter() - started)
 
 
@@ -237,20 +242,3 @@ def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Cal
         if sought:
             return max(map(count, sought)) + SPARE_LABEL_TOKENS
     return DEFAULT_NEW_TOKENS
-
-
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """In this context SIGTERM raises KeyboardInterrupt, as Ctrl-C does; only the main thread can have that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from partita.inference.halving import BatchLimit
 from partita.inference.prompts import described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.inference.stopping import never
 from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt, free_everything
@@ -87,13 +88,16 @@ class SlotRun:
         limit: BatchLimit,
         room_tokens: int | None = None,
         tolerant: bool = True,
+        stopping: Callable[[], bool] = never,
     ) -> None:
         """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
 
         `room_tokens` are all that memory holds where it decided the number of `slots`: of shorter rows there are more.
+        Once it is `stopping`, the rows that were begun are answered and no others.
         """
         self.lm, self.work, self.options = lm, work, options
         self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
+        self.stopping = stopping
         self.queue, self.copies = plan(work, left)
         self.queue.reverse()  # taken from the end
         self.prefix = list(common_prefix(work, self.queue))
@@ -129,11 +133,17 @@ class SlotRun:
         """Step by step, until all rows are answered; the model is as before afterwards."""
         with self.lm.evaluating():
             try:
-                while self.queue or (self.slots is not None and self.slots.live):
+                while self.is_left():
                     self.advance()
                     yield
             finally:
                 self.close()
+
+    def is_left(self) -> bool:
+        """Whether a row is to be begun, or to be ended."""
+        if self.stopping():
+            self.queue = []
+        return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:
         """Whether answers have waited long enough."""

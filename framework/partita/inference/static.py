@@ -17,7 +17,7 @@ of the device itself ends the job.
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from partita.inference.halving import BatchLimit, Capacity, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.inference.stopping import never
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt
@@ -55,16 +56,20 @@ def generate_in_batches(
     seed: int,
     done: npt.NDArray[np.bool_],
     limit: BatchLimit,
+    stopping: Callable[[], bool] = never,
 ) -> Iterator[BatchResult]:
     """Answers of all rows with a length that are not `done` [rows], batch by batch, up to `new_tokens` [rows] each.
 
-    Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out. An interrupt is passed on
-    at once, and ModelError is raised where the device fails: what was yielded before is complete.
+    Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out. Once it is
+    `stopping`, no batch is begun. An interrupt is passed on at once, and ModelError is raised where the device fails:
+    what was yielded before is complete.
     """
     for position, rows in enumerate(plan_batches(lengths, batch_size=batch_size)):
         wanted = ~done[rows]
         if not wanted.any():
             continue
+        if stopping():
+            return
         yield from PlannedBatch(
             lm,
             prompts,

@@ -212,23 +212,65 @@ def test_no_rows_are_no_predictions(make_rows: Any, predict: Any, tmp_path: Path
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
-def test_sigterm_keeps_what_was_answered_and_the_job_goes_on(make_rows: Any, predict: Any) -> None:
-    stopping = [True]
+class Asked:
+    """Asks to stop by a signal when a prompt of 3 characters is answered, so many times."""
 
-    def answer(prompt: str) -> str:
-        if len(prompt) == 3 and stopping:
-            stopping.clear()
-            os.kill(os.getpid(), signal.SIGTERM)
+    def __init__(self, number: signal.Signals = signal.SIGTERM, times: int = 1) -> None:
+        self.number, self.left = number, times
+
+    def __call__(self, prompt: str) -> str:
+        while len(prompt) == 3 and self.left:
+            self.left -= 1
+            os.kill(os.getpid(), self.number)
         return prompt.upper()
 
-    before = signal.getsignal(signal.SIGTERM)
-    lm, rows = ScriptedModel(answer), make_rows(QUESTIONS)
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_begun_is_finished_and_the_job_goes_on_later(
+    make_rows: Any, predict: Any, number: signal.Signals, caplog: Any
+) -> None:
+    before = signal.getsignal(number)
+    lm, rows = ScriptedModel(Asked(number)), make_rows(QUESTIONS)
+    with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.INFO):
+        predict(lm, rows)
+    assert "finishing the rows that were begun, for 20 s at most; once more to stop at once" in caplog.messages
+    assert signal.getsignal(number) == before
+    predictions = predict(lm, rows)
+    assert predictions.stats.resumed == 8, "two batches of four"
+    assert [row["answer"] for row in predictions] == [row["question"].upper() for row in QUESTIONS]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(make_rows: Any, predict: Any, number: signal.Signals) -> None:
+    lm, rows = ScriptedModel(Asked(number, times=2)), make_rows(QUESTIONS)
     with pytest.raises(KeyboardInterrupt):
         predict(lm, rows)
-    assert signal.getsignal(signal.SIGTERM) == before
-    predictions = predict(lm, rows)
-    assert predictions.stats.resumed == 4
-    assert [row["answer"] for row in predictions] == [row["question"].upper() for row in QUESTIONS]
+    assert predict(lm, rows).stats.resumed == 4
+
+
+def test_what_was_begun_has_little_time_to_end(make_rows: Any, predict: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("partita.inference.stopping.FINISH_SECONDS", -1)
+    with pytest.raises(KeyboardInterrupt):
+        predict(ScriptedModel(Asked()), make_rows(QUESTIONS))
+    assert predict(ScriptedModel(str.upper), make_rows(QUESTIONS)).stats.resumed == 8
+
+
+def test_a_job_whose_last_rows_were_begun_is_done(make_rows: Any, predict: Any, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    found = predict(ScriptedModel(Asked()), make_rows(QUESTIONS), batch_size=10, output=path)
+    assert [row["answer"] for row in found] == [row["question"].upper() for row in QUESTIONS]
+    assert len(path.read_text(encoding="utf8").splitlines()) == 10
+
+
+def test_rows_that_were_to_be_tried_again_count_as_left(make_rows: Any, predict: Any) -> None:
+    def failing(prompt: str) -> str:
+        raise ValueError("no such luck")
+
+    rows = make_rows(QUESTIONS)
+    assert predict(ScriptedModel(failing), rows).stats.errors == 10
+    with pytest.raises(KeyboardInterrupt):
+        predict(ScriptedModel(Asked()), rows, retry_errors=True)
+    assert predict(ScriptedModel(str.upper), rows).stats.errors == 2
 
 
 def test_progress_counts_rows_from_where_the_job_stood(make_rows: Any, predict: Any) -> None:

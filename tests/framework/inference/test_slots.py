@@ -519,6 +519,47 @@ def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
     assert kept | answers(lm, prompts, options=options, done=list(kept)) == straight
 
 
+@settings(deadline=None, max_examples=8)
+@given(st.integers(0, 40), st.booleans())
+def test_once_a_job_is_stopping_rows_that_were_begun_end_and_no_others_begin(lm, place: int, prefix: bool) -> None:
+    prompts = made(LENGTHS, prefix=PREFIX if prefix else ())
+    straight = answers(lm, prompts)
+    asked, begun = Counter[str](), set[int]()
+    admit = Slots.admit
+
+    def noted(self: Slots, requests: Sequence[SlotRequest]) -> Any:
+        assert asked["steps"] <= place, "nothing begins any more"
+        begun.update(request.row for request in requests)
+        return admit(self, requests)
+
+    def stopping() -> bool:
+        asked["steps"] += 1
+        return asked["steps"] > place
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slots, "admit", noted)
+        kept = outcomes(list(rows_of(lm, prompts, batch_size=3, stopping=stopping)))
+    assert kept == {row: straight[row] for row in begun}
+    assert kept | answers(lm, prompts, done=list(kept)) == straight
+    assert lm.module.training
+
+
+def test_rows_that_were_begun_and_take_too_long_are_given_up(lm) -> None:
+    asked = Counter[str]()
+
+    def stopping() -> bool:
+        asked["steps"] += 1
+        if asked["steps"] == 5:
+            raise KeyboardInterrupt
+        return asked["steps"] > 2
+
+    found: list[BatchResult] = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(rows_of(lm, made([9] * 6), batch_size=3, stopping=stopping))
+    assert not found, "answers of eight tokens take more than four steps"
+    assert lm.module.training
+
+
 def test_a_job_that_is_given_up_leaves_the_model_as_it_was(lm) -> None:
     rows = rows_of(lm, made(LENGTHS), batch_size=2)
     assert next(rows).results
