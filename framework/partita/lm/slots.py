@@ -125,8 +125,8 @@ class Slots:
         new = [Row(request) for request in requests]
         for row in new:
             self.chooser.prepare(row)
+        tokens_N = self.choose(logits_NV, new, first=first)
         self.rows += new
-        tokens_N = self.choose(logits_NV, first=first)
         self.tokens_N = torch.cat([self.tokens_N, tokens_N])
         return self.take(tokens_N, new)
 
@@ -134,28 +134,27 @@ class Slots:
         """Another token of every row; answers that have ended with it."""
         lengths = [row.length for row in self.rows]
         logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
-        self.tokens_N = self.choose(logits_NV, first=0)
+        self.tokens_N = self.choose(logits_NV, self.rows, first=0)
         return self.take(self.tokens_N, self.rows)
 
-    def choose(self, logits_NV: torch.Tensor, *, first: int) -> torch.Tensor:
-        """The next tokens of the rows from `first` on, by the library's sums where their last digits decide."""
-        tokens_N, doubtful = self.chooser.choose(logits_NV, self.rows[first:], doubts=self.wide)
+    def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
+        """The next tokens of rows in slots from `first` on, by the library's sums where their last digits decide."""
+        tokens_N, doubtful = self.chooser.choose(logits_NV, rows, doubts=self.wide)
         for place in doubtful:
-            logits_1V = self.read_again(first + place)
-            tokens_N[place] = self.chooser.choose(logits_1V, [self.rows[first + place]])[0][0]
+            logits_1V = self.read_again(rows[place], slot=first + place)
+            tokens_N[place] = self.chooser.choose(logits_1V, [rows[place]])[0][0]
         if self.wide and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
-            for slot in range(len(self.rows)):
-                self.read_again(slot)
+            for slot, row in enumerate([*self.rows[:first], *rows]):
+                self.read_again(row, slot=slot)
             self.wide = False
         return tokens_N
 
-    def read_again(self, slot: int) -> torch.Tensor:
+    def read_again(self, row: Row, *, slot: int) -> torch.Tensor:
         """Read a row, its answer so far included, with the library's sums; logits of what comes next [1, V].
 
         No more tokens at once than were read at once before, so that it fits in memory as well.
         """
-        row = self.rows[slot]
         ids = [*row.request.input_ids, *row.new]
         self.rows_again += 1
         self.tokens_again += len(ids) - self.prefix

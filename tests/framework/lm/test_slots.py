@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.choosing import Chooser
 from partita.lm.last_layer import last_layer
 from partita.lm.products import rounded
 from partita.lm.slot_attention import chunks
@@ -467,28 +468,28 @@ def test_nothing_is_left_where_the_common_beginning_cannot_be_spread(clean, monk
         clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[5, 6], seed=0)
 
 
-@pytest.mark.parametrize("where", ["embedding", "last layer", "output"])
+@pytest.mark.parametrize("where", ["embedding", "last layer", "output", "choice"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_pass_that_fails_leaves_nothing_and_live_rows_go_on(small, clean, where: str, error: type) -> None:
-    layer = {
+    module = {
         "embedding": clean.base.get_input_embeddings(),
         "last layer": typing.cast(Any, last_layer(clean.base) or [clean.base.get_output_embeddings()])[0],
         "output": clean.base.get_output_embeddings(),
-    }[where]
+    }.get(where)
     requests = small.slot_requests((3, 9), (8, 9), (5, 9), (4, 9), prefix=PREFIX)
     wanted = by_the_library(small, clean, requests)
 
-    def fail(*given: Any) -> None:
+    def fail(*given: Any, **more: Any) -> None:
         raise error("no")
 
     with clean.evaluating():
         opened = open_with(clean, requests[:2], slots=4, prefix=PREFIX)
         found: list[SlotAnswer] = []
         for call in (partial(opened.admit, requests[2:]), opened.step):
-            hook = layer.register_forward_pre_hook(fail)
-            with pytest.raises(error):
-                call()
-            hook.remove()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(*((Chooser, "choose") if module is None else (module, "forward")), fail)
+                with pytest.raises(error):
+                    call()
             assert clean.base.config._attn_implementation == "sdpa"
             assert clean.positions.places_K is None
         found += opened.step()
