@@ -366,6 +366,24 @@ def test_a_known_size_costs_one_probe(device: Device) -> None:
     assert [probe.rows for probe in found.probes] == [earlier.rows]
 
 
+def test_a_known_size_far_from_filling_the_memory_costs_no_more_than_finding_it(device: Device) -> None:
+    device.bytes_a_row = 100_000
+    work = Work(device, num_rows=64, seconds_a_token=0.01)
+    earlier = tune(work, device, device="cpu")
+    tried = max(work.ran)
+    assert tried < earlier.rows, "a try of as many rows would take as long as the work"
+    again = Work(device, num_rows=64, seconds_a_token=0.01)
+    found = verify(again, device, earlier)
+    assert found is not None
+    assert (found.rows, found.fits, again.ran) == (earlier.rows, earlier.fits, [tried])
+    device.budget_bytes = earlier.rows * 150_000
+    verify(again, device, earlier)
+    assert again.ran == [tried, earlier.rows], "with less memory it has to be proven"
+    device.budget_bytes = 9 * GB
+    verify(again, device, replace(earlier, out_of_memory=True))
+    assert again.ran[2:] == [earlier.rows]
+
+
 def test_a_known_size_that_no_longer_fits_is_forgotten(device: Device) -> None:
     earlier = known(device)
     device.bytes_a_row = 9 * GB // (earlier.rows - 1)

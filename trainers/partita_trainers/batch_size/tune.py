@@ -95,9 +95,10 @@ def verify(
 ) -> BatchSize | None:
     """A size that was found earlier, tried once more; None where it has to be found again.
 
-    Where the work allows fewer rows now, it is the largest of `sizes` that it allows. It has to be found again where
-    its probe does not fit, and where it was held down by memory of which there is more now. Raises OutOfMemory where
-    not even the warm-up fits.
+    Where it was far from filling the memory, and so was never tried, the largest that was tried is. Where the work
+    allows fewer rows now, it is the largest of `sizes` that it allows. It has to be found again where its probe does
+    not fit, and where it was held down by memory of which there is more now. Raises OutOfMemory where not even the
+    warm-up fits.
     """
     started = time.perf_counter()
     cap = capped(trial, max_rows)
@@ -108,12 +109,16 @@ def verify(
         return None
     if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.fits)):
         return None
-    probe = try_rows(trial, memory, rows, budget=budget)
+    evidence = [judged(earlier, budget) for earlier in known.probes]
+    tried = rows
+    if not known.out_of_memory and is_comfortable(evidence, rows, budget=budget):
+        tried = min(rows, max(earlier.rows for earlier in evidence))
+    probe = try_rows(trial, memory, tried, budget=budget)
     if probe.verdict != "fits":
         return None
     fits = known.fits
     if budget < known.budget_bytes:
-        evidence = [judged(earlier, budget) for earlier in known.probes if earlier.rows != rows]
+        evidence = [earlier for earlier in evidence if earlier.rows != tried]
         fits = min(fits, foretold_rows([*evidence, probe], budget=budget))
     found = replace(
         known,
@@ -121,7 +126,7 @@ def verify(
         origin="cached",
         fits=max(rows, min(fits, cap)),
         best=rows,
-        probes=(replace(probe, rows_per_second=dict(known.paces).get(rows)),),
+        probes=(replace(probe, rows_per_second=dict(known.paces).get(tried)),),
         out_of_memory=False,
         prompt_tokens=trial.prompt_tokens,
         new_tokens=trial.new_tokens,
