@@ -8,10 +8,11 @@ finds, and finding it is counted apart. mixed: answers of 2 to 256 tokens, which
 stops each row of a batch where it ends, and the batch with its longest row; partita has as much memory as the peer took
 (memory_budget), and in a row of its own all that there is.
 
-The last columns tell how far a run is from what the machine could do: float32 matrix products at the rate that was
-measured of the faster of the two libraries that torch has (transformers uses the one, MKL, partita the faster one), for
-prompts 2 FLOP for each weight and token without the embedding and but for the last token of each prompt without the
-output layer, what all begin with counted once, for answers 2 FLOP for each weight and token.
+The last columns tell how far a run is from what the machine could do. Prompts: 2 FLOP for each weight and token,
+without the embedding and but for the last token of each prompt without the output layer, what all begin with counted
+once, at the rate that was measured of float32 matrix products by the faster of the two libraries that torch has
+(transformers uses the one, MKL, partita the faster one). Answers: as much for each token, or reading the keys and values
+of all rows and the weights in every step, at the rate that was measured of copying, whichever takes longer.
 """
 
 import hashlib
@@ -92,7 +93,7 @@ def summary(name: str, work: str, contender: str, runs: list[dict[str, Any]]) ->
         "peak MB": max(run["peak"] for run in runs),
         "MB of the job": max(run["grown"] for run in runs),
         "answers": first["hash"],
-        "share of the machine's products": round(first["flop"] / first["rate"] / seconds, 3),
+        "share of the machine's roof": round(first["roof"] / seconds, 3),
         "runs": [round(run["cpu"], 2) for run in runs],
     }
     return found | {
@@ -280,36 +281,43 @@ def told(
     ]
     peak_now = peak()
     counts = [limits[row] if isinstance(answer, str) and limits else len(answer) for row, answer in answers.items()]
-    new = sum(counts) if len(answers) == len(ids) else round(sum(counts) * len(ids) / len(answers))
-    shared = len(os.path.commonprefix(ids))  # noqa: RUF071 - of lists as well as of texts
-    flop, rate = work_of(folder, name, sum(map(len, ids)) - (len(ids) - 1) * shared, new, len(ids))
+    whole = len(answers) == len(ids)
+    counts = counts if whole else [NEW_TOKENS] * len(ids)
     return {
         "cpu": cpu,
-        "tokens": new,
+        "tokens": sum(counts),
         "peak": peak_now,
         "grown": peak_now - before,
-        "hash": hashlib.md5(json.dumps(texts).encode()).hexdigest()[:12] if len(answers) == len(ids) else "",
-        "flop": flop,
-        "rate": rate,
+        "hash": hashlib.md5(json.dumps(texts).encode()).hexdigest()[:12] if whole else "",
+        "roof": roof_seconds(folder, name, list(map(len, ids)), counts, len(os.path.commonprefix(ids))),  # noqa: RUF071
     }
 
 
-def work_of(folder: str, name: str, prompt_tokens: int, new_tokens: int, rows: int) -> tuple[float, float]:
-    """FLOP of the matrix products, and how many the machine does in a second."""
+def roof_seconds(folder: str, name: str, prompts: list[int], answers: list[int], shared: int) -> float:
+    """The least that a machine of these rates needs, for tokens of prompts that begin with shared ones and of answers.
+
+    Products of prompts, and of answers the slower one of products and of memory.
+    """
     import torch
 
     shape = json.loads(Path(folder, name, "config.json").read_text(encoding="utf8"))
     hidden, inner, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
     keys = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner
-    head = shape["vocab_size"] * hidden
-    flop = 2 * (prompt_tokens * layers * layer + rows * head + (new_tokens - rows) * (layers * layer + head))
+    head, rows, more = shape["vocab_size"] * hidden, len(prompts), sum(answers) - len(answers)
+    reading = 2 * ((sum(prompts) - (rows - 1) * shared) * layers * layer + rows * head)
+    seen = sum((length - shared) * new + new * new / 2 for length, new in zip(prompts, answers, strict=True))
+    held = 4 * (2 * layers * keys * (seen + shared * max(answers)) + (layers * layer + head) * max(answers))
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     libraries = [
         lambda: left @ right,
         lambda: torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], ""),
     ]
-    return float(flop), 2 * 1024**3 / min(map(usual_seconds, libraries))
+    rate = 2 * 1024**3 / min(map(usual_seconds, libraries))
+    source = torch.zeros(64 * 2**20)
+    target = torch.empty_like(source)
+    copied = 2 * source.numel() * 4 / usual_seconds(lambda: target.copy_(source))
+    return reading / rate + max(2 * more * (layers * layer + head) / rate, held / copied)
 
 
 def usual_seconds(work: Callable[[], Any]) -> float:
