@@ -11,8 +11,8 @@ stops each row of a batch where it ends, and the batch with its longest row; par
 The last columns tell how far a run is from what the machine could do. Prompts: 2 FLOP for each weight and token,
 without the embedding and but for the last token of each prompt without the output layer, what all begin with counted
 once, at the rate that was measured of float32 matrix products by the faster of the two libraries that torch has
-(transformers uses the one, MKL, partita the faster one). Answers: as much for each token, or reading the keys and values
-of all rows and the weights in every step, at the rate that was measured of copying, whichever takes longer.
+(transformers uses the one, MKL, partita the faster one). Answers: as much for each token, or reading the keys and
+values of all rows and the weights in every step, at the rate that was measured of copying, whichever takes longer.
 """
 
 import hashlib
