@@ -47,6 +47,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     limits: list[Limit] = []
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["PARTITA_CACHE"] = f"{folder}/cache"  # the first run of a work finds its size anew
         run_script([SHARED / "peers" / "workload.py", folder])
         names = ["tiny"] if arguments.quick else ["tiny", "small"]
         with ThreadPoolExecutor(len(names)) as pool:  # each works in processes of its own, on a core of its own

@@ -1,9 +1,16 @@
-"""Tests keep the batch sizes that they find in a folder of their own, not in the user's cache."""
+"""Tests keep the batch sizes that they find in a folder of their own, not in the user's cache, and hear Ctrl-C."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts() -> None:
+    """What a script runs in the background ignores Ctrl-C, and so would everything here."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,12 +31,17 @@ class Interruption:
 
 @contextmanager
 def interruption(told: str) -> Iterator[Interruption]:
-    """In this context the first Ctrl-C or SIGTERM is only remembered. Outside the main thread nothing changes."""
+    """In this context the first Ctrl-C or SIGTERM is only remembered.
+
+    Outside the main thread nothing changes, nor for a signal that the process was started to ignore, as Ctrl-C is by
+    what a script runs in the background.
+    """
     asked = Interruption(told)
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.signal(number, asked.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, asked.ask) for number in heard}
     try:
         yield asked
     finally:

@@ -1,0 +1,52 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from partita_trainers.interrupt import interruption
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_remembered_and_the_second_stops_at_once(
+    number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = signal.getsignal(number)
+    with caplog.at_level("INFO"), interruption("stopping soon") as asked:
+        assert not asked.asked
+        os.kill(os.getpid(), number)
+        assert asked.asked
+        assert caplog.messages == ["stopping soon; once more to stop at once"]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with interruption("stopping soon") as asked:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        assert not asked.asked
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_other_threads_hear_nothing() -> None:
+    found: list[bool] = []
+
+    def work() -> None:
+        with interruption("stopping soon") as asked:
+            found.append(asked.asked)
+
+    before = [signal.getsignal(number) for number in SIGNALS]
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+    assert [signal.getsignal(number) for number in SIGNALS] == before
