@@ -38,7 +38,7 @@ from partita.lm.saving import (
 )
 from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, unsupported
-from partita.lm.slots import Slots
+from partita.lm.slots import Slots, SlotWay
 from partita.lm.trained import freeze, recompute_activations, trained_parameters
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
 from partita_schema.adapter import AdaloraAdapter, Adapter
@@ -338,11 +338,11 @@ class HuggingFaceModel:
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
-        return unsupported(self, options, tokens=tokens) or self.slot_way[1]
+        return unsupported(self, options, tokens=tokens) or self.slot_way.reason
 
     @cached_property
-    def slot_way(self) -> tuple[bool, str | None]:
-        """Whether the last layer reads last tokens only; and why the model cannot answer in slots, if it cannot."""
+    def slot_way(self) -> SlotWay:
+        """How the model answers in slots, or why it cannot."""
         return find_way(self)
 
     def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
@@ -358,16 +358,14 @@ class HuggingFaceModel:
     ) -> Slots | ScoringSlots:
         """Slots for rows of up to `tokens` each, which all begin with `prefix` and go on after it."""
         if options.labels:
-            narrows = self.slot_way[0]
-            return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, narrows=narrows)
+            return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, way=self.slot_way)
         return self.generating_slots(options, slots=slots, tokens=tokens, prefix=prefix, seed=seed)
 
     def generating_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> Slots:
         """The same for answers that are generated, whatever the labels."""
-        narrows = self.slot_way[0]
-        return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, narrows=narrows)
+        return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

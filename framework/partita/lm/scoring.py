@@ -18,7 +18,7 @@ import torch
 from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, SlotRequest
 from partita.lm.choosing import NOT_NUMBERS
 from partita.lm.generation import end_token_ids
-from partita.lm.slots import Slots
+from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class ScoringSlots:
         slots: int,
         tokens: int,
         prefix: Sequence[int],
-        narrows: bool,
+        way: SlotWay,
     ) -> None:
-        """`narrows` lets only last tokens through the last layer while prompts are read."""
+        """`way` tells what the model allows."""
         self.lm, self.options = lm, options
         ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
         if not ends:
@@ -93,7 +93,7 @@ class ScoringSlots:
         self.longest = max(map(len, self.tree.paths))
         width = len(self.tree.tokens)
         self.slots = Slots(
-            lm, options.free, slots=slots, tokens=tokens + width, prefix=prefix, seed=0, narrows=narrows, exact=True
+            lm, options.free, slots=slots, tokens=tokens + width, prefix=prefix, seed=0, way=way, exact=True
         )
         self.tokens_T = torch.tensor(self.tree.tokens, device=lm.device)
         self.contexts_T = torch.tensor(self.tree.parents, device=lm.device) + 1

@@ -2,7 +2,8 @@
 
 The library's kernel works on one head of one row at a time, and for a single token most of that is overhead: here all
 rows are multiplied in one batch, those of like length together. Tokens that all rows begin with are seen by all rows in
-one product of matrices (Juravsky et al. 2024, "Hydragen", section 3.1). Prompts are read by the library's kernel.
+one product of matrices (Juravsky et al. 2024, "Hydragen", section 3.1), and stand in the first slot alone. Prompts are
+read by the library's kernel.
 
 Shapes: N rows, H heads of keys, G query heads for each of them, W tokens, P tokens of the common beginning, D width.
 """
@@ -24,15 +25,23 @@ CHUNKS, SMALLEST_CHUNK = 4, 16
 """Parts that rows of different lengths are cut into at most, and the fewest rows of one."""
 WORTH_CUTTING = 0.85
 """Share of the work that is left from which on rows are not cut into chunks."""
+COPIED_TOKENS = 4096
+"""Tokens of prompts and their common beginning that are put side by side at once while prompts are read."""
 
 current = threading.local()
+
+
+def attends(base: Any) -> bool:
+    """Whether a model's attention can be this one."""
+    usual: bool = base.config._attn_implementation == "sdpa"
+    return usual and base.device.type == "cpu" and base.dtype == torch.float32
 
 
 @contextmanager
 def attending(base: Any, place: Place) -> Iterator[None]:
     """Inside, the model attends to slots in this way where it can."""
     before = base.config._attn_implementation
-    if before != "sdpa" or base.device.type != "cpu" or base.dtype != torch.float32:
+    if not attends(base):
         yield
         return
     current.place = place
@@ -62,15 +71,11 @@ def slot_attention(
         )
         return found
     if place.positions_N is None:
-        # The library would copy keys and values once for each query head.
-        found_NHLD = scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        return found_NHLD.transpose(1, 2).contiguous(), None
+        return read(place, query, key, value, attention_mask, scaling), None
     rows, heads, _, size = key.shape
     factor = size**-0.5 if scaling is None else scaling
     query_NHGD = (query * factor).reshape(rows, heads, -1, size)
-    common = Common(query_NHGD, key, value, tokens=place.prefix) if place.prefix else None
+    common = Common(query_NHGD, *beginning(place, key, value)) if place.prefix else None
     parts = []
     for start, end, width in place.chunks:
         chunk, own = slice(start, end), slice(place.prefix, width)
@@ -84,15 +89,55 @@ def slot_attention(
     return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
 
 
+def read(
+    place: Place,
+    query_NHLD: torch.Tensor,
+    key_NHWD: torch.Tensor,
+    value_NHWD: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    """What tokens of prompts see [N, L, H, D]; the common beginning is put before a few rows at a time."""
+    apart = place.lean and place.prefix > 0
+    rows = max(1, COPIED_TOKENS // key_NHWD.shape[2]) if apart else len(query_NHLD)
+    parts = []
+    for start in range(0, len(query_NHLD), rows):
+        part = slice(start, start + rows)
+        keys, values = key_NHWD[part], value_NHWD[part]
+        if apart:
+            keys, values = (
+                torch.cat([common_HPD.expand(len(own), -1, -1, -1), own[:, :, place.prefix :]], dim=2)
+                for common_HPD, own in zip(beginning(place, keys, values), (keys, values), strict=True)
+            )
+        # The library would copy keys and values once for each query head.
+        grouped = query_NHLD.shape[1] != keys.shape[1]
+        seen = mask if len(mask) == 1 else mask[part]
+        parts.append(
+            scaled_dot_product_attention(
+                query_NHLD[part], keys, values, attn_mask=seen, scale=scaling, enable_gqa=grouped
+            )
+        )
+    found_NHLD = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return found_NHLD.transpose(1, 2).contiguous()
+
+
+def beginning(place: Place, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that all rows begin with [H, P, D]: of the layer that was written last, or the first row's."""
+    if place.lean and place.layer is not None:
+        key_NHWD, value_NHWD = place.layer.keys, place.layer.values
+    return key_NHWD[0, :, : place.prefix], value_NHWD[0, :, : place.prefix]
+
+
 class Common:
     """What all rows see of the P tokens that they begin with, in two products of matrices for each head."""
 
-    def __init__(self, query_NHGD: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, tokens: int) -> None:
-        """Keys and values of the first row are those of all."""
+    def __init__(self, query_NHGD: torch.Tensor, key_HPD: torch.Tensor, value_HPD: torch.Tensor) -> None:
+        """Scores of all rows for these tokens."""
         self.rows, self.heads, self.group, _ = query_NHGD.shape
-        self.tokens, self.value_HPD = tokens, value[0, :, :tokens]
+        tokens = key_HPD.shape[1]
+        self.tokens, self.value_HPD = tokens, value_HPD
         query_HND = query_NHGD.transpose(0, 1).reshape(self.heads, self.rows * self.group, -1)
-        scores_HNP = torch.bmm(query_HND, key[0, :, :tokens].transpose(1, 2))
+        scores_HNP = torch.bmm(query_HND, key_HPD.transpose(1, 2))
         self.scores_NHGP = scores_HNP.view(self.heads, self.rows, self.group, tokens).transpose(0, 1)
         self.shares_HNGP = torch.empty_like(scores_HNP).view(self.heads, self.rows, self.group, tokens)
 

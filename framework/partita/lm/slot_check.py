@@ -13,7 +13,8 @@ import torch
 from partita.lm.base import GenerationOptions
 from partita.lm.packing_check import ROUGH_TOLERANCE, TOLERANCE
 from partita.lm.quantization import quantized_layers
-from partita.lm.slots import Slots
+from partita.lm.slot_attention import attends
+from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import is_out_of_memory
 
@@ -64,32 +65,38 @@ def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: i
     return None
 
 
-def find_way(lm: "HuggingFaceModel") -> tuple[bool, str | None]:
-    """Whether the last layer reads last tokens only; and why the model cannot answer in slots, if it cannot.
+def find_way(lm: "HuggingFaceModel") -> SlotWay:
+    """How a model answers in slots, or why it cannot.
 
     Raises OutOfMemory, which says nothing about the model.
     """
     reason = None
-    for narrows in (True, False):
+    for way in ways(lm):
         try:
-            error = largest_error(lm, narrows=narrows)
+            error = largest_error(lm, way=way)
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError) as refusal:
             if is_out_of_memory(refusal):
                 raise OutOfMemory(TOO_SMALL) from refusal
-            logger.debug("slots, last layer narrowed %s: %s", narrows, refusal)
+            logger.debug("slots, %s: %s", way, refusal)
             reason = f"{type(lm.base).__name__} does not take a cache of slots"
             continue
         exact = not quantized_layers(lm.module)
         limit = TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
-        logger.debug("slots, last layer narrowed %s: logits as alone, but for %.1e of their spread", narrows, error)
+        logger.debug("slots, %s: logits as alone, but for %.1e of their spread", way, error)
         if error <= limit:
-            return narrows, None
+            return way
         reason = f"{type(lm.base).__name__} changes its logits by {error:.0%} in slots"
-    return False, reason
+    return SlotWay(reason=reason)
+
+
+def ways(lm: "HuggingFaceModel") -> list[SlotWay]:
+    """What is tried, the best first."""
+    lean = [True, False] if attends(lm.base) else [False]
+    return [SlotWay(narrows, here) for narrows in (True, False) for here in lean]
 
 
 @torch.no_grad()
-def largest_error(lm: "HuggingFaceModel", *, narrows: bool) -> float:
+def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
     """Root mean square difference of logits in slots from those alone, over their spread; the worst pass counts."""
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)
@@ -108,7 +115,7 @@ def largest_error(lm: "HuggingFaceModel", *, narrows: bool) -> float:
             tokens=max(LENGTHS) + STEPS + 1,
             prefix=prefix,
             seed=0,
-            narrows=narrows,
+            way=way,
         )
         try:
             found = read_in_slots(slots, rows)

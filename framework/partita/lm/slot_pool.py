@@ -2,7 +2,7 @@
 
 The pool is allocated once and stays: nothing is concatenated or copied from step to step, a layer writes the keys of
 new tokens in place and attends to a view of the slots in use. Slots may begin with the same tokens: those are read
-once, and copied.
+once, and stand in the first slot; where attention does not look there for them, they are copied to all others.
 
 Shapes: S slots, T tokens of a slot, N rows of a pass, W tokens of the longest of them, L tokens read in a pass.
 """
@@ -22,6 +22,11 @@ class Place:
     def __init__(self, *, slots: int, tokens: int) -> None:
         self.slots, self.tokens = slots, tokens
         self.prefix = 0
+        """Tokens that all slots begin with."""
+        self.lean = False
+        """Whether they stand in the first slot alone."""
+        self.layer: SlotLayer | None = None
+        """The layer that was written last."""
         self.chunks: Sequence[tuple[int, int, int]] = ()
         self.read(0, 1, start=0)
 
@@ -82,6 +87,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self.place
+        place.layer = self
         slots = slice(place.first, place.first + place.rows)
         if place.positions_N is None:
             end = place.start + key_states.shape[2]

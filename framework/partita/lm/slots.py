@@ -12,7 +12,7 @@ longest row in use.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -41,6 +41,17 @@ FEW_ROWS = 8
 """... once so many rows were: a single row may hang on last digits by chance."""
 
 
+class SlotWay(NamedTuple):
+    """How rows can be answered in slots by a model."""
+
+    narrows: bool = False
+    """Whether only last tokens go through the last layer while prompts are read."""
+    lean: bool = False
+    """Whether what all prompts begin with stands in the first slot alone."""
+    reason: str | None = None
+    """Why they cannot."""
+
+
 class Slots:
     """Keeps the contract of `partita.lm.base.AnsweringSlots`."""
 
@@ -53,10 +64,10 @@ class Slots:
         tokens: int,
         prefix: Sequence[int],
         seed: int,
-        narrows: bool,
+        way: SlotWay,
         exact: bool = False,
     ) -> None:
-        """`narrows` lets only last tokens through the last layer while prompts are read.
+        """`way` tells what the model allows.
 
         With `exact` all sums are the library's, whatever the options.
         """
@@ -68,9 +79,10 @@ class Slots:
         self.wide = lm.wide and not (exact or options.logprobs or options.arguments.get("do_sample"))
         self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
-        found = last_layer(lm.base) if narrows else None
+        found = last_layer(lm.base) if way.narrows else None
         self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
         self.pool = SlotPool(slots=slots, tokens=tokens)
+        self.pool.place.lean = way.lean
         self.rows: list[Row] = []
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
         self.largest_pass = SHORTEST_PASS
@@ -83,7 +95,8 @@ class Slots:
         try:
             with self.sums_of_the_library():
                 self.forward([prefix], first=0, start=0)
-            self.pool.spread(len(prefix))
+            if not self.pool.place.lean:
+                self.pool.spread(len(prefix))
         except BaseException:
             self.close()
             raise

@@ -22,7 +22,7 @@ from partita.inference.streaming import stream_requests
 from partita.lm import choosing, products
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.products import WideLinear, is_faster, rounded, wide_products, widen_products
-from partita.lm.slots import Slots
+from partita.lm.slots import Slots, SlotWay
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 PREFIX = tuple(range(11, 20))
@@ -192,7 +192,7 @@ def test_answers_are_those_of_the_library_and_products_have_few_sizes(
 
 
 def test_idle_slots_that_fill_up_a_step_change_nothing(small: Any, lm: Any, faster: bool) -> None:
-    slots = Slots(lm, GREEDY, slots=24, tokens=60, prefix=PREFIX, seed=0, narrows=True)
+    slots = Slots(lm, GREEDY, slots=24, tokens=60, prefix=PREFIX, seed=0, way=SlotWay(True, True))
     requests = small.slot_requests(*[(1 + row, 30) for row in range(17)], prefix=PREFIX)
     slots.admit(requests)
     held = [tensor[:, :, : len(PREFIX)].clone() for tensor in slots.pool.held]
@@ -211,7 +211,7 @@ def test_idle_slots_that_fill_up_a_step_change_nothing(small: Any, lm: Any, fast
 
 
 def test_prompts_are_read_in_powers_of_two_where_products_are_wide(lm: Any, faster: bool) -> None:
-    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, narrows=True)
+    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, way=SlotWay(True, True))
     found = [slots.readable(tokens, most) for tokens, most in ((60, 40), (60, 13), (1, 1), (5000, 40))]
     assert found == ([16, 8, 1, 1] if faster else [17, 13, 1, 1])
     slots.close()
@@ -219,7 +219,7 @@ def test_prompts_are_read_in_powers_of_two_where_products_are_wide(lm: Any, fast
 
 def test_prompts_as_long_as_their_slots_are_not_lengthened(small: Any, lm: Any, faster: bool) -> None:
     request = small.slot_requests((37, 1))[0]
-    slots = Slots(lm, GREEDY, slots=1, tokens=37, prefix=(), seed=0, narrows=True)
+    slots = Slots(lm, GREEDY, slots=1, tokens=37, prefix=(), seed=0, way=SlotWay(True, True))
     answers = slots.admit([request])
     assert answers[0].generated is not None
     assert answers[0].generated.ids == small.greedy_alone(lm, request)
@@ -258,7 +258,7 @@ def test_a_row_is_read_again_in_passes_no_larger_than_before(
     monkeypatch.setattr("partita.lm.slots.SHORTEST_PASS", 4)
     request = small.slot_requests((9, 50))[0]
     doubled(small, lm, [GenerationRequest(list(request.input_ids), 50)])
-    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, narrows=True)
+    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, way=SlotWay(True, True))
     answers = slots.admit([request])
     sizes: list[int] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(

@@ -13,13 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.lm import slot_attention
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import Chooser
 from partita.lm.last_layer import last_layer
 from partita.lm.products import rounded
 from partita.lm.slot_attention import chunks
 from partita.lm.slot_pool import SlotPool
-from partita.lm.slots import Slots
+from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_schema.model import Architecture
 
@@ -82,7 +83,7 @@ def sharp_folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def llama(small: Any, sharp_folder: str) -> Any:
     lm = small.load(small.config(base_model=sharp_folder, trainer={"type": "none"}), trainable=False)
-    assert lm.slot_way == (True, None)
+    assert lm.slot_way == SlotWay(True, True)
     return lm
 
 
@@ -90,7 +91,7 @@ def llama(small: Any, sharp_folder: str) -> Any:
 def gpt2(small: Any) -> Any:
     lm = small.load(small.config(architecture="gpt2"))
     small.sharpen(lm.module)
-    assert lm.slot_way == (False, None)
+    assert lm.slot_way == SlotWay(False, True)
     return lm
 
 
@@ -102,7 +103,9 @@ def test_greedy_answers_equal_those_of_the_library_row_by_row(small, architectur
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
     assert lm.why_no_slots(GREEDY, tokens=CONTEXT) is None
-    assert lm.slot_way == (architecture != "gpt2", None), "the last layer is narrowed wherever it was"
+    assert lm.slot_way == SlotWay(architecture != "gpt2", slot_attention.attends(lm.base)), (
+        "the last layer is narrowed wherever it was"
+    )
     if architecture == "llama":
         assert_equal_to_rows_alone(small, lm, pools=(1, 2, 7, 64))
     else:
@@ -230,7 +233,7 @@ def test_adapters_quantized_weights_and_other_attention_answer_alike(
         small.take_steps(lm, steps=3, learning_rate=3.0)
         assert by_the_library(small, lm, requests) != before
     assert_equal_to_rows_alone(small, lm, pools=(3,), rows=SIZES[:4])
-    assert lm.slot_way == (True, None)
+    assert lm.slot_way == SlotWay(True, "model_parameters" not in sections)
 
 
 def test_bfloat16_is_answered_in_slots_and_its_logits_are_numbers(small, sharp_folder: str) -> None:
@@ -302,7 +305,7 @@ def writer(small: Any) -> Any:
     """A model that writes letters."""
     lm = small.load(small.config(architecture="gpt_neox"))
     small.sharpen(lm.module)
-    assert lm.slot_way == (True, None)
+    assert lm.slot_way == SlotWay(True, True)
     letters = set(lm.tokenizer.encode("abcdefghijklmnop"))
     unwanted = [token for token in range(len(lm.tokenizer)) if token not in letters]
     return lm, {"do_sample": False, "suppress_tokens": unwanted}
@@ -363,7 +366,7 @@ def test_the_last_layer_reads_last_tokens_only_and_changes_no_logits(small, llam
     prompts = [list(request.input_ids[len(PREFIX) :]) for request in requests]
     logits = []
     for narrows in (True, False):
-        slots = Slots(llama, GREEDY, slots=12, tokens=CONTEXT, prefix=PREFIX, seed=0, narrows=narrows)
+        slots = Slots(llama, GREEDY, slots=12, tokens=CONTEXT, prefix=PREFIX, seed=0, way=SlotWay(narrows, True))
         logits.append(slots.forward(prompts, first=1, start=len(PREFIX)))
         keys = torch.stack([layer.keys[1 : 1 + len(BEHIND)] for layer in slots.pool.layers])
         logits.append(torch.stack([keys[:, row, :, : len(PREFIX) + n].sum() for row, (n, _) in enumerate(BEHIND)]))
@@ -393,6 +396,39 @@ def test_the_common_beginning_is_read_once(small, llama) -> None:
     small.answer_in_slots(llama, requests, slots=3, prefix=PREFIX, plan=(3, 0))
     hook.remove()
     assert read == [len(PREFIX), 3 * 5, 3]
+
+
+def test_the_common_beginning_stands_in_the_first_slot_alone(small, llama) -> None:
+    requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), prefix=PREFIX)
+    opened = open_with(llama, requests, slots=4, prefix=PREFIX)
+    opened.step()
+    for held in opened.pool.held:
+        assert held[0, :, : len(PREFIX)].abs().sum() > 0
+        assert not held[1:, :, : len(PREFIX)].any(), "pages that nothing is written to take no memory"
+    opened.close()
+
+
+@pytest.mark.parametrize("copied", [1, 20, 50])
+def test_however_few_prompts_are_put_behind_their_beginning_at_once_answers_are_alike(
+    small, llama, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_attention, "COPIED_TOKENS", copied)
+    requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), (1, 3), prefix=PREFIX)
+    answers = small.answer_in_slots(llama, requests, slots=5, prefix=PREFIX, plan=(5, 0))
+    assert ids(answers) == by_the_library(small, llama, requests)
+
+
+def test_where_attention_looks_for_it_in_every_slot_the_common_beginning_is_in_all(small, llama) -> None:
+    requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), prefix=PREFIX)
+    wanted = by_the_library(small, llama, requests)
+    before, llama.slot_way = llama.slot_way, SlotWay(True, False)
+    try:
+        opened = open_with(llama, requests, slots=4, prefix=PREFIX)
+        assert all(torch.equal(held[3, :, : len(PREFIX)], held[0, :, : len(PREFIX)]) for held in opened.pool.held)
+        opened.close()
+        assert ids(small.answer_in_slots(llama, requests, slots=4, prefix=PREFIX)) == wanted
+    finally:
+        llama.slot_way = before
 
 
 def test_the_pool_stays_where_it_is(small, llama) -> None:
@@ -464,6 +500,7 @@ def test_nothing_is_left_where_the_common_beginning_cannot_be_spread(clean, monk
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(SlotPool, "spread", full)
+    monkeypatch.setattr(clean, "slot_way", clean.slot_way._replace(lean=False))
     with pytest.raises(torch.OutOfMemoryError):
         clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[5, 6], seed=0)
 
