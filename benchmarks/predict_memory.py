@@ -2,9 +2,9 @@
 
 A row has a question, a number and 500 further characters that the model is not shown. 5,000 and 50,000 rows go through
 a model of 0.1 M parameters and have answers of at most four tokens, so that rows and not arithmetic are measured;
-20,000 and 200,000 through one of 5 M with 16 new tokens each, to see what share of a job is neither reading prompts nor making
-answers: reading rows, encoding, journal, output file. One thread; peak resident memory of the whole process, with the
-pages of mapped files in it.
+20,000 and 200,000 through one of 5 M with 16 new tokens each, to see what share of a job is neither reading prompts nor
+making answers: reading rows, encoding, journal, output file. One thread; peak resident memory of the whole process,
+with the pages of mapped files in it.
 """
 
 import json
