@@ -26,7 +26,7 @@ class Place:
         self.lean = False
         """Whether they stand in the first slot alone."""
         self.layer: SlotLayer | None = None
-        """The layer that was written last."""
+        """The layer that was written last, during a pass."""
         self.chunks: Sequence[tuple[int, int, int]] = ()
         self.read(0, 1, start=0)
 

@@ -224,14 +224,17 @@ class Slots:
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """A forward pass over the pool; logits."""
         self.tokens_read += ids_NL.numel()
-        with attending(self.lm.base, self.pool.place), wide_products(self.wide):
-            logits: torch.Tensor = self.lm.base(
-                input_ids=ids_NL,
-                position_ids=positions_NL,
-                attention_mask=mask,
-                past_key_values=self.pool,
-                use_cache=True,
-            ).logits
+        try:
+            with attending(self.lm.base, self.pool.place), wide_products(self.wide):
+                logits: torch.Tensor = self.lm.base(
+                    input_ids=ids_NL,
+                    position_ids=positions_NL,
+                    attention_mask=mask,
+                    past_key_values=self.pool,
+                    use_cache=True,
+                ).logits
+        finally:
+            self.pool.place.layer = None  # in a circle the pool would stay in memory when it is no longer used
         return logits
 
     def mask(self, positions_NL: torch.Tensor, *, width: int) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """Rows in slots are answered as the library answers each of them alone."""
 
+import gc
 import json
 import typing
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -429,6 +431,25 @@ def test_where_attention_looks_for_it_in_every_slot_the_common_beginning_is_in_a
         assert ids(small.answer_in_slots(llama, requests, slots=4, prefix=PREFIX)) == wanted
     finally:
         llama.slot_way = before
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_pool_that_is_no_longer_used_takes_no_memory(
+    small, llama, lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = small.slot_requests((3, 4), (5, 4), prefix=PREFIX)
+    monkeypatch.setattr(llama, "slot_way", llama.slot_way._replace(lean=lean))
+    gc.collect()
+    gc.disable()
+    try:
+        opened = open_with(llama, requests, slots=2, prefix=PREFIX)
+        opened.step()
+        pools = [weakref.ref(held) for held in opened.pool.held]
+        opened.close()
+        del opened
+        assert [pool() for pool in pools] == [None] * len(pools), "and not when garbage is collected"
+    finally:
+        gc.enable()
 
 
 def test_the_pool_stays_where_it_is(small, llama) -> None:
