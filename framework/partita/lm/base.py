@@ -171,9 +171,12 @@ class GenerativeModel(LanguageModel, Protocol):
         """New tokens that any row of a batch reaches beside a prompt of that length: fewer where positions end."""
 
     def generate_worst_case(
-        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        """Read `rows` prompts of that length and generate up to the last token, for measuring; raises what it meets."""
+        """Read `rows` prompts of that length, which begin alike, and generate up to the last token, for measuring.
+
+        Raises what it meets.
+        """
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
         """What a batch should take by a formula, of rows of `tokens` with `learned` labels or `new_tokens` to come."""

@@ -316,11 +316,18 @@ class HuggingFaceModel:
         return reachable_tokens(self, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def generate_worst_case(
-        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
         """Read prompts and generate up to the last token; random states are as before afterwards."""
         with seeded(0, device=self.device), self.evaluating():
-            return generate_worst_case(self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options)
+            return generate_worst_case(
+                self,
+                rows,
+                prompt_tokens=prompt_tokens,
+                new_tokens=new_tokens,
+                options=options,
+                shared_tokens=shared_tokens,
+            )
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
         """What a batch should take by the shape of the model."""

@@ -151,7 +151,7 @@ class ScriptedModel:
         )
 
     def generate_worst_case(
-        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
         """It takes no time and no memory."""
         return Timing(prefill_seconds=1e-6 * rows, decode_seconds=1e-6)

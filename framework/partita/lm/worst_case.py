@@ -54,15 +54,25 @@ class Clock:
 
 
 def generate_worst_case(
-    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+    lm: "HuggingFaceModel",
+    rows: int,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    options: GenerationOptions,
+    shared_tokens: int = 0,
 ) -> Timing:
     """Read `rows` prompts of S tokens and decode at the full length of the cache; nothing is kept.
 
     With more than one row, one prompt is a token shorter: rows of different lengths need a mask, which takes memory
-    and time of its own. Raises what the device raises.
+    and time of its own. All prompts begin with the same `shared_tokens`, which only slots make use of. Raises what the
+    device raises.
     """
     if lm.why_no_slots(options, tokens=prompt_tokens + new_tokens) is None:
-        return slots_worst_case(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options)
+        shared = held_once(shared_tokens, length=prompt_tokens)
+        return slots_worst_case(
+            lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, shared=shared
+        )
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     beams = int(options.arguments.get("num_beams", 1))
     inputs = prompt_inputs(lm, requests, beams=beams)
@@ -99,9 +109,7 @@ def time_decode_step(
         length = max(1, min(length, lm.context_length - TIMED_STEPS))
     if lm.why_no_slots(options, tokens=length + TIMED_STEPS) is None:
         with worst_slots(lm, rows, tokens=length + TIMED_STEPS, new_tokens=2 * TIMED_STEPS, options=options) as worst:
-            worst.fill()
-            shared_tokens = min(shared_tokens, length - 1)
-            worst.slots.pool.place.prefix = shared_tokens if shared_tokens >= SHORTEST_PREFIX else 0
+            worst.fill(held_once(shared_tokens, length=length))
             return worst.decode(TIMED_STEPS, length=length)
     beams = int(options.arguments.get("num_beams", 1))
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS)
@@ -120,14 +128,24 @@ def time_decode_step(
     return min(clock.seconds[1:])
 
 
+def held_once(shared_tokens: int, *, length: int) -> int:
+    """Tokens that slots read and hold once, of those that prompts of this length begin with."""
+    found = min(shared_tokens, length - 1)
+    return found if found >= SHORTEST_PREFIX else 0
+
+
 def slots_worst_case(
-    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared: int
 ) -> Timing:
-    """The same in slots: with all of them full a group of prompts is read, and the last steps are made."""
+    """The same in slots: with all of them full a group of prompts is read, and the last steps are made.
+
+    Of prompts that begin alike the rest is read, and its seconds are told as if it were the whole.
+    """
     tokens = prompt_tokens + new_tokens
-    with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options) as worst:
-        worst.fill()
-        prefill = worst.read(prompt_tokens)
+    with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options, shared=shared) as worst:
+        worst.fill(shared)
+        own = prompt_tokens - shared
+        prefill = worst.read(own) * prompt_tokens / own
         steps = min(STEPS, new_tokens - 1)
         decode = worst.decode(steps, length=tokens - steps) if steps else 0.0
     return Timing(prefill_seconds=prefill, decode_seconds=decode)
@@ -162,16 +180,20 @@ class WorstSlots:
         prompts = [self.ids_B[torch.arange(row, row + tokens) % len(self.ids_B)].tolist() for row in range(count)]
         if count > 1:
             prompts[-1] = prompts[-1][1:] or prompts[-1]
-        logits = self.slots.forward(prompts, first=0, start=0)
+        logits = self.slots.forward(prompts, first=0, start=self.slots.prefix)
         self.slots.chooser.choose(logits, self.rows[:count], doubts=self.slots.wide)
         return now(self.device) - started
 
-    def fill(self) -> None:
-        """Put something into every place of every slot."""
+    def fill(self, shared: int) -> None:
+        """Put something into every place that a slot has; so many tokens are the same in all of them."""
+        place = self.slots.pool.place
+        place.prefix = shared
+        start = shared if place.lean else 0
         if not self.slots.pool.layers:
             self.slots.forward([[int(self.ids_B[0])]], first=0, start=0)
         for held in self.slots.pool.held:
-            held.zero_()
+            held[:1].zero_()
+            held[1:, :, start:].zero_()
 
     def decode(self, steps: int, *, length: int) -> float:
         """Seconds of the shortest step with so many tokens in each slot; the first counts only where it is alone."""
@@ -191,10 +213,17 @@ class WorstSlots:
 
 @contextmanager
 def worst_slots(
-    lm: "HuggingFaceModel", rows: int, *, tokens: int, new_tokens: int, options: GenerationOptions
+    lm: "HuggingFaceModel",
+    rows: int,
+    *,
+    tokens: int,
+    new_tokens: int,
+    options: GenerationOptions,
+    shared: int = 0,
 ) -> Iterator[WorstSlots]:
-    """Slots for so many rows."""
-    slots = lm.generating_slots(options, slots=rows, tokens=tokens, prefix=(), seed=0)
+    """Slots for so many rows, with `shared` tokens that all begin with read."""
+    prefix = [lm.token_ids[place % len(lm.token_ids)] for place in range(shared)]
+    slots = lm.generating_slots(options, slots=rows, tokens=tokens, prefix=prefix, seed=0)
     try:
         yield WorstSlots(slots, rows, new_tokens=new_tokens)
     finally:

@@ -63,8 +63,17 @@ class GenerationTrial:
     def run(self, rows: int) -> Timing:
         """Prompts are read, and the last tokens of their answers generated."""
         return self.lm.generate_worst_case(
-            rows, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, options=self.options
+            rows,
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens,
+            options=self.options,
+            shared_tokens=self.read_once,
         )
+
+    @property
+    def read_once(self) -> int:
+        """Tokens that all prompts begin with; the last of a prompt is read in any case."""
+        return min(self.shared_tokens, int(self.lengths.min()) - 1)
 
     def estimated_bytes(self, rows: int) -> int:
         """What a batch should take by a formula, each beam a row."""
@@ -76,8 +85,7 @@ class GenerationTrial:
     def decode_step(self, rows: int) -> float:
         """Seconds of a step in the middle of an answer, in a batch of the usual length with its padding."""
         length = round(self.usual_tokens(rows)) + self.new_tokens // 2
-        length, shared = max(4, length), min(self.shared_tokens, int(self.lengths.min()) - 1)
-        return self.lm.time_decode_step(rows, length=length, shared_tokens=shared, options=self.options)
+        return self.lm.time_decode_step(rows, length=max(4, length), shared_tokens=self.read_once, options=self.options)
 
     def usual_tokens(self, rows: int) -> float:
         """Tokens of a prompt in a batch, on average."""
@@ -89,7 +97,7 @@ class GenerationTrial:
         """All prompts, the longest first, in batches of this many; in slots none is padded to the length of another."""
         if self.engine == "static":
             return sorted_volume(self.lengths, rows)
-        shared = self.shared_tokens if self.shared_tokens >= SHORTEST_PREFIX else 0
+        shared = self.read_once if self.read_once >= SHORTEST_PREFIX else 0
         tokens = int(self.lengths.sum()) - (len(self.lengths) - 1) * shared
         return Volume(batches=-(-len(self.lengths) // rows), tokens=max(len(self.lengths), tokens))
 

@@ -47,9 +47,9 @@ class Asked:
         return None if tokens <= self.longest_slot else f"a sliding window of {self.longest_slot} tokens"
 
     def generate_worst_case(
-        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        self.seen.append((rows, prompt_tokens, new_tokens, options))
+        self.seen.append((rows, prompt_tokens, new_tokens, options, shared_tokens))
         return Timing(1.0, 0.5)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
@@ -120,7 +120,7 @@ def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: G
     trial = GenerationTrial(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
     assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("generation", 3, 30, 40)
     assert trial.run(2) == Timing(1.0, 0.5)
-    assert lm.seen.pop() == (2, 30, 40, options)
+    assert lm.seen.pop() == (2, 30, 40, options, 0)
     assert trial.decode_step(3) == 0.25
     assert lm.seen.pop() == (3, usual + 20, options, 0), "in the middle of an answer"
     trial.warm_up()
@@ -133,6 +133,8 @@ def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_ste
     assert trial.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
     trial.decode_step(3)
     assert lm.seen.pop() == (3, 20 + 20, OPTIONS, 10)
+    trial.run(3)
+    assert lm.seen.pop() == (3, 30, 40, OPTIONS, 10)
     batches = replace(trial, options=IN_BATCHES)
     assert batches.volume(2) == Volume(batches=2, tokens=2 * 30 + 12)
     # Of a prompt that is only what all begin with, its last token is still read.
