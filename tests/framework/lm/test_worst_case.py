@@ -499,13 +499,15 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
     chosen = GenerationOptions({"do_sample": False, "num_beams": 1} | options, slots=slots)
     assert (lm.why_no_slots(chosen, tokens=prompt + new) is None) == slots
 
+    # Made before anything is measured: 700 prompts as Python's lists come to 3 MB.
+    requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new)
+    begun = requests[0].input_ids[:prefix]
+    # More than there are slots, so that prompts are read into slots that were full.
+    longer = [GenerationRequest([*begun, *one.input_ids[prefix:]], new) for one in requests]
+    shorter = [GenerationRequest(one.input_ids[:-1], new) for one in longer[:80]]
+
     def whole():
-        requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new)
-        begun = requests[0].input_ids[:prefix]
         if slots:
-            # More than there are slots, so that prompts are read into slots that were full.
-            longer = [GenerationRequest([*begun, *one.input_ids[prefix:]], new) for one in requests]
-            shorter = [GenerationRequest(one.input_ids[:-1], new) for one in longer[:80]]
             capacity = Capacity(rows, BatchLimit(rows))
             answers = generate_requests(lm, [*longer, *shorter], options=chosen, capacity=capacity, seed=0)
         else:
@@ -519,7 +521,7 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
 
     # What the heap happens to hold in pieces only ever adds to a peak.
     found = [float("inf")] * 2
-    for _ in range(2 if slots else 3):
+    for _ in range(3):
         for place, work in enumerate((whole, worst)):
             with memory.measure() as peak:
                 work()
