@@ -1,15 +1,16 @@
-"""Rows of text formats as JSON lines in a temporary file that is memory mapped.
+"""Rows of text formats as JSON in a temporary file.
 
 Each row stays the text that it was, so nothing is guessed about types: `007` is not 7, a date is not a timestamp, and
 an object does not gain the keys of its neighbours, as happens in typed columns. The file has no name: nothing is left
-behind, however the process ends. Memory holds twenty bytes a row.
+behind, however the process ends. Memory holds twenty bytes a row: the file is read and not mapped, because pages that
+are mapped count as the process's own, which a job's limit on memory may hold against it.
 """
 
 import json
-import mmap
+import os
 import tempfile
+import weakref
 from array import array
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Self
 
@@ -48,9 +49,7 @@ class SpoolWriter:
             self._file.flush()
         except OSError as error:
             raise full(error) from error
-        empty = self._ends[-1] == 0
-        data = b"" if empty else mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        return Spool(data, np.frombuffer(self._ends, dtype=np.int64))
+        return Spool(os.dup(self._file.fileno()), np.frombuffer(self._ends, dtype=np.int64))
 
     def __enter__(self) -> Self:
         return self
@@ -72,20 +71,40 @@ def full(error: OSError) -> WriteError:
 class Spool:
     """Rows by index, parsed when they are asked for."""
 
-    def __init__(self, data: Any, ends: np.ndarray) -> None:
-        self._data = data
-        self._ends = ends
+    def __init__(self, descriptor: int, ends: np.ndarray) -> None:
+        """The rows stand one behind the other in the file, up to their `ends` [rows + 1]; it is closed with this."""
+        self._descriptor, self._ends = descriptor, ends
+        weakref.finalize(self, os.close, descriptor)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process holds the rows in its memory: the file has no name to open it by."""
-        return {"_data": bytes(self._data), "_ends": self._ends}
+        """A copy in another process has a file of its own: this one has no name to open it by."""
+        return {"data": self._bytes(0, int(self._ends[-1])), "ends": self._ends}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with tempfile.TemporaryFile(prefix="partita-") as file:
+            file.write(state["data"])
+            file.flush()
+            self.__init__(os.dup(file.fileno()), state["ends"])  # type: ignore[misc]  # made as any other
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        return [json.loads(text) for text in self._texts(indices)]
+        """Rows in the order asked for; neighbours are read at once."""
+        if not len(indices):
+            return []
+        places = zip(self._ends[indices].tolist(), self._ends[indices + 1].tolist(), strict=True)
+        first, last = int(indices.min()), int(indices.max())
+        if last - first >= len(indices):
+            return [json.loads(self._bytes(start, end)) for start, end in places]
+        begin = int(self._ends[first])
+        together = self._bytes(begin, int(self._ends[last + 1]))
+        return [json.loads(together[start - begin : end - begin]) for start, end in places]
 
-    def _texts(self, indices: np.ndarray) -> Iterator[bytes]:
-        for start, end in zip(self._ends[indices].tolist(), self._ends[indices + 1].tolist(), strict=True):
-            yield self._data[start:end]
+    def _bytes(self, start: int, end: int) -> bytes:
+        found = os.pread(self._descriptor, end - start, start)
+        while len(found) < end - start and (
+            more := os.pread(self._descriptor, end - start - len(found), start + len(found))
+        ):
+            found += more  # a single call gives 2 GB at most
+        return found
