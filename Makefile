@@ -25,7 +25,7 @@ demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/table_booking/demo.py
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -22,9 +22,6 @@ from typer.testing import CliRunner
 from partita.cli.main import app, run
 from partita.runs.lock import lock
 
-# One process of pytest-xdist, so that the run that most of them look at is trained once.
-pytestmark = pytest.mark.xdist_group("commands")
-
 COMMAND = str(Path(sys.executable).with_name("partita"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "TERM": "xterm"}
 

@@ -551,7 +551,6 @@ def peaks() -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.xdist_group("peaks of generation")
 @pytest.mark.parametrize("case", MEASURED)
 def test_its_peak_is_that_of_the_whole_generation(peaks: dict[str, list[float]], case: str) -> None:
     whole, found = peaks[case]
