@@ -1,7 +1,8 @@
 """Scores of answers against the truth, by the type of the output.
 
 Every row counts: an answer that could not be read (`invalid`) and a row without an answer (`errors`) are wrong, and
-their shares are reported; `n` is the number of rows. Scores are summed up row by row; no texts are kept.
+their shares are reported; `n` is the number of rows. Scores are summed up row by row, with the same result in whatever
+order rows come; no texts are kept.
 
 | output | metrics |
 |---|---|
@@ -14,8 +15,9 @@ their shares are reported; `n` is the number of rows. Scores are summed up row b
 import json
 import math
 import re
+from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -141,23 +143,22 @@ class _NumberSums:
     """Sums of errors and of their squares."""
 
     def __init__(self) -> None:
-        self.right = self.valid = 0
-        self.absolute = self.squared = 0.0
+        self.right = 0
+        self.errors = array("d")
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         if not valid:
             return False
         error = float(value) - float(truth)
-        self.valid += 1
-        self.absolute += abs(error)
-        self.squared += error * error
+        self.errors.append(abs(error))
         right = math.isclose(value, truth, rel_tol=1e-9, abs_tol=1e-12)
         self.right += right
         return right
 
     def metrics(self, rows: int) -> dict[str, float]:
-        mae = self.absolute / self.valid if self.valid else math.inf
-        rmse = math.sqrt(self.squared / self.valid) if self.valid else math.inf
+        count = len(self.errors)
+        mae = exact_sum(self.errors) / count if count else math.inf
+        rmse = math.sqrt(exact_sum(error * error for error in self.errors) / count) if count else math.inf
         return {"exact_match": self.right / rows, "mae": mae, "rmse": rmse}
 
 
@@ -199,7 +200,7 @@ class _TextSums:
         from sacrebleu.metrics import BLEU
 
         self.right = 0
-        self.rouge = 0.0
+        self.rouge = array("d")
         # As the library's own tokenizer on English, and letters of other scripts are letters too.
         self.rouge_scorer = RougeScorer(["rougeL"], tokenizer=_Words())
         # effective_order only silences a warning: what is used of a sentence are its counts.
@@ -209,7 +210,7 @@ class _TextSums:
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         text, truth = str(value) if valid else "", str(truth).strip()
-        self.rouge += self.rouge_scorer.score(truth, text)["rougeL"].fmeasure
+        self.rouge.append(self.rouge_scorer.score(truth, text)["rougeL"].fmeasure)
         counts = self.bleu.sentence_score(text, [truth])
         self.matches = [a + b for a, b in zip(self.matches, counts.counts, strict=True)]
         self.totals = [a + b for a, b in zip(self.totals, counts.totals, strict=True)]
@@ -223,7 +224,7 @@ class _TextSums:
         bleu = self.bleu.compute_bleu(
             self.matches, self.totals, self.answer_length, self.truth_length, smooth_method="exp"
         )
-        return {"exact_match": self.right / rows, "rouge_l": self.rouge / rows, "bleu": float(bleu.score)}
+        return {"exact_match": self.right / rows, "rouge_l": exact_sum(self.rouge) / rows, "bleu": float(bleu.score)}
 
 
 class _Words:
@@ -245,6 +246,14 @@ def _sums(feature: OutputFeature) -> _Sums:
     if isinstance(feature, NumberOutput):
         return _NumberSums()
     return _JsonSums() if isinstance(feature, JsonOutput) else _TextSums()
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """The sum, rounded once: the same in whatever order."""
+    try:
+        return math.fsum(values)
+    except OverflowError:  # of numbers as large as can be
+        return math.inf
 
 
 def canonical(value: Any) -> str:
