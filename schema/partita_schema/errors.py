@@ -4,6 +4,7 @@ PartitaError
   ConfigError     the file is wrong: all its problems at once
   DataError       rows are wrong
   ModelError      the model cannot be loaded, or does not fit the file
+  OtherRankError  another process of the job failed, or is gone
   OutOfMemory     not even one row fits the device
   ResumeError     saved state does not fit the run
   TrainingError   training cannot go on
@@ -55,6 +56,10 @@ class DataError(PartitaError):
 
 class ModelError(PartitaError):
     """The model cannot be loaded, or does not fit the file."""
+
+
+class OtherRankError(PartitaError):
+    """Another process of the job failed, or is gone. Its own words say why; this one has only ended with it."""
 
 
 class OutOfMemory(PartitaError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch

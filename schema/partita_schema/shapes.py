@@ -5,7 +5,7 @@ ways of saying the same.
 """
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -193,7 +193,7 @@ def words(shape: Shape) -> str:
         case Section():
             return "a mapping"
         case Tagged(arms):
-            return f"a mapping with type: {' or '.join(tag for tag, _ in arms) if len(arms) < 4 else '...'}"
+            return f"a mapping with type: {one_of([tag for tag, _ in arms]) if len(arms) < 5 else '...'}"
         case Items(item, fixed):
             if not fixed:
                 return f"a list of {plural(item)}"
@@ -220,6 +220,12 @@ def plural(shape: Shape) -> str:
 
 def listed(values: tuple[Any, ...]) -> str:
     return ", ".join(str(value) for value in values)
+
+
+def one_of(tags: Sequence[str | None]) -> str:
+    """Tags as a person lists them: `a, b or c`."""
+    *first, last = map(str, tags)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def models_of(shape: Shape) -> Iterator[tuple[str | None, type[Base]]]:
