@@ -138,12 +138,12 @@ def train(config: Row, run: Path) -> None:
 
     train_on = Training.train_on
 
-    def noted(training: Any, step: Any, *, number: int, learning_rate: float) -> Any:
+    def noted(training: Any, step: Any, *, number: int, **named: Any) -> Any:
         keys = [key for batch in step.batches for key in batch.keys]
         record = {"step": number, "hash": step_hash(step), "keys": keys}
         with run.with_suffix(".steps").open("a", encoding="utf8") as file:
             file.write(json.dumps(record) + "\n")
-        return train_on(training, step, number=number, learning_rate=learning_rate)
+        return train_on(training, step, number=number, **named)
 
     Training.train_on = noted  # type: ignore[method-assign]
     Model(config, quiet=True).train(run=run)

@@ -1,7 +1,7 @@
 """A real, tiny language model and seeded batches, so that the loop is tested for itself."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,9 @@ class SeededBatches:
         if cursor["rows"] != self.num_rows:
             raise ResumeError("other rows")
         self.position = cursor["step"]
+
+    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return cursors[0]
 
     def steps(self) -> Iterator[Step]:
         position = self.position

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from partita_trainers.team import ALONE, Team
+
 if TYPE_CHECKING:
     import torch
 
@@ -91,7 +93,10 @@ class Batches(Protocol):
         """Continue after that step. Raises ResumeError when the data or the plan are not the same."""
 
     def steps(self) -> Iterator[Step]:
-        """Steps from the cursor on, epoch after epoch, without end."""
+        """Steps from the cursor on, epoch after epoch, without end: of each the batches of this rank."""
+
+    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """One cursor of the run out of those that the ranks have behind the same step."""
 
 
 class LanguageModel(Protocol):
@@ -182,7 +187,10 @@ class Work:
     splits: Sequence[str]
     """Splits that have rows."""
     run: Run
+    """Where rank 0 writes; of other ranks nothing is written there."""
     device: "torch.device"
+    team: Team = ALONE
+    """The processes of the run."""
 
 
 @dataclass(frozen=True)

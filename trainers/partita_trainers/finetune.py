@@ -7,6 +7,7 @@ weights, the optimizer and the random states are written together, and read back
 import logging
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,7 +26,7 @@ from partita_trainers.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
-from partita_trainers.interrupt import interruption
+from partita_trainers.interrupt import interruption, never
 from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
@@ -65,11 +66,11 @@ class Training:
 
     def __init__(self, config: FinetuneTrainer, work: Work, batches: Batches) -> None:
         self.config, self.work, self.batches = config, work, batches
-        self.lm, self.run = work.lm, work.run
+        self.lm, self.run, self.team = work.lm, work.run, work.team
         self.schedule = plan_schedule(config, batches=batches, splits=work.splits)
         self.validation = Validation(metric=validation_metric(work), patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
-        self.learner = Learner(config, self.lm, device=work.device)
+        self.learner = Learner(config, self.lm, device=work.device, team=work.team)
         self.cutting = Cutting()
         self.sources = SourceCounts(work.config.data.mix_names)
         self.learning_rate = 0.0
@@ -78,8 +79,7 @@ class Training:
 
     def resume(self) -> int | None:
         """The step that was restored, or None for a new run."""
-        clear_unfinished(self.run.checkpoints)
-        saved = list_checkpoints(self.run.checkpoints)
+        saved = self.team.lead(self.whole_checkpoints, "the checkpoints")
         if not saved:
             set_seed(self.work.config.seed)
             self.run.truncate_log(0)
@@ -96,6 +96,11 @@ class Training:
         self.run.truncate_log(step)
         logger.info("continuing at step %d of %d", step, self.schedule.total)
         return step
+
+    def whole_checkpoints(self) -> list[int]:
+        """Steps with a checkpoint; what a kill left half written is removed."""
+        clear_unfinished(self.run.checkpoints)
+        return list_checkpoints(self.run.checkpoints)
 
     def load(self, step: int) -> None:
         """Model, optimizers, random states, data position and counters of a checkpoint."""
@@ -130,11 +135,17 @@ class Training:
     def try_step(self, step: Step, learning_rate: float) -> float:
         return self.train_on(step, number=1, learning_rate=learning_rate).loss
 
-    def train_on(self, step: Step, *, number: int, learning_rate: float) -> Outcome:
+    def train_on(self, step: Step, *, number: int, learning_rate: float, stop: Callable[[], bool] = never) -> Outcome:
         """Take a step at a learning rate; where that needed smaller batches, the run says so."""
         known = len(self.cutting.events)
         outcome = take_step(
-            step, number=number, learning_rate=learning_rate, learner=self.learner, cutting=self.cutting
+            step,
+            number=number,
+            learning_rate=learning_rate,
+            learner=self.learner,
+            cutting=self.cutting,
+            seed=self.work.config.seed,
+            stop=stop,
         )
         if len(self.cutting.events) > known:
             self.run.note(out_of_memory=self.cutting.events)
@@ -155,16 +166,16 @@ class Training:
                 started = time.perf_counter()
                 share = learning_rate_share(self.config.learning_rate_scheduler, step=self.step, total_steps=total)
                 rate = self.learning_rate * share
-                outcome = self.train_on(step, number=self.step, learning_rate=rate)
+                outcome = self.train_on(step, number=self.step, learning_rate=rate, stop=lambda: asked.asked)
                 seconds = time.perf_counter() - started
-                record = step_record(step, outcome, number=self.step, learning_rate=rate, seconds=seconds)
-                self.run.log_step(record | self.sources.add(step))
-                tokens = sum(batch.tokens for batch in step.batches)
+                record = step_record(outcome, number=self.step, epoch=step.epoch, learning_rate=rate, seconds=seconds)
+                self.run.log_step(record | self.sources.add(step, self.team))
+                tokens = outcome.share.tokens
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
                 self.look_after(step)
                 if self.stopped_early:
                     break
-                if asked.asked:
+                if outcome.stop:
                     self.save(step)
                     logger.info("saved step %d of %d", self.step, total)
                     raise KeyboardInterrupt
@@ -186,13 +197,18 @@ class Training:
 
     def save(self, step: Step) -> None:
         """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""
+        cursor = self.batches.joined(self.team.gather(step.cursor, "the data position"))
+        self.team.lead(lambda: self.write(cursor), "a checkpoint")
+
+    def write(self, cursor: Mapping[str, Any]) -> None:
+        """The files of a checkpoint, which one rank writes for all."""
         scaler = self.learner.accelerator.scaler
         write_checkpoint(
             self.run.checkpoints,
             self.step,
             save_model=self.lm.save_checkpoint,
             optimizers=self.learner.plain_optimizers,
-            cursor=step.cursor,
+            cursor=cursor,
             trainer={
                 "step": self.step,
                 "learning_rate": self.learning_rate,
@@ -214,7 +230,7 @@ class Training:
         keep_evaluation_weights(self.learner.plain_optimizers)
         # Without accelerate's casts: what is saved and scored from here on is what a loaded model computes.
         self.learner.release()
-        self.save_result()
+        self.team.lead(self.save_result, "the result")
         metrics = self.final_metrics()
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)

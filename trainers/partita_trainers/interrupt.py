@@ -11,6 +11,11 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 
+def never() -> bool:
+    """False: nobody asks."""
+    return False
+
+
 class Interruption:
     """Whether somebody asked to stop."""
 

@@ -15,6 +15,7 @@ from partita_schema.errors import ConfigError, Problem
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.optimizers import build_optimizers, set_learning_rate
+from partita_trainers.team import ALONE, Team
 from partita_trainers.unchanged import clear_gradients
 
 WRAPPING = ("forward", "_original_forward", "_is_accelerate_prepared")
@@ -28,14 +29,17 @@ MOST_SKIPPED = 32
 class Learner:
     """A model, ready to take steps. It holds the memory of the optimizers until `release`."""
 
-    def __init__(self, config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device) -> None:
+    def __init__(self, config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device, team: Team = ALONE) -> None:
         """`lm.prepare_training` has been called. Raises ConfigError where the device lacks the precision."""
-        self.config, self.lm, self.device = config, lm, device
+        self.config, self.lm, self.device, self.team = config, lm, device, team
         self.accelerator = build_accelerator(config, device)
         self.optimizers: list[torch.optim.Optimizer] = []
         self.before = {name: vars(lm.module)[name] for name in WRAPPING if name in vars(lm.module)}
         module = torch.compile(lm.module) if config.compile else lm.module
-        self.module: torch.nn.Module = self.accelerator.prepare_model(module, device_placement=False)
+        # The evaluation mode leaves out one thing, accelerate's own wrapper that sums gradients over the ranks.
+        self.module: torch.nn.Module = self.accelerator.prepare_model(
+            module, device_placement=False, evaluation_mode=True
+        )
         self.build_optimizers()
 
     def build_optimizers(self) -> None:
@@ -65,6 +69,23 @@ class Learner:
                 objective = objective + extra * (batch.loss_tokens / loss_tokens)
             self.accelerator.backward(objective)
             sums.append(total.detach())
+
+    def has_gradients(self) -> list[bool]:
+        """Of each trained parameter, whether it has a gradient."""
+        return [parameter.grad is not None for parameter in self.lm.module.parameters() if parameter.requires_grad]
+
+    def add_up_gradients(self, there_are: Sequence[Sequence[bool]]) -> None:
+        """The gradients of all ranks together, on each of them, from what `has_gradients` gave on each.
+
+        A parameter that has none on any rank keeps none.
+        """
+        if self.team.ranks == 1:
+            return
+        parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
+        for parameter, somewhere in zip(parameters, map(any, zip(*there_are, strict=True)), strict=True):
+            if somewhere and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.team.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def clip(self) -> float:
         """Limit the gradients; their norm before that comes back."""

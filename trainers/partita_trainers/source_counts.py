@@ -6,6 +6,7 @@ from typing import Any
 
 from partita_trainers.base import Batch, Step
 from partita_trainers.step import row_starts
+from partita_trainers.team import ALONE, Team
 
 
 class SourceCounts:
@@ -17,21 +18,32 @@ class SourceCounts:
         self._rows = dict.fromkeys(self._names, 0)
         self._tokens = dict.fromkeys(self._names, 0)
 
-    def add(self, step: Step) -> dict[str, int]:
-        """Count a step that was taken; returns `rows/source` and `tokens/source` of it, for the log."""
+    def add(self, step: Step, team: Team = ALONE) -> dict[str, int]:
+        """Count a step that was taken on all ranks; returns `rows/source` and `tokens/source`, for the log."""
+        if not self._names:
+            return {}
         rows, tokens = dict.fromkeys(self._names, 0), dict.fromkeys(self._names, 0)
-        for batch in step.batches if self._names else ():
-            for key, length in zip(batch.keys, row_tokens(batch), strict=True):
-                source = key.partition("/")[0]
-                if source in rows:
-                    rows[source] += 1
-                    tokens[source] += length
+        for mine in team.gather(self._counted(step), "rows of the sources"):
+            for name, (some_rows, some_tokens) in mine.items():
+                rows[name] += some_rows
+                tokens[name] += some_tokens
         for name in self._names:
             self._rows[name] += rows[name]
             self._tokens[name] += tokens[name]
         if not any(rows.values()):  # a data set that was given takes the place of the mix
             return {}
         return {f"rows/{name}": rows[name] for name in rows} | {f"tokens/{name}": tokens[name] for name in tokens}
+
+    def _counted(self, step: Step) -> dict[str, tuple[int, int]]:
+        """Rows and tokens of each source in the batches of this rank."""
+        found = dict.fromkeys(self._names, (0, 0))
+        for batch in step.batches:
+            for key, length in zip(batch.keys, row_tokens(batch), strict=True):
+                source = key.partition("/")[0]
+                if source in found:
+                    rows, tokens = found[source]
+                    found[source] = rows + 1, tokens + length
+        return found
 
     def state(self) -> dict[str, dict[str, int]]:
         """Rows and tokens of each source that was used; JSON."""

@@ -1,14 +1,18 @@
-"""One optimizer step over any number of batches, the same whatever the number.
+"""One optimizer step over any number of batches on any number of ranks, the same whatever the numbers.
 
-The loss of a step is the sum over all its loss tokens divided by their count, so that cutting the same rows into more
-batches changes nothing but the order of a sum. That is what a step does where memory ends: it is taken again in
-smaller parts, and so are the steps after it.
+The loss of a step is the sum over all its loss tokens, those of all ranks, divided by their count, so that cutting the
+same rows into more batches changes nothing but the order of a sum. That is what a step does where memory ends: it is
+taken again in smaller parts, and so are the steps after it. Dropout and noise follow from the seed, the step and the
+rows of the batch, and so are the same on whichever rank it is.
+
+Gradients are summed over the ranks once all of a step's are there, and not while they come: a rank whose memory ends
+can then begin its part of the step again without the others.
 """
 
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,12 +20,13 @@ from typing import Any
 
 import torch
 
-from partita_schema.errors import TrainingError
+from partita_schema.errors import OtherRankError, TrainingError
 from partita_trainers.base import Batch, Batches, Step
 from partita_trainers.batch_size.memory import attempt
-from partita_trainers.checkpoint import random_state, restore_random_state
+from partita_trainers.interrupt import never
 from partita_trainers.learner import Learner
 from partita_trainers.optimizers import set_learning_rate
+from partita_trainers.team import Team
 from partita_trainers.unchanged import clear_gradients
 
 logger = logging.getLogger(__name__)
@@ -44,13 +49,77 @@ def closing_steps(batches: Batches) -> Iterator[Iterator[Step]]:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What of a step a rank has, or all have together."""
+
+    rows: int
+    loss_tokens: int
+    tokens: int
+    places: int
+    """Tokens and padding."""
+    digests: Mapping[int, bytes]
+    """By slot of the step, a hash of all that decides the work of the batch."""
+
+    @classmethod
+    def of(cls, step: Step, team: Team) -> "Share":
+        """What this rank has: slot s belongs to rank s modulo their number."""
+        batches = step.batches
+        return cls(
+            rows=sum(batch.rows for batch in batches),
+            loss_tokens=sum(batch.loss_tokens for batch in batches),
+            tokens=sum(batch.tokens for batch in batches),
+            places=sum(batch.input_ids_BT.numel() for batch in batches),
+            digests={team.rank + place * team.ranks: batch_digest(batch) for place, batch in enumerate(batches)},
+        )
+
+    @classmethod
+    def together(cls, shares: Sequence["Share"]) -> "Share":
+        """What all ranks have."""
+        return cls(
+            rows=sum(share.rows for share in shares),
+            loss_tokens=sum(share.loss_tokens for share in shares),
+            tokens=sum(share.tokens for share in shares),
+            places=sum(share.places for share in shares),
+            digests={slot: digest for share in shares for slot, digest in share.digests.items()},
+        )
+
+    @property
+    def batch_hash(self) -> str:
+        """Hash of row keys, ids, masks and labels of a step: equal exactly when the step's work is."""
+        whole = b"".join(self.digests[slot] for slot in sorted(self.digests))
+        return hashlib.blake2b(whole, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What a step was."""
+    """What a step was, on all ranks."""
 
     loss: float
     """Mean cross-entropy of the step's loss tokens, in nats."""
     gradient_norm: float
     """Norm over all gradients before clipping."""
+    share: Share
+    """What was worked on."""
+    stop: bool
+    """Whether any rank was asked to stop."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a rank tells once its gradients are there."""
+
+    loss: float
+    """Sum over its loss tokens."""
+    there: Sequence[bool]
+    """Of each trained parameter, whether it has a gradient."""
+    parts: int
+    """How finely its batches are cut."""
+    events: Sequence[dict[str, int]]
+    """Each time that its memory ended in this step."""
+    failure: TrainingError | None
+    """Why it has no gradients."""
+    stop: bool
+    """Whether it was asked to stop."""
 
 
 @dataclass
@@ -158,41 +227,82 @@ def cut_line(line: Batch, parts: int) -> list[Batch]:
     return found
 
 
-def take_step(step: Step, *, number: int, learning_rate: float, learner: Learner, cutting: Cutting) -> Outcome:
-    """Forward, backward, clip, change the weights.
+def take_step(
+    step: Step,
+    *,
+    number: int,
+    learning_rate: float,
+    learner: Learner,
+    cutting: Cutting,
+    seed: int,
+    stop: Callable[[], bool] = never,
+) -> Outcome:
+    """Forward, backward, clip, change the weights; `step` holds the batches of this rank.
 
-    Where memory ends before the weights change, the step begins again with its batches cut in two, down to one row;
-    `cutting` keeps that for the steps to come. Raises DivergenceError before a loss that is not a number does harm, and
-    TrainingError where memory cannot hold one row, or ends while the weights change.
+    Where memory ends before the weights change, this rank's part begins again with its batches cut in two, down to one
+    row; `cutting` keeps that for the steps to come. Raises DivergenceError before a loss that is not a number does
+    harm, TrainingError where memory cannot hold one row, or ends while the weights change, and OtherRankError where
+    another rank raised one of them. `stop` is asked whether a person wants an end.
     """
     set_learning_rate(learner.plain_optimizers, learning_rate)
+    team, known = learner.team, len(cutting.events)
+    share = Share.together(team.gather(Share.of(step, team), "the sizes of a step"))
     with learner.lm.training():
-        parts, sums = collect_gradients(step, number=number, learner=learner, cutting=cutting)
-        check_losses(sums, parts, number=number)
-        norm, failure = attempt(partial(change_weights, learner, number=number))
-    if failure is not None or norm is None:
+        total, failure = 0.0, None
+        try:
+            total = collect_gradients(
+                step, number=number, learner=learner, cutting=cutting, seed=seed, loss_tokens=share.loss_tokens
+            )
+        except TrainingError as error:
+            failure = error
+        mine = Collected(total, learner.has_gradients(), cutting.parts, cutting.events[known:], failure, stop())
+        told = team.gather(mine, "the gradients of a step")
+        failed = next((rank for rank, one in enumerate(told) if one.failure is not None), None)
+        if failed is not None:
+            raise failure if failure is not None and failed == team.rank else OtherRankError(f"rank {failed} failed")
+        learner.add_up_gradients([one.there for one in told])
+        norm, full = attempt(partial(change_weights, learner, number=number))
+    if full is not None or norm is None:
         raise TrainingError(
             f"step {number}: out of memory while the weights were changed, which may have left them half changed. The "
             "weights of the last checkpoint are unharmed: free memory on the device and start the run again, or begin "
             "a new one with an adapter or optimizer: {type: adamw_8bit}"
-        ) from failure
-    return Outcome(loss=sum(sums) / sum(part.loss_tokens for part in parts), gradient_norm=norm)
+        ) from full
+    cutting.parts = max(one.parts for one in told)
+    cutting.events[known:] = [event for one in told for event in one.events]
+    return Outcome(
+        loss=sum(one.loss for one in told) / share.loss_tokens,
+        gradient_norm=norm,
+        share=share,
+        stop=any(one.stop for one in told),
+    )
 
 
 def collect_gradients(
-    step: Step, *, number: int, learner: Learner, cutting: Cutting
-) -> tuple[list[Batch], list[float]]:
-    """The parts that the step was taken in, and the sum of the loss over each; their gradients stand in the module."""
-    loss_tokens = sum(batch.loss_tokens for batch in step.batches)
-    before = random_state()
+    step: Step, *, number: int, learner: Learner, cutting: Cutting, seed: int, loss_tokens: int
+) -> float:
+    """The sum of the loss over this rank's batches; their gradients stand in the module."""
     while True:
         parts, sums = cutting.cut(step.batches), list[torch.Tensor]()
-        _, failure = attempt(partial(learner.add_gradients, parts, loss_tokens=loss_tokens, sums=sums))
+
+        def work(parts: Sequence[Batch] = parts, sums: list[torch.Tensor] = sums) -> None:
+            for part in parts:
+                torch.manual_seed(noise_seed(seed, number, part))
+                learner.add_gradients([part], loss_tokens=loss_tokens, sums=sums)
+
+        _, failure = attempt(work)
         if failure is None:
-            return parts, torch.stack(sums).tolist()
+            losses = torch.stack(sums).tolist() if sums else []
+            check_losses(losses, parts, number=number)
+            return float(sum(losses))
         clear_gradients(learner.lm.module)
-        restore_random_state(before)
         cutting.halve(parts[len(sums)], number=number, failure=failure)
+
+
+def noise_seed(seed: int, number: int, batch: Batch) -> int:
+    """What dropout and noise of a batch follow from in step number `number`."""
+    told = "\0".join((str(seed), str(number), *batch.keys)).encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
 
 
 def change_weights(learner: Learner, *, number: int) -> float:
@@ -218,33 +328,30 @@ def check_losses(sums: list[float], batches: list[Batch], *, number: int) -> Non
             )
 
 
-def batch_hash(step: Step) -> str:
-    """Hash of row keys, ids, masks and labels of a step: equal exactly when the step's work is."""
-    digest = hashlib.blake2b(digest_size=8)
-    for batch in step.batches:
-        digest.update("\0".join(batch.keys).encode())
-        for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT):
-            if tensor is None:
-                continue
-            digest.update(str(tuple(tensor.shape)).encode())
-            digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
+def batch_digest(batch: Batch) -> bytes:
+    """Hash of row keys, ids, masks and labels of a batch."""
+    digest = hashlib.blake2b("\0".join(batch.keys).encode(), digest_size=8)
+    for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT):
+        if tensor is None:
+            continue
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.digest()
 
 
-def step_record(step: Step, outcome: Outcome, *, number: int, learning_rate: float, seconds: float) -> dict[str, Any]:
+def step_record(outcome: Outcome, *, number: int, epoch: float, learning_rate: float, seconds: float) -> dict[str, Any]:
     """A line of log.jsonl."""
-    tokens = sum(batch.tokens for batch in step.batches)
-    places = sum(batch.input_ids_BT.numel() for batch in step.batches)
+    share = outcome.share
     return {
         "step": number,
-        "epoch": round(step.epoch, 6),
+        "epoch": round(epoch, 6),
         "loss": outcome.loss,
         "learning_rate": learning_rate,
         "gradient_norm": outcome.gradient_norm,
-        "rows": sum(batch.rows for batch in step.batches),
-        "loss_tokens": sum(batch.loss_tokens for batch in step.batches),
-        "tokens": tokens,
-        "padding": round(1 - tokens / places, 6) if places else 0.0,
+        "rows": share.rows,
+        "loss_tokens": share.loss_tokens,
+        "tokens": share.tokens,
+        "padding": round(1 - share.tokens / share.places, 6) if share.places else 0.0,
         "seconds": round(seconds, 4),
-        "batch_hash": batch_hash(step),
+        "batch_hash": share.batch_hash,
     }

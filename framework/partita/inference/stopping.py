@@ -7,15 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from partita_trainers.interrupt import interruption
+from partita_trainers.interrupt import interruption, never
 
 FINISH_SECONDS = 20
 """How long rows that were begun may take to end: systems that stop a job kill it after 30 s, as a rule."""
-
-
-def never() -> bool:
-    """False: nobody asks."""
-    return False
 
 
 @contextmanager

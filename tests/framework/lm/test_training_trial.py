@@ -1,6 +1,6 @@
 """Training after a trial of batch sizes, on real models of every kind: bit for bit the training without one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +49,9 @@ class Rows:
 
     def load_cursor(self, cursor: Mapping[str, Any]) -> None:
         raise AssertionError("nothing is resumed here")
+
+    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return cursors[0]
 
     def steps(self) -> Iterator[Step]:
         number = 0
