@@ -25,6 +25,7 @@ from partita.evaluation import Examination, prepare
 from partita.inference.predict import READING_IS_SHOWN, ShowProgress
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.team import ALONE, Team
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,18 @@ class Material:
 
 
 def read_material(
-    assembly: Assembly, data: RunData, ledger: Ledger, *, progress: ShowProgress | None = None
+    assembly: Assembly,
+    data: RunData,
+    ledger: Ledger,
+    *,
+    progress: ShowProgress | None = None,
+    ranks: int = 1,
+    begun: int | None = None,
 ) -> Material:
-    """All rows of a run but those of streams; rows that cannot be used go to the ledger."""
+    """All rows of a run but those of streams; rows that cannot be used go to the ledger.
+
+    A step's batches are shared by so many `ranks`; `begun` are those of a step that the run has begun with.
+    """
     config = assembly.config
     trains = config.trainer.type != "none"
     if trains and config.data.batching.type == "pack":
@@ -67,7 +77,12 @@ def read_material(
         return Material(None, None, examinations)
     mixed = mixed_order(config.data, training.keys) if data.mixed and data.streams is None else None
     shape = training_shape(
-        config, training, order=mixed.order if mixed is not None else None, more_rows=data.streams is not None
+        config,
+        training,
+        order=mixed.order if mixed is not None else None,
+        more_rows=data.streams is not None,
+        ranks=ranks,
+        begun=begun,
     )
     parts = mixed.parts if mixed is not None else {}
     return Material(training, shape, examinations, order_parts=parts, streams=data.streams)
@@ -100,18 +115,20 @@ def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
 
 
 def training_loader(
-    assembly: Assembly, material: Material, ledger: Ledger, *, size: BatchSize | None
+    assembly: Assembly, material: Material, ledger: Ledger, *, size: BatchSize | None, team: Team = ALONE
 ) -> Loader | StreamLoader | None:
     """Batches of the training rows; None where there are none. What is made of the data is said in the log."""
     if material.training is None or material.shape is None or size is None:
         return None
     size = material.shape.with_tokens(size)
     if material.streams is not None:
-        return stream_loader(assembly, material, material.streams, ledger, size=size)
-    return index_loader(assembly, material, material.training, size=size)
+        return stream_loader(assembly, material, material.streams, ledger, size=size, team=team)
+    return index_loader(assembly, material, material.training, size=size, team=team)
 
 
-def index_loader(assembly: Assembly, material: Material, encoded: EncodedRows, *, size: BatchSize) -> Loader:
+def index_loader(
+    assembly: Assembly, material: Material, encoded: EncodedRows, *, size: BatchSize, team: Team
+) -> Loader:
     """Batches of rows that are encoded already."""
     config, shape = assembly.config, material.shape
     assert shape is not None
@@ -129,13 +146,20 @@ def index_loader(assembly: Assembly, material: Material, encoded: EncodedRows, *
         more_parts={**material.order_parts, **collate_parts(config.data.collate, folder=assembly.folder)},
         collate_batch=build_collate(config.data.collate, folder=assembly.folder, pad_token_id=pad_token_id),
         resume=config.data.resume,
+        team=team,
     )
     tell(plan_rows(config, shape, size, loader))
     return loader
 
 
 def stream_loader(
-    assembly: Assembly, material: Material, streams: TrainingStreams, ledger: Ledger, *, size: BatchSize
+    assembly: Assembly,
+    material: Material,
+    streams: TrainingStreams,
+    ledger: Ledger,
+    *,
+    size: BatchSize,
+    team: Team,
 ) -> StreamLoader:
     """Batches of rows that are read while they are used."""
     config, shape = assembly.config, material.shape
@@ -162,6 +186,7 @@ def stream_loader(
             config.data.collate, folder=assembly.folder, pad_token_id=assembly.lm.tokenizer.pad_token_id
         ),
         resume=config.data.resume,
+        team=team,
     )
 
 

@@ -23,8 +23,10 @@ from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Trainer, TrialWork
+from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.trial import BatchSize, Trial
 from partita_trainers.batch_size.tune import warm_up
+from partita_trainers.team import ALONE, Team
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ def run_sizes(
             if written is None and trial is not None:
                 written = sizing.training(trial, shape)
             elif trial is not None:
-                warm_up(trial, sizing.memory)
+                warm_up(Bench(trial, sizing.memory))
             elif written is None:
                 message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.trial gave None"
                 raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
@@ -113,14 +115,15 @@ def evaluation_sizes(
         lengths = np.concatenate([encoded.lengths for encoded in held])
         sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
     if sizes.generation is None and generates(assembly):
-        lengths, shared = asked_prompts(assembly, [examination.rows for examination in examinations.values()])
+        asked = [examination.rows for examination in examinations.values()]
+        lengths, shared = asked_prompts(assembly, asked, team=sizing.team)
         sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
     return sizes
 
 
 def answering_sizes(assembly: Assembly, rows: Rows, *, sizing: Sizing) -> BatchSizes:
     """Sizes of answers to these rows, and of their evaluation where they have answers."""
-    lengths, shared = asked_prompts(assembly, [rows])
+    lengths, shared = asked_prompts(assembly, [rows], team=sizing.team)
     sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
     if not has_answers(rows, assembly.config):
         return sizes
@@ -141,10 +144,13 @@ def generates(assembly: Assembly) -> bool:
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
 
 
-def asked_prompts(assembly: Assembly, sources: Iterable[Rows]) -> tuple[np.ndarray, int]:
-    """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with."""
+def asked_prompts(assembly: Assembly, sources: Iterable[Rows], *, team: Team = ALONE) -> tuple[np.ndarray, int]:
+    """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with.
+
+    The ranks of `team` share the work.
+    """
     schema = row_schema(assembly.config, supervised=False)
-    prompts = [EncodedPrompts(rows, assembly.encoder, schema) for rows in sources]
+    prompts = [EncodedPrompts(rows, assembly.encoder, schema, team=team) for rows in sources]
     return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
 
 

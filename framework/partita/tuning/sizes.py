@@ -14,12 +14,15 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.runs.manifest import versions
 from partita.tuning.training_shape import TrainingShape
 from partita.tuning.trials import EvaluationTrial, GenerationTrial
+from partita_schema.errors import OtherRankError
 from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.cache import Cache, bucket
 from partita_trainers.batch_size.memory import device_memory
 from partita_trainers.batch_size.search import foretold_bytes, sizes_to_look_at
 from partita_trainers.batch_size.trial import BatchSize, Purpose, Trial
 from partita_trainers.batch_size.tune import Sizes, tune, verify
+from partita_trainers.team import ALONE, Team
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +68,17 @@ class Sizing:
     A size that was found for longer prompts serves shorter ones. One that turned out too large stays at what fitted.
     """
 
-    def __init__(self, assembly: Assembly, *, cache: Cache, fresh: bool = False) -> None:
-        """`cache` keeps sizes between runs; with `fresh` those that it holds are not looked at."""
+    def __init__(self, assembly: Assembly, *, cache: Cache, fresh: bool = False, team: Team = ALONE) -> None:
+        """`cache` keeps sizes between runs; with `fresh` those that it holds are not looked at.
+
+        The ranks of `team` look for a size together, and come to the same.
+        """
         self.assembly, self.cache, self.fresh = assembly, cache, fresh
         self.config, self.lm = assembly.config, assembly.lm
-        self.memory = device_memory(self.lm.device, memory_budget=self.config.trainer.memory_budget)
+        self.team = team
+        self.memory = device_memory(
+            self.lm.device, memory_budget=self.config.trainer.memory_budget, processes=team.local_ranks
+        )
         self.device = str(self.lm.device)
         self.known: dict[Purpose, Known] = {}
         self.limits: dict[Purpose, BatchLimit] = {}
@@ -118,6 +127,8 @@ class Sizing:
         """
         trainer = self.config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
+        if step_rows is not None:
+            step_rows = shape.rows_of_a_rank(step_rows)
         limit = None if step_rows is None else shape.most_for(step_rows)
         batching = shape.batching.model_dump(mode="json")
         options = [shape.most_learned, step_rows, batching]
@@ -157,21 +168,34 @@ class Sizing:
         max_rows: int | None = None,
     ) -> BatchSize:
         """The size in memory, else the one of an earlier run, tried once more, else a new one."""
-        known = self.remembered(trial, options)
+        # What jobs have come to since may differ between ranks, and with it what is known.
+        known = self.team.lead(lambda: self.remembered(trial, options), "a known batch size")
         if known is not None:
             return known
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
         limit = min(limits, default=None)
         key = self.key(trial, options=options, max_rows=limit)
-        earlier = None if self.fresh else self.cache.load(key)
-        found = verify(trial, self.memory, earlier, max_rows=limit, sizes=sizes) if earlier is not None else None
-        if found is None:
-            found = tune(trial, self.memory, device=self.device, max_rows=limit, sizes=sizes)
-            self.cache.save(key, found)
+        bench = Bench(trial, self.memory, team=self.team)
+        found = self.search(bench, key, max_rows=limit, sizes=sizes) if self.team.rank == 0 else bench.follow()
         self.memory.clear()
+        if found is None:
+            raise OtherRankError("rank 0 failed to find a batch size; its own message says why")
         self.known[trial.purpose] = Known(found, rows=trial.max_rows, key=key)
         self.limits.pop(trial.purpose, None)
         return found
+
+    def search(self, bench: Bench, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
+        """The size of an earlier run, tried once more, else a new one; the ranks that follow are told."""
+        found = None
+        try:
+            earlier = None if self.fresh else self.cache.load(key)
+            found = verify(bench, earlier, max_rows=max_rows, sizes=sizes) if earlier is not None else None
+            if found is None:
+                found = tune(bench, device=self.device, max_rows=max_rows, sizes=sizes)
+                self.cache.save(key, found)
+            return found
+        finally:
+            bench.end(found)
 
     def remembered(self, trial: Trial, options: Sequence[Any]) -> BatchSize | None:
         """A size of this process for work of the same kind that is no harder, and not far larger."""

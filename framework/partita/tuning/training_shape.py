@@ -43,6 +43,10 @@ class TrainingShape:
     """Tokens of a row at most, where the file says so."""
     more_rows: bool = False
     """Whether these are the first rows of a stream only."""
+    ranks: int = 1
+    """Processes that share the batches of a step."""
+    begun: int | None = None
+    """Batches of a step that the run has begun with, by another number of processes perhaps."""
 
     @property
     def counts_tokens(self) -> bool:
@@ -113,11 +117,18 @@ class TrainingShape:
         return max(1, int(step_rows * float(self.lengths.mean()) / self.longest))
 
     def batches_per_step(self, trainer: object, size: BatchSize) -> int:
-        """M: as the file says, or so many that a step holds the rows that the file says, on average."""
+        """M, on all ranks together: as the run was begun; else as the file says, or so many that a step holds the rows
+        that the file says, on average.
+        """
+        if self.begun is not None:
+            return self.begun
         if not isinstance(trainer, FinetuneTrainer):
-            return 1
-        if not self.counts_tokens or trainer.gradient_accumulation_steps is not None:
-            return trainer.accumulation(size.rows)
+            return self.ranks
+        if trainer.gradient_accumulation_steps is not None:
+            return self.ranks * trainer.gradient_accumulation_steps
+        if not self.counts_tokens:
+            batches = trainer.accumulation(size.rows)
+            return batches if trainer.effective_batch_size is not None else max(self.ranks, batches)
         planner = IndexedPlanner(
             self.lengths,
             policy=self.policy(size.rows, max_tokens=size.max_tokens),
@@ -126,7 +137,19 @@ class TrainingShape:
             order=self.order,
         )
         mean_rows = planner.num_rows / planner.count_batches(0)
-        return max(1, round((trainer.effective_batch_size or DEFAULT_STEP_ROWS) / mean_rows))
+        wanted = (trainer.effective_batch_size or DEFAULT_STEP_ROWS) / mean_rows
+        return self.ranks * max(1, round(wanted / self.ranks))
+
+    def rows_of_a_rank(self, step_rows: int) -> int:
+        """Rows of a step that each process takes. Raises DataError where they cannot be shared evenly."""
+        if self.counts_tokens or step_rows % self.ranks == 0:
+            return step_rows // self.ranks or 1
+        below = step_rows // self.ranks * self.ranks
+        near = f"{below} or {below + self.ranks}" if below else str(self.ranks)
+        raise DataError(
+            f"{step_rows} rows of a step cannot be shared by {self.ranks} processes evenly; write "
+            f"trainer.effective_batch_size: {near}"
+        )
 
     def lengths_of_epoch(self) -> np.ndarray:
         """Tokens of each row of the first epoch: of a mix, some rows may be in it more than once, or not at all."""
@@ -164,7 +187,13 @@ class TrainingShape:
 
 
 def training_shape(
-    config: Config, encoded: EncodedRows, *, order: Order | None = None, more_rows: bool = False
+    config: Config,
+    encoded: EncodedRows,
+    *,
+    order: Order | None = None,
+    more_rows: bool = False,
+    ranks: int = 1,
+    begun: int | None = None,
 ) -> TrainingShape:
     """How the rows of a run are batched; auto is resolved by lengths.
 
@@ -199,4 +228,6 @@ def training_shape(
         order=order,
         length_limit=config.preprocessing.global_max_sequence_length,
         more_rows=more_rows,
+        ranks=ranks,
+        begun=begun,
     )

@@ -256,8 +256,8 @@ class Fp16:
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
         prepare = accelerator.prepare_model
 
-        def prepare_model(module: torch.nn.Module, device_placement: bool) -> Any:
-            prepared = prepare(module, device_placement=device_placement)
+        def prepare_model(module: torch.nn.Module, **options: bool) -> Any:
+            prepared = prepare(module, **options)
             accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
             return prepared
 

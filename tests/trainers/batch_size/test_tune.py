@@ -4,14 +4,17 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
+from partita.distributed.threads import ThreadTeam
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size import tune as tune_module
+from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.memory import Peak
 from partita_trainers.batch_size.trial import BatchSize, Purpose, Timing, Volume
 from partita_trainers.batch_size.tune import tune, verify
@@ -109,7 +112,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_what_fits_and_what_is_best_are_both_found(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001, step_a_row=0.02)
-    found = tune(work, device, device="cuda:0")
+    found = tune(Bench(work, device), device="cuda:0")
     assert found.fits == 180, "9 GB at 50 MB a row"
     speed = {rows: work.num_rows / time_of(work, rows) for rows in range(1, 181)}
     assert speed[found.rows] >= 0.96 * max(speed.values())
@@ -138,13 +141,13 @@ def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Devi
             return super().decode_step(rows) * (5 if first and rows == disturbed else 1)
 
     work = HeldUp(device, seconds_a_token=0.000001)
-    found = tune(work, device, device="cuda:0")
-    assert found.rows == tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0").rows > 32
+    found = tune(Bench(work, device), device="cuda:0")
+    assert found.rows == tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
 
 
 def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Device) -> None:
     work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
-    found = tune(work, device, device="cuda:0")
+    found = tune(Bench(work, device), device="cuda:0")
     speed = dict(found.paces)
     assert speed[128] == pytest.approx(work.num_rows / time_of(work, 128), rel=0.02)
     assert speed[128] > 0.95 * speed[96], "128 and 52 rows are no more work than 96 and 84"
@@ -152,7 +155,7 @@ def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Dev
 
 def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001)
-    found = tune(work, device, device="cuda:0")
+    found = tune(Bench(work, device), device="cuda:0")
     for rows, speed in found.paces:
         assert speed == pytest.approx(work.num_rows / time_of(work, rows), rel=0.02)
     for probe in found.probes:
@@ -162,7 +165,7 @@ def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
 def test_where_a_probe_is_dear_and_memory_plenty_the_largest_size_is_foretold(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     work = Work(device, num_rows=600, seconds_a_token=0.01)
-    found = tune(work, device, device="cpu")
+    found = tune(Bench(work, device), device="cpu")
     assert max(work.ran) <= 4, "a probe of hundreds of rows would take longer than the work"
     assert found.fits == 600
     assert found.rows <= 24, "reading prompts takes as long whatever the batch"
@@ -172,7 +175,7 @@ def test_where_a_probe_is_dear_and_memory_plenty_the_largest_size_is_foretold(de
 def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device) -> None:
     device.bytes_a_row = 900_000_000
     work = Work(device, num_rows=64, seconds_a_token=0.002, step_constant=3.0)
-    found = tune(work, device, device="cpu")
+    found = tune(Bench(work, device), device="cpu")
     assert found.fits == 10
     assert max(work.ran) >= found.rows > 4
 
@@ -182,14 +185,14 @@ def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device
 
 def test_steps_of_more_rows_are_not_timed_where_that_takes_longer_than_what_it_saves(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.2)
-    found = tune(work, device, device="cpu")
+    found = tune(Bench(work, device), device="cpu")
     assert work.stepped == [1], "two more seconds for work of two and a half"
     assert (found.rows, found.fits) == (1, 4)
 
 
 def test_steps_are_timed_whatever_the_work_as_long_as_that_takes_half_a_second(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.02)
-    found = tune(work, device, device="cpu")
+    found = tune(Bench(work, device), device="cpu")
     assert (work.stepped, found.rows) == ([1, 4], 4)
     assert found.seconds < tune_module.NOT_WORTH_SAVING
     assert found.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
@@ -200,7 +203,7 @@ def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
     device: Device, rows: int, tokens: int, step: float
 ) -> None:
     work = Work(device, num_rows=rows, prompt_tokens=50, new_tokens=tokens, step_constant=step)
-    found = tune(work, device, device="cpu")
+    found = tune(Bench(work, device), device="cpu")
     assert found.rows >= 4
     assert found.seconds + time_of(work, found.rows) < 0.5 * time_of(work, 1)
 
@@ -216,20 +219,22 @@ def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device,
         return plain(rows)
 
     work.decode_step = decode_step  # type: ignore[method-assign]
-    found = tune(work, device, device="cuda:0")
+    found = tune(Bench(work, device), device="cuda:0")
     assert found.fits == 180
     assert found.rows not in refused or found.rows == 1
 
 
 def test_the_limit_of_the_user_holds(device: Device) -> None:
-    found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0", max_rows=24)
+    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
     assert found.rows <= 24
     assert found.fits == 24
 
 
 def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:
     work = Work(device, num_rows=48, seconds_a_token=0.000001)
-    found = tune(work, device, device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest])
+    found = tune(
+        Bench(work, device), device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest]
+    )
     assert found.rows in (12, 48)
 
 
@@ -243,7 +248,7 @@ def test_a_device_that_refuses_is_heard(device: Device) -> None:
         return plain(rows)
 
     kink.run = run  # type: ignore[method-assign]
-    found = tune(kink, device, device="cuda:0")
+    found = tune(Bench(kink, device), device="cuda:0")
     assert found.out_of_memory
     assert found.fits is not None
     assert 80 <= found.fits < 90
@@ -254,7 +259,7 @@ def test_a_device_that_refuses_is_heard(device: Device) -> None:
 def test_one_row_that_takes_too_much_is_one_error_with_the_arithmetic(device: Device) -> None:
     device.bytes_a_row = int(9.5 * GB)
     with pytest.raises(OutOfMemory) as error:
-        tune(Work(device), device, device="cuda:0")
+        tune(Bench(Work(device), device), device="cuda:0")
     assert str(error.value) == (
         "not even one row fits for generation: one of 400 tokens and 100 new tokens takes 9.50 GB, 500.0 MB too much; "
         "9.00 GB may be taken (9.0 GB said). Write a smaller preprocessing.global_max_sequence_length or "
@@ -268,14 +273,14 @@ def test_where_the_users_amount_is_too_small_the_error_says_that_first(
     device.budget_bytes = 0
     monkeypatch.setattr(device, "describe", lambda: "memory_budget 300.0 MB less 437.9 MB that the process holds")
     with pytest.raises(OutOfMemory, match=r"holds\)\. Write a larger trainer\.memory_budget, a smaller preproc"):
-        tune(Work(device), device, device="cpu")
+        tune(Bench(Work(device), device), device="cpu")
 
 
 def test_one_row_that_the_device_refuses_is_told_as_well(device: Device) -> None:
     device.bytes_a_row = 11 * GB
     work = Work(device, new_tokens=0, purpose="training")
     with pytest.raises(OutOfMemory) as error:
-        tune(work, device, device="cuda:0")
+        tune(Bench(work, device), device="cuda:0")
     assert str(error.value) == (
         "not even one row fits for training: one of 400 tokens takes more than the device has; 9.00 GB may be taken "
         "(9.0 GB said). Write a smaller preprocessing.global_max_sequence_length, trainer.gradient_checkpointing: "
@@ -291,7 +296,7 @@ def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
         yield Peak()
 
     monkeypatch.setattr(device, "measure", silent)
-    found = tune(Work(device, seconds_a_token=0.000001), device, device="mps")
+    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="mps")
     assert found.fits == 180
     assert [probe.taken_bytes for probe in found.probes[:2]] == [50_000_000, 200_000_000]
 
@@ -317,7 +322,7 @@ def test_a_row_that_fits_only_while_it_is_measured_is_timed_then(
 
     work.run = run  # type: ignore[method-assign]
     monkeypatch.setattr(device, "measure", measure)
-    assert tune(work, device, device="cpu").rows == 1
+    assert tune(Bench(work, device), device="cpu").rows == 1
 
 
 def test_every_run_is_guarded(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +344,7 @@ def test_every_run_is_guarded(device: Device, monkeypatch: pytest.MonkeyPatch) -
 
     work.decode_step = decode_step  # type: ignore[method-assign]
     monkeypatch.setattr(device, "guard", guard)
-    tune(work, device, device="cpu")
+    tune(Bench(work, device), device="cpu")
     assert seen
     assert all(seen)
 
@@ -348,18 +353,18 @@ def test_errors_that_are_not_memory_are_passed_on(device: Device) -> None:
     work = Work(device)
     work.run = lambda rows: {}["key"]  # type: ignore[method-assign]
     with pytest.raises(KeyError):
-        tune(work, device, device="cuda:0")
+        tune(Bench(work, device), device="cuda:0")
 
 
 def known(device: Device, **changes: object) -> BatchSize:
-    found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0")
+    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
 def test_a_known_size_costs_one_probe(device: Device) -> None:
     earlier = known(device)
     work = Work(device, seconds_a_token=0.000001)
-    found = verify(work, device, earlier)
+    found = verify(Bench(work, device), earlier)
     assert found is not None
     assert set(work.ran) == {earlier.rows}
     assert (found.rows, found.fits, found.origin) == (earlier.rows, earlier.fits, "cached")
@@ -369,25 +374,25 @@ def test_a_known_size_costs_one_probe(device: Device) -> None:
 def test_a_known_size_far_from_filling_the_memory_costs_no_more_than_finding_it(device: Device) -> None:
     device.bytes_a_row = 100_000
     work = Work(device, num_rows=64, seconds_a_token=0.01)
-    earlier = tune(work, device, device="cpu")
+    earlier = tune(Bench(work, device), device="cpu")
     tried = max(work.ran)
     assert tried < earlier.rows, "a try of as many rows would take as long as the work"
     again = Work(device, num_rows=64, seconds_a_token=0.01)
-    found = verify(again, device, earlier)
+    found = verify(Bench(again, device), earlier)
     assert found is not None
     assert (found.rows, found.fits, again.ran) == (earlier.rows, earlier.fits, [tried])
     device.budget_bytes = earlier.rows * 150_000
-    verify(again, device, earlier)
+    verify(Bench(again, device), earlier)
     assert again.ran == [tried, earlier.rows], "with less memory it has to be proven"
     device.budget_bytes = 9 * GB
-    verify(again, device, replace(earlier, out_of_memory=True))
+    verify(Bench(again, device), replace(earlier, out_of_memory=True))
     assert again.ran[2:] == [earlier.rows]
 
 
 def test_a_known_size_that_no_longer_fits_is_forgotten(device: Device) -> None:
     earlier = known(device)
     device.bytes_a_row = 9 * GB // (earlier.rows - 1)
-    assert verify(Work(device), device, earlier) is None
+    assert verify(Bench(Work(device), device), earlier) is None
 
 
 def test_a_size_held_down_by_memory_is_found_again_where_there_is_more(device: Device) -> None:
@@ -396,7 +401,7 @@ def test_a_size_held_down_by_memory_is_found_again_where_there_is_more(device: D
     assert earlier.fits is not None
     assert 2 * earlier.rows > earlier.fits
     device.budget_bytes = 9 * GB
-    assert verify(Work(device), device, earlier) is None
+    assert verify(Bench(Work(device), device), earlier) is None
 
 
 def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) -> None:
@@ -404,15 +409,15 @@ def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) 
     earlier = known(device)
     assert earlier.fits is not None
     device.budget_bytes = 5 * GB
-    found = verify(Work(device, seconds_a_token=0.000001), device, earlier)
+    found = verify(Bench(Work(device, seconds_a_token=0.000001), device), earlier)
     assert found is not None
     assert found.fits == 5000
 
 
 def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Device) -> None:
     earlier = known(device)
-    small = verify(Work(device, num_rows=7, seconds_a_token=0.000001), device, earlier)
-    limited = verify(Work(device, seconds_a_token=0.000001), device, earlier, max_rows=5)
+    small = verify(Bench(Work(device, num_rows=7, seconds_a_token=0.000001), device), earlier)
+    limited = verify(Bench(Work(device, seconds_a_token=0.000001), device), earlier, max_rows=5)
     assert small is not None
     assert limited is not None
     assert (small.rows, limited.rows) == (7, 5)
@@ -421,20 +426,79 @@ def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Devi
 def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_offered(device: Device) -> None:
     earlier = known(device, rows=6)
     work = Work(device, num_rows=5, seconds_a_token=0.000001)
-    found = verify(work, device, earlier, sizes=lambda largest: [n for n in (1, 2, 3, 4, 6, 12) if n <= largest])
+    found = verify(Bench(work, device), earlier, sizes=lambda largest: [n for n in (1, 2, 3, 4, 6, 12) if n <= largest])
     assert found is not None
     assert found.rows == 4
 
 
 def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = tune(Work(device, seconds_a_token=0.000001), device, device="cuda:0")
+    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
     line = f"batch size for generation: {found.rows} rows (up to 180 fit) of at most 400 tokens and 100 new ones, "
     assert caplog.messages == [f"{line}on cuda:0; 3 probes, {found.seconds:.1f} s"]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))
 def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tokens: int) -> None:
-    found = tune(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device, device="cuda:0")
+    found = tune(
+        Bench(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device), device="cuda:0"
+    )
     assert found.fits == rows
     assert found.rows <= rows
+
+
+def on_ranks(works: list[Work]) -> tuple[BatchSize, list[BatchSize | None]]:
+    """What rank 0 finds, and what the others are told; each rank is a thread with a device of its own."""
+    benches = [
+        Bench(work, work.device, team=team)
+        for work, team in zip(works, ThreadTeam.of(len(works), timeout_seconds=20), strict=True)
+    ]
+
+    def lead() -> BatchSize:
+        found = None
+        try:
+            found = tune(benches[0], device="cuda:0")
+            return found
+        finally:
+            benches[0].end(found)
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        followed = [threads.submit(bench.follow) for bench in benches[1:]]
+        return lead(), [one.result() for one in followed]
+
+
+def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
+    works = [
+        Work(replace(device, budget_bytes=budget), seconds_a_token=0.000001) for budget in (9 * GB, 4 * GB, 8 * GB)
+    ]
+
+    found, told = on_ranks(works)
+
+    assert found.budget_bytes == 4 * GB
+    assert found.fits == 4 * GB // device.bytes_a_row == 80
+    assert told == [found, found]
+    assert works[0].ran == works[1].ran == works[2].ran
+    assert works[0].stepped == works[1].stepped == works[2].stepped
+
+
+def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
+    works = [Work(replace(device, free=free), seconds_a_token=0.000001) for free in (10 * GB, 2 * GB)]
+
+    found, told = on_ranks(works)
+
+    assert found.fits is not None
+    assert found.fits <= 2 * GB // device.bytes_a_row
+    assert found.out_of_memory
+    assert told == [found]
+
+
+def test_what_a_rank_raises_ends_the_search_on_all(device: Device) -> None:
+    works = [Work(replace(device)), Work(replace(device))]
+
+    def broken(rows: int) -> Timing:
+        raise ValueError("a layer of rank 1 is broken")
+
+    works[1].run = broken  # type: ignore[method-assign]
+
+    with pytest.raises(ValueError, match="a layer of rank 1 is broken"):
+        on_ranks(works)

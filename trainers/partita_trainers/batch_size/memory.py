@@ -170,10 +170,16 @@ class DeviceMemory(Protocol):
         """Give back what is not used. Not while an error is handled: it would hold what it holds."""
 
 
-def device_memory(device: torch.device, *, memory_budget: str | int | float | None = None) -> DeviceMemory:
-    """The memory of a device. `memory_budget` is what the process may hold there in all, the model included."""
+def device_memory(
+    device: torch.device, *, memory_budget: str | int | float | None = None, processes: int = 1
+) -> DeviceMemory:
+    """The memory of a device. `memory_budget` is what the process may hold there in all, the model included.
+
+    On the machine there are so many `processes` of the job, which share what is not on a device of their own.
+    """
     allowed = None if memory_budget is None else parse_memory(memory_budget)
-    return MEMORIES.get(device.type, HostMemory)(device, allowed)
+    kind = MEMORIES.get(device.type)
+    return HostMemory(device, allowed, processes=processes) if kind is None else kind(device, allowed)
 
 
 def within(total: int, allowed: int | float | None) -> int | None:
@@ -192,7 +198,8 @@ class HostMemory:
 
     slows_work = True
 
-    def __init__(self, device: torch.device, allowed: int | float | None) -> None:
+    def __init__(self, device: torch.device, allowed: int | float | None, *, processes: int = 1) -> None:
+        self.processes = processes
         totals = (linux.cgroup_total(), linux.meminfo("MemTotal") or physical_memory())
         self.total = min((total for total in totals if total), default=0)
         self.allowed = within(self.total, allowed)
@@ -203,13 +210,11 @@ class HostMemory:
         return f"{linux.processor() or platform.processor() or platform.machine()}, {self.total} bytes"
 
     def rooms(self) -> dict[str, int]:
-        """What each limit of the machine leaves, by its name."""
-        found = {
-            "available": linux.available_memory(),
-            "of the control group": linux.cgroup_room(),
-            "of the process's limit": linux.limit_room() if sys.platform != "win32" else None,
-        }
-        return {name: room for name, room in found.items() if room is not None}
+        """What each limit of the machine leaves to this process, by its name."""
+        shared = {"available": linux.available_memory(), "of the control group": linux.cgroup_room()}
+        rooms = {name: room // self.processes for name, room in shared.items() if room is not None}
+        own = linux.limit_room() if sys.platform != "win32" else None
+        return rooms if own is None else rooms | {"of the process's limit": own}
 
     def held(self) -> int:
         """Bytes of the process in memory."""
@@ -395,7 +400,6 @@ class AppleMemory:
 
 
 MEMORIES: dict[str, Callable[[torch.device, int | float | None], DeviceMemory]] = {
-    "cpu": HostMemory,
     "cuda": AcceleratorMemory,
     "xpu": AcceleratorMemory,
     "mps": AppleMemory,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from partita_schema.errors import OutOfMemory
-from partita_trainers.batch_size.memory import DeviceMemory, attempt, gigabytes
+from partita_trainers.batch_size.bench import Bench
+from partita_trainers.batch_size.memory import gigabytes
 from partita_trainers.batch_size.search import (
     between,
     fewest_near_best,
@@ -50,20 +51,19 @@ Sizes = Callable[[int], Iterable[int]]
 
 
 def tune(
-    trial: Trial,
-    memory: DeviceMemory,
+    bench: Bench,
     *,
     device: str,
     max_rows: int | None = None,
     sizes: Sizes = sizes_to_look_at,
 ) -> BatchSize:
-    """The batch size for a trial's work: what fits the memory, and what is fastest on the data.
+    """The batch size for the work of a bench: what fits the memory, and what is fastest on the data.
 
     `max_rows` is the user's limit; `sizes` are those that may be chosen. Raises OutOfMemory where not even one row
     fits.
     """
-    started = time.perf_counter()
-    search = Search(trial, memory, cap=capped(trial, max_rows), sizes=sizes)
+    started, trial = time.perf_counter(), bench.trial
+    search = Search(bench, cap=capped(trial, max_rows), sizes=sizes)
     search.probe_memory()
     best, fits = search.best(), search.fits
     looked_at = sorted({*(rows for rows in sizes(fits) if rows <= 4 * best), best})
@@ -86,8 +86,7 @@ def tune(
 
 
 def verify(
-    trial: Trial,
-    memory: DeviceMemory,
+    bench: Bench,
     known: BatchSize,
     *,
     max_rows: int | None = None,
@@ -100,11 +99,11 @@ def verify(
     not fit, and where it was held down by memory of which there is more now. Raises OutOfMemory where not even the
     warm-up fits.
     """
-    started = time.perf_counter()
+    started, trial = time.perf_counter(), bench.trial
     cap = capped(trial, max_rows)
     rows = max(sizes(min(known.rows, cap)))
-    warm_up(trial, memory)
-    budget = memory.budget()
+    warm_up(bench)
+    budget = bench.budget()
     if known.budget_bytes is None or known.fits is None:
         return None
     if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.fits)):
@@ -113,7 +112,7 @@ def verify(
     tried = rows
     if not known.out_of_memory and is_comfortable(evidence, rows, budget=budget):
         tried = min(rows, max(earlier.rows for earlier in evidence))
-    probe = try_rows(trial, memory, tried, budget=budget)
+    probe = judged(bench.probe(tried), budget)
     if probe.verdict != "fits":
         return None
     fits = known.fits
@@ -137,14 +136,11 @@ def verify(
     return found
 
 
-def warm_up(trial: Trial, memory: DeviceMemory) -> None:
+def warm_up(bench: Bench) -> None:
     """Make what stays on the device once work has begun, such as the state of optimizers. Raises OutOfMemory."""
-    with memory.guard():
-        _, failure = attempt(trial.warm_up)
-    memory.clear()
-    if failure is not None:
+    if not bench.warm_up():
         probe = Probe(1, "out of memory", used_bytes=None, taken_bytes=None)
-        raise OutOfMemory(too_large(trial, probe, memory, budget=memory.budget()))
+        raise OutOfMemory(too_large(bench, probe, budget=bench.budget()))
 
 
 def capped(trial: Trial, max_rows: int | None) -> int:
@@ -155,8 +151,8 @@ def capped(trial: Trial, max_rows: int | None) -> int:
 class Search:
     """One search: what it has tried, and what that foretells."""
 
-    def __init__(self, trial: Trial, memory: DeviceMemory, *, cap: int, sizes: Sizes) -> None:
-        self.trial, self.memory, self.cap, self.sizes = trial, memory, cap, sizes
+    def __init__(self, bench: Bench, *, cap: int, sizes: Sizes) -> None:
+        self.bench, self.trial, self.cap, self.sizes = bench, bench.trial, cap, sizes
         self.probes: list[Probe] = []
         self.prefills: dict[int, float] = {}
         """Seconds of reading prompts of the greatest length, by rows."""
@@ -169,8 +165,8 @@ class Search:
         self.volumes: dict[int, Volume] = {}
         self.num_rows = self.volume(1).rows or self.volume(1).batches
         self.started = time.perf_counter()
-        warm_up(trial, memory)
-        self.budget = memory.budget()
+        warm_up(bench)
+        self.budget = bench.budget()
 
     def probe_memory(self) -> None:
         """Try sizes until the largest that fits is known, or until what is of use is known to fit.
@@ -178,9 +174,9 @@ class Search:
         Raises OutOfMemory where a single row does not fit.
         """
         while (rows := self.next_rows()) is not None:
-            probe = try_rows(self.trial, self.memory, rows, budget=self.budget)
+            probe = judged(self.bench.probe(rows), self.budget)
             if rows == 1 and probe.verdict != "fits":
-                raise OutOfMemory(too_large(self.trial, probe, self.memory, budget=self.budget))
+                raise OutOfMemory(too_large(self.bench, probe, budget=self.budget))
             self.probes.append(self.timed(probe))
             level = logging.INFO if probe.seconds > WORTH_TELLING else logging.DEBUG
             taken = gigabytes(probe.taken_bytes) if probe.taken_bytes is not None else "refused"
@@ -194,12 +190,11 @@ class Search:
         if probe.prefill_seconds is None:
             return probe
         if self.probes and probe.prefill_seconds >= SHORT_SECONDS:
-            if not self.memory.slows_work:
+            if not self.bench.memory.slows_work:
                 self.prefills[probe.rows] = probe.prefill_seconds
             return probe
         started = time.perf_counter()
-        with self.memory.guard():
-            timing, _ = attempt(lambda: self.trial.run(probe.rows))
+        timing = self.bench.time(probe.rows)
         if timing is None:  # without exact allocation it does not fit
             self.prefills[probe.rows] = probe.prefill_seconds
             return probe
@@ -290,11 +285,10 @@ class Search:
         if rows in self.steps and not again:
             return
         started = time.perf_counter()
-        with self.memory.guard():
-            seconds, failure = attempt(lambda: self.trial.decode_step(rows))
+        seconds = self.bench.step(rows)
         self.step_cost = time.perf_counter() - started
         # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
-        found = seconds if failure is None and seconds is not None else math.inf
+        found = math.inf if seconds is None else seconds
         self.steps[rows] = min(found, self.steps.get(rows, math.inf))
         if again:
             self.confirmed.add(rows)
@@ -324,27 +318,6 @@ class Search:
         return self.trial.new_tokens * (full * between(steps, rows) + (between(steps, rest) if rest else 0.0))
 
 
-def try_rows(trial: Trial, memory: DeviceMemory, rows: int, *, budget: int) -> Probe:
-    """One probe: peak memory, verdict, times."""
-    started = time.perf_counter()
-    with memory.measure() as peak:
-        timing, failure = attempt(lambda: trial.run(rows))
-    if timing is None or failure is not None:
-        seconds = time.perf_counter() - started
-        return Probe(rows, "out of memory", used_bytes=None, taken_bytes=None, seconds=seconds)
-    estimated = trial.estimated_bytes(rows) if peak.taken_bytes is None else None
-    probe = Probe(
-        rows,
-        "fits",
-        used_bytes=peak.used_bytes if estimated is None else estimated,
-        taken_bytes=peak.taken_bytes if estimated is None else estimated,
-        prefill_seconds=timing.prefill_seconds,
-        decode_seconds=timing.decode_seconds,
-        seconds=time.perf_counter() - started,
-    )
-    return judged(probe, budget)
-
-
 def judged(probe: Probe, budget: int) -> Probe:
     """The probe with the verdict that a budget gives it."""
     if probe.taken_bytes is None:
@@ -362,8 +335,9 @@ def told(found: BatchSize, trial: Trial) -> str:
     )
 
 
-def too_large(trial: Trial, probe: Probe, memory: DeviceMemory, *, budget: int) -> str:
+def too_large(bench: Bench, probe: Probe, *, budget: int) -> str:
     """Why nothing can be done on this device, and what would help."""
+    trial = bench.trial
     new = f" and {trial.new_tokens:,} new tokens" if trial.new_tokens else ""
     needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)
     short = f", {gigabytes(probe.taken_bytes - budget)} too much" if probe.taken_bytes is not None else ""
@@ -371,7 +345,7 @@ def too_large(trial: Trial, probe: Probe, memory: DeviceMemory, *, budget: int) 
     if trial.new_tokens:
         shorter += " or generation.max_new_tokens"
     less = ", trainer.gradient_checkpointing: true" if trial.purpose == "training" else ""
-    sum_of_it = memory.describe()
+    sum_of_it = bench.memory.describe()
     more = "a larger trainer.memory_budget, " if sum_of_it.startswith("memory_budget") else ""
     return (
         f"not even one row fits for {trial.purpose}: one of {trial.prompt_tokens:,} tokens{new} takes {needs}{short}; "
