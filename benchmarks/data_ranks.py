@@ -11,10 +11,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 from harness import Limit, about, parse_arguments, report
@@ -23,6 +21,7 @@ from workloads_data import WHOLE, batches_hash, make_model, settings, snli_rows,
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.streams.loader import StreamLoader, merged
+from partita.distributed.threads import ThreadTeam
 
 BATCHES_OF_A_STEP = 4
 JOBS = ((4, 0), (1, 2), (2, 1))
@@ -106,9 +105,9 @@ def job(
 ) -> Iterator[tuple[str, Any, list[str]]]:
     """Of each step of a job: hash, position and keys. Ledgers of a stream's ranks are put into `ledgers`."""
     loaders = []
-    for rank in range(ranks):
+    for team in ThreadTeam.of(ranks):
         ledger = Ledger(None, max_bad_rows=0.05)
-        loaders.append(of_rank(batches, rank=rank, ranks=ranks, workers=workers, ledger=ledger))
+        loaders.append(of_rank(batches, team=team, workers=workers, ledger=ledger))
         if ledgers is not None:
             ledgers.append(ledger)
     for loader in loaders:
@@ -121,20 +120,7 @@ def job(
 
 
 def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
-    """The next step of each loader, at once: a thread stands for each process, and a barrier for their exchange."""
-    met = Barrier(len(loaders))
-    left = [False] * len(loaders)
-
-    def exchange(place: int, mine: bool) -> bool:
-        left[place] = mine
-        met.wait(60)
-        found = any(left)
-        met.wait(60)
-        return found
-
-    for place, loader in enumerate(loaders):
-        if isinstance(loader, StreamLoader):
-            loader._left_on_any = partial(exchange, place)
+    """The next step of each loader, at once: a thread stands for each process."""
     running = [loader.steps() for loader in loaders]
     with ThreadPoolExecutor(len(loaders)) as threads:
         while True:
@@ -148,10 +134,10 @@ def one_cursor(steps: Any) -> Any:
     return merged(cursors) if isinstance(place, dict) and "lanes" in place else cursors[0]
 
 
-def of_rank(batches: Any, *, rank: int, ranks: int, workers: int, ledger: Ledger) -> Any:
+def of_rank(batches: Any, *, team: ThreadTeam, workers: int, ledger: Ledger) -> Any:
     """The loader that a process of a job makes, from the one that a single process has made."""
     arguments, named = batches.made_with
-    named = named | {"rank": rank, "ranks": ranks}
+    named = named | {"team": team}
     if isinstance(batches, StreamLoader):
         named["options"] = named["options"].model_copy(update={"workers": workers})
         named["ledger"] = ledger

@@ -1,7 +1,7 @@
 """Training data as optimizer steps, from any position: rows that are encoded already."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from partita.data.statistics import Statistics
 from partita_schema.batching import Batching
 from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import Step
+from partita_trainers.team import ALONE, Team
 
 
 class Loader:
@@ -37,16 +38,15 @@ class Loader:
         more_parts: Mapping[str, str] | None = None,
         collate_batch: Collate | None = None,
         resume: Resume = "strict",
-        rank: int = 0,
-        ranks: int = 1,
+        team: Team = ALONE,
     ) -> None:
         """`batches_per_step` is M: the batches that one optimizer step takes on all ranks together.
 
         `max_tokens` is what token_budget's auto and pack's default have come to. `order` gives the rows of an epoch in
         place of a permutation; `more_parts` says what it is made of, and what else decides the batches. Raises
-        DataError where `ranks` does not divide M, and where a row is too long to be planned.
+        DataError where the ranks of `team` do not divide M, and where a row is too long to be planned.
         """
-        check_ranks(ranks, batches_per_step)
+        check_ranks(team.ranks, batches_per_step)
         self._planner = IndexedPlanner(
             encoded.lengths,
             policy=build_policy(batching, batch_size=batch_size, max_tokens=max_tokens),
@@ -58,7 +58,7 @@ class Loader:
         self._encoded = encoded
         self._collate = collate_batch or partial(collate, pad_token_id=pad_token_id)
         self._resume: Resume = resume
-        self._rank, self._ranks = rank, ranks
+        self._team = team
         self._started = False
         settings = batching_parts(
             batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
@@ -109,6 +109,10 @@ class Loader:
         self._started = True
         return self._statistics.count(self._step(planned) for planned in self._plans())
 
+    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The cursor of any rank: it is the same on all of them."""
+        return cursors[0]
+
     def _plans(self) -> Iterator[PlannedStep]:
         epoch, step = self._cursor.epoch, self._cursor.step
         window, taken = place_in_window(self._cursor.place)
@@ -118,7 +122,7 @@ class Loader:
 
     def _step(self, planned: PlannedStep) -> Step:
         """This rank's batches of a step, with the position behind all of them."""
-        mine = planned.batches[self._rank :: self._ranks]
+        mine = planned.batches[self._team.rank :: self._team.ranks]
         behind = Cursor(self._cursor.parts, planned.epoch, planned.step, [planned.window, planned.taken])
         return Step(
             tuple(self._collate(self._encoded, batch) for batch in mine), cursor=behind.to_json(), epoch=planned.passed
@@ -140,6 +144,6 @@ def check_ranks(ranks: int, batches_per_step: int) -> None:
         allowed = [str(number) for number in range(1, batches_per_step + 1) if batches_per_step % number == 0]
         numbers = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
         raise DataError(
-            f"a step of {batches_per_step:,} batches cannot be shared by {ranks} processes; start {numbers}, or write "
-            f"trainer.gradient_accumulation_steps: {-(-batches_per_step // ranks) * ranks} for a new run"
+            f"the {batches_per_step:,} batches of a step cannot be shared by {ranks} processes; start {numbers}, or "
+            "write a smaller trainer.batch_size for a new run"
         )

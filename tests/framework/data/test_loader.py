@@ -18,6 +18,7 @@ from partita.data.loader import Loader
 from partita.data.planning.plan import NOTHING, PlannedBatch, alone
 from partita.data.reading.sources import open_rows
 from partita.data.shaping.encoder import build_encoder
+from partita.distributed.threads import ThreadTeam
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
@@ -220,7 +221,7 @@ def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, 
 
     found: list[Any] = []
     for number in ranks:
-        loaders = [make(**settings, rank=rank, ranks=number) for rank in range(number)]
+        loaders = [make(**settings, team=team) for team in ThreadTeam.of(number)]
         for loader in loaders:
             if found:
                 loader.load_cursor(found[-1][1])
@@ -234,11 +235,11 @@ def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, 
 
 def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_that_can() -> None:
     with pytest.raises(DataError) as error:
-        make(batches_per_step=12, rank=0, ranks=5)
+        make(batches_per_step=12, team=ThreadTeam.of(5)[0])
 
     assert str(error.value) == (
-        "a step of 12 batches cannot be shared by 5 processes; start 1, 2, 3, 4, 6 or 12, or write "
-        "trainer.gradient_accumulation_steps: 15 for a new run"
+        "the 12 batches of a step cannot be shared by 5 processes; start 1, 2, 3, 4, 6 or 12, or write a smaller "
+        "trainer.batch_size for a new run"
     )
 
 
@@ -300,7 +301,7 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
     assert told(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert told(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
-    make(ranks=3, rank=1).load_cursor(cursor)
+    make(team=ThreadTeam.of(3)[1]).load_cursor(cursor)
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])

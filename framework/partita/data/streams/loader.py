@@ -7,9 +7,10 @@ In memory is a window for each lane that a process reads, and with workers those
 lanes together. What of a window was handed out makes room for what comes next.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
 from partita.data.collate import Collate
@@ -26,6 +27,7 @@ from partita.data.workers import Workers
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import Batch, Step
+from partita_trainers.team import ALONE, Team
 
 LANE_VERSION = 2
 """Changes with anything that puts rows of a stream into other batches."""
@@ -41,6 +43,26 @@ def count_lanes(batches_per_step: int, *, sources: int = 1) -> int:
     """
     most = max(1, min(MOST_LANES, MOST_READERS // sources, batches_per_step))
     return max(lanes for lanes in range(1, most + 1) if batches_per_step % lanes == 0)
+
+
+class LeftOut(NamedTuple):
+    """A row that is left out."""
+
+    key: str
+    reasons: Sequence[str]
+    file: str
+    number: int
+    raw: Mapping[str, Any] | str | None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of the rows of a window."""
+
+    left_out: Sequence[LeftOut]
+    used: int
+    cut: int
+    cut_tokens: int
 
 
 class StreamLoader:
@@ -60,25 +82,24 @@ class StreamLoader:
         ledger: Ledger,
         collate_batch: Collate,
         resume: Resume = "strict",
-        rank: int = 0,
-        ranks: int = 1,
-        left_on_any: Callable[[bool], bool] = bool,
+        team: Team = ALONE,
     ) -> None:
         """`parts` are what decides the batches beside the streams, by names that a person knows.
 
-        Ranks know their own lanes only, and an epoch ends for all of them at once: `left_on_any`, asked before each
-        step with whether this rank has rows left, says whether any has. Raises DataError where `ranks` does not divide
-        the batches of a step.
+        Each rank of `team` reads its own lanes only. Before each step ranks tell each other whether they have rows
+        left, since an epoch ends for all of them at once, and what became of rows, so that every ledger is that of the
+        whole run. Raises DataError where the ranks do not divide the batches of a step.
         """
-        check_ranks(ranks, batches_per_step)
+        check_ranks(team.ranks, batches_per_step)
         self._plan, self._encoder, self._options = plan, encoder, options
         self._ledger, self._collate, self._resume = ledger, collate_batch, resume
-        self._slots = range(rank, batches_per_step, ranks)
+        self._team = team
+        self._slots = range(team.rank, batches_per_step, team.ranks)
         self._own = sorted({slot % plan.lanes for slot in self._slots})
         self._slots_of_lanes = [slot for slot in range(batches_per_step) if slot % plan.lanes in self._own]
         lanes = {"lanes": str(plan.lanes), "lane version": str(LANE_VERSION)}
         self._cursor = Cursor(short_parts({**plan.parts, **lanes, **encoder.parts(), **parts}))
-        self._left_on_any = left_on_any
+        self._notes: list[Note] = []
         self._statistics = Statistics()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
         self._started = False
@@ -116,6 +137,10 @@ class StreamLoader:
         self._started = True
         return self._closing_steps()
 
+    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """One position out of those of the ranks, each of which knows its own lanes."""
+        return merged(cursors)
+
     def _closing_steps(self) -> Iterator[Step]:
         """Steps that let files and processes go as soon as they are closed."""
         with closing(self._steps()) as steps:
@@ -148,7 +173,7 @@ class StreamLoader:
                 if workers.number:  # none of them is to be idle while a step is waited for
                     read_ahead(list(lanes.values()), windows=len(lanes) + self._windows_ahead)
                 found = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
-                if not self._left_on_any(any(batch is not None for batch in found.values())):
+                if not self._is_left(any(batch is not None for batch in found.values())):
                     return
                 step += 1
                 places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
@@ -181,14 +206,25 @@ class StreamLoader:
         return max(self._options.prefetch, -(-2 * self._options.workers // chunks))
 
     def _seen(self, window: SeenWindow) -> None:
-        """Tell the ledger what became of a window's rows."""
+        """Note what became of a window's rows."""
+        left_out = []
         for row in window.bad:
             file, number = window.keys.place(row.place)
-            self._ledger.leave_out(
-                str(window.keys[row.place]), row.reasons, split=TRAINING, file=file, number=number, row=row.raw
-            )
-        self._ledger.use(split=TRAINING, rows=window.used, cut=window.cut, cut_tokens=window.cut_tokens)
-        self._ledger.check_so_far()
+            left_out.append(LeftOut(str(window.keys[row.place]), row.reasons, file, number, row.raw))
+        self._notes.append(Note(left_out, used=window.used, cut=window.cut, cut_tokens=window.cut_tokens))
+
+    def _is_left(self, mine: bool) -> bool:
+        """Whether any rank has rows left; the ledger is told what became of those that all have seen."""
+        told = self._team.gather((mine, self._notes), "rows that are left")
+        self._notes = []
+        for note in (note for _, notes in told for note in notes):
+            for row in note.left_out:
+                self._ledger.leave_out(
+                    row.key, row.reasons, split=TRAINING, file=row.file, number=row.number, row=row.raw
+                )
+            self._ledger.use(split=TRAINING, rows=note.used, cut=note.cut, cut_tokens=note.cut_tokens)
+            self._ledger.check_so_far()
+        return any(left for left, _ in told)
 
 
 def read_ahead(lanes: Sequence[Lane], *, windows: int) -> None:
@@ -209,5 +245,4 @@ def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = dict(cursors[0])
     lanes = zip(*(cursor["place"]["lanes"] for cursor in cursors), strict=True)
     known = [next(place for place in places if place is not None) for places in lanes]
-    counts = {name: sum(cursor["place"]["ledger"][name] for cursor in cursors) for name in first["place"]["ledger"]}
-    return first | {"place": {"lanes": known, "ledger": counts}}
+    return first | {"place": {"lanes": known, "ledger": first["place"]["ledger"]}}

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from partita.data.shaping.encoder import Encoder, build_encoder
 from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
 from partita.data.streams.opening import TrainingStreams
+from partita.distributed.threads import ThreadTeam
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
@@ -270,25 +270,16 @@ def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
 
 
 def steps_of_ranks(folder: Path, *, ranks: int, number: int, cursor: Any) -> list[tuple[Step, ...]]:
-    """Steps of every rank, each in a thread; a barrier stands for what real processes ask each other."""
-    met, left = Barrier(ranks), [False] * ranks
+    """Steps of every rank, each in a thread."""
 
-    def left_on_any(rank: int, mine: bool) -> bool:
-        left[rank] = mine
-        met.wait(20)
-        found = any(left)
-        met.wait(20)
-        return found
-
-    def take(rank: int) -> list[Step]:
-        ask = partial(left_on_any, rank)
-        loader = make(folder, batches_per_step=4, rank=rank, ranks=ranks, left_on_any=ask)
+    def take(team: ThreadTeam) -> list[Step]:
+        loader = make(folder, batches_per_step=4, team=team)
         if cursor is not None:
             loader.load_cursor(cursor)
         return list(itertools.islice(loader.steps(), number))
 
     with ThreadPoolExecutor(ranks) as threads:
-        return list(zip(*threads.map(take, range(ranks)), strict=True))
+        return list(zip(*threads.map(take, ThreadTeam.of(ranks)), strict=True))
 
 
 @pytest.mark.parametrize("sizes", [[90, 80, 10, 64], [40, 4, 4, 4]])
@@ -328,8 +319,8 @@ def test_rows_of_one_dialogue_have_keys_of_their_own(tmp_path: Path) -> None:
 def test_ranks_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [9])
 
-    with pytest.raises(DataError, match="a step of 6 batches cannot be shared by 4 processes; start 1, 2, 3 or 6"):
-        make(folder, batches_per_step=6, ranks=4)
+    with pytest.raises(DataError, match="the 6 batches of a step cannot be shared by 4 processes; start 1, 2, 3 or 6"):
+        make(folder, batches_per_step=6, team=ThreadTeam.of(4)[0])
 
 
 @pytest.mark.parametrize(("batches", "lanes"), [(1, 1), (4, 4), (7, 7), (17, 1), (32, 16), (36, 12), (512, 16)])

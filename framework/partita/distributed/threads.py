@@ -1,0 +1,68 @@
+"""A team whose ranks are threads of one process: what several ranks come to, without starting any."""
+
+from collections.abc import Callable, Sequence
+from threading import Barrier, Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+class ThreadTeam:
+    """One rank of several: a `partita_trainers.team.Team` of threads."""
+
+    def __init__(self, rank: int, places: list[Any], met: Barrier, lock: Lock, counts: dict[int, int]) -> None:
+        """`of` makes one."""
+        self.rank = rank
+        self.ranks = self.local_ranks = len(places)
+        self._places, self._met, self._lock, self._counts = places, met, lock, counts
+        self._asked = 0
+
+    @classmethod
+    def of(cls, ranks: int, *, timeout_seconds: float = 60.0) -> list["ThreadTeam"]:
+        """A rank for each of so many threads."""
+        places: list[Any] = [None] * ranks
+        met = Barrier(ranks, timeout=timeout_seconds)
+        lock, counts = Lock(), dict[int, int]()
+        return [cls(rank, places, met, lock, counts) for rank in range(ranks)]
+
+    def gather(self, mine: T, about: str) -> list[T]:
+        """What each rank gave, in the order of ranks. Raises threading.BrokenBarrierError where one does not come."""
+        self._places[self.rank] = (about, mine)
+        self._met.wait()
+        found = list(self._places)
+        self._met.wait()
+        if any(name != about for name, _ in found):
+            raise AssertionError(f"ranks do not stand in the same place: {sorted({name for name, _ in found})}")
+        return [given for _, given in found]
+
+    def lead(self, call: Callable[[], T], about: str) -> T:
+        """What `call` gives on rank 0."""
+        return self.gather(call() if self.rank == 0 else None, about)[0]  # type: ignore[return-value]  # rank 0's is a T
+
+    def agree(self, error: Exception | None, about: str) -> None:
+        """Raise the first error on every rank."""
+        for found in self.gather(error, about):
+            if found is not None:
+                raise found
+
+    def counter(self, about: str) -> Callable[[int], int]:
+        """A number that the threads share. Ranks ask for their counters in the same order."""
+        self._asked += 1
+        number = self._asked
+
+        def add(amount: int) -> int:
+            with self._lock:
+                before = self._counts.get(number, 0)
+                self._counts[number] = before + amount
+                return before
+
+        return add
+
+    def add_up(self, tensors: "Sequence[torch.Tensor]") -> None:
+        """Put the sum over all ranks in place of each tensor."""
+        given = self.gather([tensor.clone() for tensor in tensors], "tensors")
+        for tensor, *parts in zip(tensors, *given, strict=True):
+            tensor.copy_(sum(parts))
