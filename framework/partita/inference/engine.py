@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from partita.inference.endpoint.server import Server
 from partita.inference.halving import BatchLimit, Capacity
-from partita.inference.prompts import Lengths, PromptSource
+from partita.inference.prompts import Lengths, PromptSource, common_beginning
 from partita.inference.results import BatchResult
 from partita.inference.slots import SlotRun, Work
 from partita.inference.static import generate_in_batches, requests_in_batches
-from partita.inference.stopping import never
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import ModelError
+from partita_trainers.interrupt import never
+from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -75,6 +76,7 @@ def generate_rows(
     limit: BatchLimit | None = None,
     room_tokens: int | None = None,
     stopping: Callable[[], bool] = never,
+    team: Team = ALONE,
 ) -> Iterator[BatchResult]:
     """Answers of all rows that have a prompt and are not `done` [rows], as they come.
 
@@ -98,6 +100,7 @@ def generate_rows(
             done=done,
             limit=limit,
             stopping=stopping,
+            team=team,
         )
         return
     work = Work(
@@ -121,6 +124,7 @@ def generate_rows(
         limit=limit,
         room_tokens=room_tokens,
         stopping=stopping,
+        team=team,
     )
     yield from run.answers()
 
@@ -172,13 +176,6 @@ def run_of_requests(
         room_tokens=capacity.room_tokens,
         tolerant=False,
     )
-
-
-def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
-    """Tokens that all prompts begin with."""
-    first, last = min(prompts), max(prompts)  # all others lie between them, and share what these do
-    same = next((place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
-    return first[: min(len(first), len(last)) if same is None else same]
 
 
 def answer_of(generated: Generated | None, error: str | None) -> Generated:

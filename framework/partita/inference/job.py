@@ -1,7 +1,7 @@
 """One job of answering: what is asked, of which model and how; and the count of what it came to."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +15,9 @@ from partita.inference.predictions import Answer, PredictionStats, answer_of
 from partita.inference.prompts import PromptSource
 from partita.inference.record import Record, Status
 from partita.inference.results import BatchResult, RowResult, unanswerable
-from partita.inference.stopping import never
 from partita.lm.base import GenerationOptions
+from partita_trainers.interrupt import never
+from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
     from partita.inference.endpoint.server import Server
@@ -53,6 +54,14 @@ class Tally:
         self.slot_steps += batch.slot_steps
         self.row_steps += batch.row_steps
         self.generated_tokens += sum(result.generated.num_tokens for result in batch.results if result.generated)
+
+    @classmethod
+    def together(cls, tallies: "Sequence[Tally]") -> "Tally":
+        """The sums of all ranks, which worked at the same time: their seconds are the mean."""
+        sums = {field.name: sum(getattr(tally, field.name) for tally in tallies) for field in fields(cls)}
+        for name in ("seconds", "prefill_seconds", "decode_seconds"):
+            sums[name] /= len(tallies)
+        return cls(**sums)
 
     @property
     def tokens_per_second(self) -> float:
@@ -118,12 +127,15 @@ class Job:
     """Cuts the batches that `batch_size` plans; None for one of the job's own."""
     stopping: Callable[[], bool] = never
     """Whether no more rows are to be begun."""
+    team: Team = ALONE
+    """The processes that share the rows."""
 
     def answers(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
     ) -> Iterator[list[Answer]]:
         """Answers of the rows that are not `done` [rows]: first those known without the model, then batch by batch.
 
+        Of a team, each rank has those of the rows that it claims, and rank 0 those known without the model.
         `attempts` tells how often a row was tried before; `tally` is counted up.
         """
 
@@ -138,7 +150,7 @@ class Job:
         left = [
             Record(key=self._key(row), row=row, status=status, error=reason, attempt=number(row))
             for row, status, reason in known
-            if not done[row]
+            if not done[row] and self.team.rank == 0
         ]
         if left:
             yield [self._answer(record) for record in left]
@@ -163,6 +175,7 @@ class Job:
             limit=self.limit,
             room_tokens=self.room_tokens,
             stopping=self.stopping,
+            team=self.team,
         )
 
     def _key(self, row: int) -> str:

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 SYNC_SECONDS = 2.0
 """Time after which written records are forced onto the disk."""
+
+RECORDS_AT_ONCE = 1000
+"""Records that are taken over from another journal at a time."""
 
 ABSENT = -1
 
@@ -69,7 +73,7 @@ class Journal:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True)
         try:
-            journal._lock()
+            _lock(descriptor, path)
             if fresh:
                 os.ftruncate(descriptor, 0)
             if not journal._has_header(fingerprint):
@@ -130,9 +134,9 @@ class Journal:
         """Rows with this status."""
         return int((self._statuses == STATUSES.index(status)).sum())
 
-    def attempts(self, row: int) -> int:
-        """How often a row was tried."""
-        return int(self._attempts[row])
+    def all_attempts(self) -> "npt.NDArray[np.int16]":
+        """How often each row was tried, [rows]."""
+        return self._attempts.copy()
 
     def append(self, records: Sequence[Record]) -> None:
         """Keep records, all of them or none. Raises WriteError, such as on a full disk; what was kept before stays."""
@@ -144,6 +148,22 @@ class Journal:
             start += len(line)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
+
+    def absorb(self, path: Path, *, fingerprint: Mapping[str, str], keys: "npt.NDArray[np.uint8]") -> None:
+        """Take over what another journal of this very job holds, and remove it; one of another job is removed.
+
+        Raises ResumeError where a process still writes it.
+        """
+        with path.open("rb") as file:
+            _lock(file.fileno(), path)
+            header = _read_header(path)
+            if header is not None and not _changes(header, _header(fingerprint, len(self))):
+                found = (read_record(line, rows=len(self)) for offset, line in _lines(path) if offset)
+                records = (record for record in found if record is not None and _is_of(record, keys))
+                while some := list(islice(records, RECORDS_AT_ONCE)):
+                    self.append(some)
+                self.sync()
+            path.unlink()
 
     def record(self, row: int) -> Record | None:
         """The last record of a row, None where there is none."""
@@ -173,15 +193,6 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _lock(self) -> None:
-        assert self._descriptor is not None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResumeError(
-                f"{self.path} is being written by another process; wait for it to end, or write to another place"
-            ) from None
-
     def _has_header(self, fingerprint: Mapping[str, str]) -> bool:
         """Whether there is a header, of this very job. A torn header counts as none: nothing stands behind it."""
         header = _read_header(self.path)
@@ -207,7 +218,7 @@ class Journal:
             record = read_record(line, rows=len(self))
             if record is None:
                 damaged += 1
-            elif keys is not None and bytes.fromhex(record.key) != keys[record.row].tobytes():
+            elif keys is not None and not _is_of(record, keys):
                 stale += 1
             else:
                 self._place(record.row, record.status, record.attempt, offset, len(line))
@@ -237,6 +248,20 @@ class Journal:
                 raise WriteError(_full(self.path, error)) from error
             raise
         self._size += len(data)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResumeError(
+            f"{path} is being written by another process; wait for it to end, or write to another place"
+        ) from None
+
+
+def _is_of(record: Record, keys: "npt.NDArray[np.uint8]") -> bool:
+    """Whether a record is of the row that it names, as the data has it now."""
+    return bool(bytes.fromhex(record.key) == keys[record.row].tobytes())
 
 
 def _full(path: Path, error: OSError) -> str:

@@ -19,6 +19,7 @@ from partita.inference.engine import choose_engine
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.job import Job, Tally
 from partita.inference.journal import Journal
+from partita.inference.journals import JobJournal, open_journals
 from partita.inference.predictions import Answer, Predictions, PredictionStats
 from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
 from partita.inference.record import fingerprint_of
@@ -27,6 +28,7 @@ from partita.inference.tables import check_ending
 from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
 from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
+from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
     from marshmallow import Schema
@@ -71,15 +73,17 @@ def predict_rows(
     retry_errors: bool = False,
     fresh: bool = False,
     progress: ShowProgress | None = None,
+    team: Team = ALONE,
 ) -> Predictions:
     """Predictions of all rows, in input order; written to `output` where one is given.
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
     with another one is refused. Rows that the journal holds are not generated again. `capacity` is asked with the
     prompts; sampled answers that were begun go on in the batches that they began with, unless a person
-    wrote another size. Its limit falls where memory runs out, also for the jobs that share it. Raises DataError for an
-    ending that cannot be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers
-    so far are on the disk.
+    wrote another size. Its limit falls where memory runs out, also for the jobs that share it. The
+    ranks of `team` share the rows, and each has all predictions in the end. Raises DataError for an ending that cannot
+    be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are on the
+    disk.
     """
     if output is not None:
         check_ending(output)
@@ -87,7 +91,9 @@ def predict_rows(
     shown = progress if len(rows) >= READING_IS_SHOWN else None
     with _display(shown, "reading", total=len(rows)) as display:
         parts = {**fingerprint, "answers": answers}
-        prompts = EncodedPrompts(rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance)
+        prompts = EncodedPrompts(
+            rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance, team=team
+        )
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
     allowed = capacity(prompts)
     if engine == "static" and generation.arguments.get("do_sample"):
@@ -104,13 +110,21 @@ def predict_rows(
         room_tokens=allowed.room_tokens,
         seed=seed,
         limit=allowed.limit,
+        team=team,
     )
     with (
         allowed.guard(),
         terminate_as_interrupt(),
-        Journal.open(journal_path, fingerprint=parts, keys=prompts.keys, fresh=fresh) as journal,
+        open_journals(
+            journal_path,
+            fingerprint=parts,
+            keys=prompts.keys,
+            fresh=fresh,
+            retry_errors=retry_errors,
+            team=team,
+        ) as journals,
     ):
-        stats = _fill(journal, job, retry_errors=retry_errors, progress=progress)
+        stats = _fill(journals, job, progress=progress)
     if stats.errors or stats.skipped:
         logger.warning(
             "%s of %s rows have no answer (%s errors, %s skipped); their reasons stand in the column error",
@@ -118,7 +132,8 @@ def predict_rows(
         )
     predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
     if output is not None:
-        predictions.write(output)
+        team.lead(lambda: predictions.write(output), "the file of predictions")
+        predictions.path = output
     return predictions
 
 
@@ -140,26 +155,33 @@ def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: i
     return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if sampled else "")
 
 
-def _fill(journal: Journal, job: Job, *, retry_errors: bool, progress: ShowProgress | None) -> PredictionStats:
+def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> PredictionStats:
     """Append the answers that the journal lacks. Raises KeyboardInterrupt where that was stopped before the end."""
-    done = journal.done(retry_errors=retry_errors)
+    done, team, journal = journals.before, job.team, journals.own
     resumed, tally = int(done.sum()), Tally()
-    left, started = len(journal) - resumed, time.perf_counter()
+    total, answered = len(done), team.counter("answered rows")
+    shown, started = resumed, time.perf_counter()
     if resumed:
-        logger.info("resumed %s of %s", f"{resumed:,}", f"{len(journal):,}")
+        logger.info("resumed %s of %s", f"{resumed:,}", f"{total:,}")
     with (
         finish_what_was_begun(job.engine) as stopping,
-        _display(progress, "predicting", total=len(journal), completed=resumed) as display,
+        _display(progress, "predicting", total=total, completed=resumed) as display,
     ):
         job = replace(job, stopping=stopping)
-        for answers in job.answers(done=done, attempts=journal.attempts, tally=tally):
+        for answers in job.answers(done=done, attempts=journals.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
             tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
-            display.advance(len(answers), **tally.shown)
-            left -= len(answers)
-        if left and stopping():
+            now = resumed + answered(len(answers)) + len(answers)
+            display.advance(now - shown, **tally.shown)
+            shown = now
+        if stopping() and resumed + answered(0) < total:
             raise KeyboardInterrupt
-    return tally.stats(journal, resumed=resumed, seconds=time.perf_counter() - started)
+        journals.join()
+        tally = Tally.together(team.gather(tally, "the sums of the answers"))
+        if total > shown:
+            display.advance(total - shown, **tally.shown)
+    seconds = time.perf_counter() - started
+    return team.lead(lambda: tally.stats(journal, resumed=resumed, seconds=seconds), "the sums of the job")
 
 
 def answer_rows(
@@ -176,12 +198,14 @@ def answer_rows(
     progress: ShowProgress | None = None,
     description: str = "predicting",
     limit: BatchLimit | None = None,
+    team: Team = ALONE,
 ) -> Iterator[Answer]:
     """Each row's answer once, in the order they are made; nothing is written. `limit` is as in `predict_rows`.
 
-    Rows that could not be answered are among them, with an error and without values.
+    Rows that could not be answered are among them, with an error and without values. Of a team, each rank has those of
+    some rows.
     """
-    prompts = EncodedPrompts(rows, encoder, schema)
+    prompts = EncodedPrompts(rows, encoder, schema, team=team)
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
     job = Job(
         lm,
@@ -193,12 +217,15 @@ def answer_rows(
         batch_size=batch_size,
         seed=seed,
         limit=limit,
+        team=team,
     )
-    tally = Tally()
+    tally, answered, shown = Tally(), team.counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
-            display.advance(len(answers), **tally.shown)
+            now = answered(len(answers)) + len(answers)
+            display.advance(now - shown, **tally.shown)
+            shown = now
 
 
 class _NoProgress:

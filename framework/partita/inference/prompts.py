@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from partita.inference.record import KEY_BYTES, row_key
 from partita_schema.rows import check_rows
+from partita_trainers.team import ALONE, Team, together
 
 if TYPE_CHECKING:
     from marshmallow import Schema
@@ -110,24 +112,30 @@ class EncodedPrompts:
         fingerprint: str = "",
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
+        team: Team = ALONE,
     ) -> None:
         """Renders and encodes every row once, `chunk` rows at a time; `progress` is told their number.
 
-        `fingerprint` becomes part of each row's key.
+        `fingerprint` becomes part of each row's key. Each rank of `team` encodes a part of the rows, and is told of the
+        others by those that did.
         """
         self._rows, self._encoder, self._schema = rows, encoder, schema
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
         self.prefix: list[int] = []
-        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS)
+        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS // team.ranks)
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
-        for start in range(0, len(rows), chunk):
-            indices = range(start, min(start + chunk, len(rows)))
-            self._learn(indices, fingerprint)
-            if progress is not None:
-                progress(len(indices))
+        first, end = (len(rows) * place // team.ranks for place in (team.rank, team.rank + 1))
+        with together(team, "encoding the prompts"):
+            for start in range(first, end, chunk):
+                indices = range(start, min(start + chunk, end))
+                self._learn(indices, fingerprint)
+                if progress is not None:
+                    progress(len(indices) * team.ranks)
+        if team.ranks > 1:
+            self._take_in(team.gather(self._learned(first, end), "the prompts"))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -142,6 +150,24 @@ class EncodedPrompts:
             encoded = self._encode(places, list(clean.values()))
             made = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
         return [made[index] if index in made else self._kept[index] for index in indices]
+
+    def _learned(self, first: int, end: int) -> "Learned":
+        """What was learned of a part of the rows."""
+        part = slice(first, end)
+        known = (self.lengths[part], self.keys[part], self.digests[part])
+        return Learned(part, *known, self.prefix, self._kept.record(part), self.errors, self.skipped)
+
+    def _take_in(self, parts: "Sequence[Learned]") -> None:
+        """Know what all ranks have learned."""
+        self._kept = KeptTokens(len(self), most=KEPT_TOKENS)
+        for learned in parts:
+            self.lengths[learned.part], self.keys[learned.part] = learned.lengths, learned.keys
+            self.digests[learned.part] = learned.digests
+            self._kept.take_in(learned.part, *learned.tokens)
+            self.errors |= learned.errors
+            self.skipped |= learned.skipped
+        begun = [list(learned.prefix) for learned in parts if learned.lengths.any()]
+        self.prefix = common_beginning(begun) if begun else []
 
     def _learn(self, indices: range, fingerprint: str) -> None:
         checked = check_rows(self._schema, self._rows.get(indices))
@@ -198,6 +224,21 @@ class EncodedPrompts:
         return self._encoder.encode_prompts(rows, [self._rows.key(index) for index in indices])
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What one rank has learned of its part of the rows."""
+
+    part: slice
+    lengths: Lengths
+    keys: Keys
+    digests: npt.NDArray[np.void]
+    prefix: Sequence[int]
+    tokens: "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]"
+    """Tokens that were kept, and where those of each row lie."""
+    errors: Mapping[int, str]
+    skipped: Mapping[int, str]
+
+
 class KeptTokens:
     """Tokens of rows, as long as there is room."""
 
@@ -215,6 +256,16 @@ class KeptTokens:
         found: list[int] = self._tokens[start:end].tolist()
         return found
 
+    def record(self, part: slice) -> "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]":
+        """All tokens, and where those of the rows of a part lie among them."""
+        return self._tokens[: self._used], self._ends[part]
+
+    def take_in(self, part: slice, tokens: "npt.NDArray[np.int32]", ends: "npt.NDArray[np.int32]") -> None:
+        """Keep what `record` gave of a part."""
+        self._tokens = np.concatenate([self._tokens[: self._used], tokens])
+        self._ends[part] = np.where(ends[:, 1:] > 0, ends + self._used, 0)
+        self._used = len(self._tokens)
+
     def add(self, row: int, ids: npt.NDArray[np.integer]) -> None:
         """Keep a row's tokens, at least one, if there is room."""
         end = self._used + len(ids)
@@ -227,6 +278,13 @@ class KeptTokens:
         self._tokens[self._used : end] = ids
         self._ends[row] = self._used, end
         self._used = end
+
+
+def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
+    """Tokens that all prompts begin with."""
+    first, last = min(prompts), max(prompts)  # all others lie between them, and share what these do
+    same = next((place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
+    return first[: min(len(first), len(last)) if same is None else same]
 
 
 def described(error: Exception) -> str:

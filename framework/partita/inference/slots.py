@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from partita.inference.claims import Claims
 from partita.inference.halving import BatchLimit
 from partita.inference.prompts import described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
-from partita.inference.stopping import never
 from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt, free_everything
+from partita_trainers.interrupt import never
+from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -89,18 +91,21 @@ class SlotRun:
         room_tokens: int | None = None,
         tolerant: bool = True,
         stopping: Callable[[], bool] = never,
+        team: Team = ALONE,
     ) -> None:
         """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
 
         `room_tokens` are all that memory holds where it decided the number of `slots`: of shorter rows there are more.
-        Once it is `stopping`, the rows that were begun are answered and no others.
+        Once it is `stopping`, the rows that were begun are answered and no others. The ranks of `team` share the rows.
         """
         self.lm, self.work, self.options = lm, work, options
         self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
         self.stopping = stopping
-        self.queue, self.copies = plan(work, left)
-        self.queue.reverse()  # taken from the end
-        self.prefix = list(common_prefix(work, self.queue))
+        self.order, self.copies = plan(work, left)
+        self.claims = Claims(len(self.order), team=team)
+        self.queue: list[int] = []
+        """Rows that are to be begun, taken from the end."""
+        self.prefix = list(common_prefix(work, self.order))
         self.slots: AnsweringSlots | None = None
         self.room_tokens = room_tokens
         self.count = self.tokens = 0
@@ -143,6 +148,9 @@ class SlotRun:
         """Whether a row is to be begun, or to be ended."""
         if self.stopping():
             self.queue = []
+        elif self.claims.left and len(self.queue) * FREE_SHARE <= self.count:
+            places = self.claims.take(self.count or min(self.wanted, self.limit.rows))
+            self.queue = [*reversed(self.order[places.start : places.stop]), *self.queue]
         return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from partita.inference.claims import Claims, claimed
 from partita.inference.halving import BatchLimit, Capacity, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
-from partita.inference.stopping import never
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt
+from partita_trainers.interrupt import never
+from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -57,14 +59,17 @@ def generate_in_batches(
     done: npt.NDArray[np.bool_],
     limit: BatchLimit,
     stopping: Callable[[], bool] = never,
+    team: Team = ALONE,
 ) -> Iterator[BatchResult]:
     """Answers of all rows with a length that are not `done` [rows], batch by batch, up to `new_tokens` [rows] each.
 
-    Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out. Once it is
-    `stopping`, no batch is begun. An interrupt is passed on at once, and ModelError is raised where the device fails:
-    what was yielded before is complete.
+    Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out; the ranks of `team` share
+    them. Once it is `stopping`, no batch is begun. An interrupt is passed on at once, and ModelError is raised where
+    the device fails: what was yielded before is complete.
     """
-    for position, rows in enumerate(plan_batches(lengths, batch_size=batch_size)):
+    batches = plan_batches(lengths, batch_size=batch_size)
+    for position in claimed(Claims(len(batches), team=team)):
+        rows = batches[position]
         wanted = ~done[rows]
         if not wanted.any():
             continue

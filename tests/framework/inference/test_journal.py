@@ -52,7 +52,7 @@ def test_the_later_record_of_a_row_counts(tmp_path: Path) -> None:
         journal.append([record(1, "better", attempt=2)])
     with opened(tmp_path / "j") as journal:
         assert journal.record(1) == record(1, "better", attempt=2)
-        assert (journal.count("ok"), journal.count("error"), journal.attempts(1)) == (1, 0, 2)
+        assert (journal.count("ok"), journal.count("error"), journal.all_attempts()[1]) == (1, 0, 2)
 
 
 def test_rows_with_errors_are_done_unless_they_are_to_be_tried_again(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""Which rows of a job a process answers: those that it claims, a few at a time, until none are left.
+
+All ranks make the same plan, and a number that they count up together says how far it is dealt. Nobody waits for
+anybody: a rank that is slow claims less. What it had claimed and did not answer is missing from the journals, and so is
+claimed again when the job is started again.
+"""
+
+from collections.abc import Iterator
+
+from partita_trainers.team import ALONE, Team
+
+
+class Claims:
+    """The places of a plan, dealt to the ranks of a team in order."""
+
+    def __init__(self, total: int, *, team: Team = ALONE) -> None:
+        """`total` is the number of places; all ranks make their claims of a plan at the same point of their work."""
+        self.total, self.ranks = total, team.ranks
+        self._count = team.counter("claims") if team.ranks > 1 else None
+        self._dealt = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether there may be something to claim."""
+        return self._dealt < self.total
+
+    def take(self, wanted: int) -> range:
+        """The next places, all of them where nobody else claims any; empty where none are left.
+
+        Of several ranks each takes at most `wanted`, and towards the end less, so that all come to it together.
+        """
+        if self._count is None:
+            start, self._dealt = self._dealt, self.total
+            return range(start, self.total)
+        share = -(-(self.total - self._dealt) // (2 * self.ranks))
+        amount = max(1, min(wanted, share))
+        start = self._count(amount)
+        self._dealt = min(self.total, start + amount)
+        return range(min(start, self.total), self._dealt)
+
+
+def claimed(claims: Claims) -> Iterator[int]:
+    """Places that this process claims, one after the other."""
+    while claims.left:
+        yield from claims.take(1)
