@@ -1,6 +1,11 @@
 """Metrics of a model on rows with known answers: the loss, and scores of generated answers."""
 
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,14 +18,19 @@ from partita.data.ledger import Ledger
 from partita.data.reading.mixed import places_by_source
 from partita.data.rows import Rows
 from partita.data.splits import check_columns
+from partita.data.token_cache import TokenCache
 from partita.inference.halving import BatchLimit, in_parts
 from partita.inference.metrics import Scorer, Scores
 from partita.inference.predict import ShowProgress, answer_rows
+from partita.inference.predictions import answer_of
 from partita_schema.data import Data
 from partita_schema.errors import ModelError
 from partita_schema.rows import row_schema
 from partita_trainers.base import Batch, LanguageModel, Metrics
 from partita_trainers.batch_size.memory import attempt
+from partita_trainers.team import ALONE, Team
+
+AnyParts = TypeVar("AnyParts", bound=Assembly | ServedAssembly)
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,22 @@ def prepare(assembly: Assembly | ServedAssembly, rows: Rows, *, split: str, ledg
     return Examination(rows=rows.select(encoded.places_N), encoded=encoded)
 
 
+@contextmanager
+def tokens_made_once(team: Team, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
+    """The parts of a run with a place in `folder` where one rank makes tokens for all, as long as they are needed.
+
+    They stay as they are where this process is alone, and where tokens are kept between runs.
+    """
+    if team.ranks == 1 or parts.tokens is not None:
+        yield parts
+        return
+    place = folder / "tokens"
+    yield replace(parts, tokens=TokenCache(place))
+    team.gather(None, "tokens that are not needed any more")
+    if team.rank == 0:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def mean_loss(
     assembly: Assembly,
     encoded: EncodedRows,
@@ -53,11 +79,13 @@ def mean_loss(
     batch_size: int,
     limit: BatchLimit | None = None,
     data: Data | None = None,
+    team: Team = ALONE,
 ) -> Metrics:
     """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode.
 
     A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. With `data`, rows
-    of a mix have `loss/source` for each source as well. Raises ModelError where a row does not fit alone.
+    of a mix have `loss/source` for each source as well. The ranks of `team` share the rows. Raises ModelError where a
+    row does not fit alone.
     """
     lm = assembly.lm
     limit = BatchLimit(batch_size) if limit is None else limit
@@ -69,9 +97,14 @@ def mean_loss(
     with torch.no_grad():
         for source, places in groups.items():
             pad = lm.tokenizer.pad_token_id
-            for batch in EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=pad, places=places):
+            mine = places[team.rank :: team.ranks]
+            for batch in EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=pad, places=mine):
                 sums[source] += batch_loss(lm, batch, limit=limit)
                 counts[source] += batch.loss_tokens
+    if team.ranks > 1:
+        told = team.gather((sums, counts), "the loss")
+        sums = {name: sum(mine[name] for mine, _ in told) for name in groups}
+        counts = {name: sum(mine[name] for _, mine in told) for name in groups}
     count = sum(counts.values())
     loss = {"loss": sum(sums.values()) / count} if count else {}
     return loss | {f"loss/{source}": sums[source] / counts[source] for source in groups if source and counts[source]}
@@ -117,10 +150,12 @@ def score(
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
     limit: BatchLimit | None = None,
+    team: Team = ALONE,
 ) -> Scores:
     """Generate an answer for every row, or for `max_rows` at even distances, and compare it with the right one.
 
-    `limit` cuts the batches that `batch_size` plans, and falls where memory runs out.
+    `limit` cuts the batches that `batch_size` plans, and falls where memory runs out. The ranks of `team` share the
+    rows, and have the same scores.
     """
     config = assembly.config
     chosen = evenly(len(rows), max_rows)
@@ -139,8 +174,12 @@ def score(
         progress=progress,
         description="evaluating",
         limit=limit,
+        team=team,
     )
     scorer = Scorer(config)
+    if team.ranks > 1:
+        told = team.gather([answer.record for answer in answers], "the answers")
+        answers = (answer_of(record, assembly.decoder) for records in told for record in records)
     for answer in answers:
         scorer.add(schema.load(asked.get([answer.row])[0]), answer)
     return scorer.scores()

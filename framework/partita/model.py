@@ -18,7 +18,8 @@ from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns
-from partita.evaluation import mean_loss, prepare, score
+from partita.distributed.joining import own_team
+from partita.evaluation import mean_loss, prepare, score, tokens_made_once
 from partita.identity import answer_fingerprint, journal_path
 from partita.inference.engine import generate_requests
 from partita.inference.halving import Capacity
@@ -27,13 +28,20 @@ from partita.inference.prompts import PromptSource
 from partita.inference.streaming import stream_requests
 from partita.lm.base import GenerationRequest
 from partita.plain_prompts import plain_requests
-from partita.runs.directory import RunDirectory, open_run
+from partita.runs.directory import RunDirectory, open_run_of_team
 from partita.runs.finding import choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
 from partita.saving import upload, write_card
 from partita.served import SAVE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
-from partita.training import check_same_rows, check_validation_metric, find_sizes, finished_result, run_trainer
+from partita.training import (
+    check_same_rows,
+    check_shared,
+    check_validation_metric,
+    find_sizes,
+    finished_result,
+    run_trainer,
+)
 from partita.tuning.run import answering_sizes, asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
@@ -46,6 +54,7 @@ from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.trial import BatchSize
 from partita_trainers.registry import build_trainer
+from partita_trainers.team import Team, in_turn, together
 
 if TYPE_CHECKING:
     from partita.inference.predictions import Predictions
@@ -121,9 +130,12 @@ class Model:
         finished is not trained again. Default: runs/NAME, or the next free NAME-2.
         """
         refuse_served(self.config, what=TRAIN)
-        folder = Path(run) if run is not None else choose_folder(self.name, config=self.config, base=RUNS)
         check_validation_metric(self.config)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
+        team = self.team
+        check_shared(trainer, self.config, team)
+        chosen = run if run is not None else team.lead(self.free_folder, "the folder of the run")
+        folder = Path(chosen)
         with self.open_run(folder) as directory:
             if directory.finished:
                 logger.info("the run in %s is finished already", folder)
@@ -131,17 +143,21 @@ class Model:
                     check_same_rows(directory, self.open_data(dataset))
                 self.run, self._assembly, self._sizing = folder, None, None
                 return finished_result(directory)
-            data = self.open_data(dataset)
-            labels = find_labels(self.config, data.training)
+            with together(team, "opening the data"):
+                data = self.open_data(dataset)
+                labels = find_labels(self.config, data.training)
             tokenizer = folder / "tokenizer"
-            if not directory.has_checkpoints:
-                shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
             trains = self.config.trainer.type != "none"
-            assembly = self.assemble(labels, data.training, trainable=trains, tokenizer_folder=tokenizer)
-            sizing = Sizing(assembly, cache=Cache.of_user())
-            result = run_trainer(trainer, assembly, data, directory, sizing=sizing)
+            with in_turn(team, "loading the model"):
+                if team.rank == 0 and not directory.has_checkpoints:
+                    shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
+                assembly = self.assemble(labels, data.training, trainable=trains, tokenizer_folder=tokenizer)
+            sizing = Sizing(assembly, cache=Cache.of_user(), team=team)
+            with tokens_made_once(team, assembly, folder=folder) as parts:
+                result = run_trainer(trainer, parts, data, directory, sizing=sizing, team=team)
             model = "model" if (folder / "model").is_dir() else None
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
+        team.gather(None, "the end of the run")  # no rank may look for it before it is there
         self.run, self._assembly, self._splits, self._sizing = folder, assembly, data.splits, sizing
         return replace(result, batch_sizes=directory.manifest["batch_sizes"])
 
@@ -171,7 +187,6 @@ class Model:
             )
         target = Path(output) if output is not None else None
         fingerprint = answer_fingerprint(assembly, rows, config=self.config, result=self.result)
-        kept = self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
         used: list[BatchSize] = []
 
         def capacity(prompts: PromptSource) -> Capacity:
@@ -193,12 +208,13 @@ class Model:
                 max_new_tokens=assembly.max_new_tokens,
                 capacity=capacity,
                 seed=self.sampling_seed,
-                journal_path=journal_path(kept, output=target, fingerprint=fingerprint),
+                journal_path=journal_path(self.kept, output=target, fingerprint=fingerprint),
                 output=target,
                 fingerprint=fingerprint,
                 retry_errors=retry_errors,
                 fresh=fresh,
                 progress=self.progress,
+                team=self.team,
             )
         finally:
             if used:
@@ -213,7 +229,8 @@ class Model:
         assembly = self.answering()
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         ledger = Ledger(None, max_bad_rows=self.config.data.max_bad_rows)
-        examination = prepare(assembly, rows, split="test", ledger=ledger)
+        with tokens_made_once(self.team, assembly, folder=self.kept) as parts:
+            examination = prepare(parts, rows, split="test", ledger=ledger)
         if isinstance(assembly, ServedAssembly):
             requests = served_capacity(assembly, batch_size).rows
             scores = score(assembly, examination.rows, batch_size=requests, progress=self.progress)
@@ -222,12 +239,19 @@ class Model:
         encoded = examination.encoded
         evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
         with sizing.work("evaluation", evaluation) as capacity:
-            loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit)
-        lengths, shared = asked_prompts(assembly, [examination.rows])
+            loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit, team=self.team)
+        lengths, shared = asked_prompts(assembly, [examination.rows], team=self.team)
         generation = sizing.generation(lengths, shared_tokens=shared, rows=batch_size)
         with sizing.work("generation", generation) as capacity:
             rows = examination.rows
-            scores = score(assembly, rows, batch_size=capacity.rows, limit=capacity.limit, progress=self.progress)
+            scores = score(
+                assembly,
+                rows,
+                batch_size=capacity.rows,
+                limit=capacity.limit,
+                progress=self.progress,
+                team=self.team,
+            )
         self.note_memory(BatchSizes(generation=generation, evaluation=evaluation))
         return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
 
@@ -315,7 +339,7 @@ class Model:
             return self.tune_training(dataset, fresh=fresh)
         assembly = self.ready()
         rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
-        sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh)
+        sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=self.team)
         sizes = answering_sizes(assembly, rows, sizing=sizing)
         sizing.fresh = False  # what comes after uses what was found
         return sizes
@@ -325,7 +349,8 @@ class Model:
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         data = self.open_data(dataset)
         assembly = self.assemble(find_labels(self.config, data.training), data.training, trainable=True)
-        return find_sizes(trainer, assembly, data, sizing=Sizing(assembly, cache=Cache.of_user(), fresh=fresh))
+        sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=self.team)
+        return find_sizes(trainer, assembly, data, sizing=sizing)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
@@ -417,16 +442,26 @@ class Model:
         return found if (found / "tokenizer_config.json").exists() else None
 
     @property
+    def kept(self) -> Path:
+        """Where answers are kept: in the run, or beside those that are to come."""
+        return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
+
+    @property
     def sizing(self) -> Sizing:
         """What finds batch sizes for the model in memory."""
         if self._sizing is None:
-            self._sizing = Sizing(self.ready(), cache=Cache.of_user())
+            self._sizing = Sizing(self.ready(), cache=Cache.of_user(), team=self.team)
         return self._sizing
 
     def note_memory(self, used: BatchSizes) -> None:
         """Keep in the run's manifest which sizes were too large after all, and what fitted."""
         after = self.sizing.after(used)
-        if after != used and self.run is not None and os.access(self.run / MANIFESTS[0], os.W_OK):
+        if (
+            after != used
+            and self.team.rank == 0
+            and self.run is not None
+            and os.access(self.run / MANIFESTS[0], os.W_OK)
+        ):
             directory = RunDirectory(self.run, config=self.config)
             directory.note(batch_sizes={**directory.manifest.get("batch_sizes", {}), **after.records()})
 
@@ -448,12 +483,23 @@ class Model:
         return rows
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
-        """A progress display."""
-        return show_progress(total, description, completed=completed, quiet=self.quiet)
+        """A progress display, of several processes in one."""
+        quiet = self.quiet or self.team.rank > 0
+        return show_progress(total, description, completed=completed, quiet=quiet)
+
+    @property
+    def team(self) -> Team:
+        """The processes that this one works with: none, unless it was started as one of several."""
+        return own_team(self.config)
+
+    def free_folder(self) -> Path:
+        """The directory of a run that is told none."""
+        return choose_folder(self.name, config=self.config, base=RUNS)
 
     def open_run(self, folder: Path) -> AbstractContextManager[RunDirectory]:
         """The run directory `folder`, new or continued."""
-        return open_run(
+        return open_run_of_team(
+            self.team,
             folder,
             config=self.config,
             text=self.loaded.text,

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from partita.assembly import Assembly
@@ -20,6 +21,7 @@ from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainResult, Work
 from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.team import Team, together
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +32,29 @@ LONG_WAIT = 0.1
 
 
 def run_trainer(
-    trainer: Trainer, assembly: Assembly, data: RunData, directory: RunDirectory, *, sizing: Sizing
+    trainer: Trainer, assembly: Assembly, data: RunData, directory: RunDirectory, *, sizing: Sizing, team: Team
 ) -> TrainResult:
     """Encode the rows, find the batch sizes, and let the trainer work."""
     config = assembly.config
     streamed = data.streams is not None
-    ledger = Ledger(directory.folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
-    material = read_material(assembly, data, ledger, progress=directory.progress)
+    # Every rank counts all rows; one keeps what is left out.
+    kept = directory.folder if team.rank == 0 else None
+    ledger = Ledger(kept, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
+    with together(team, "reading the rows"):
+        material = read_material(
+            assembly,
+            data,
+            ledger,
+            progress=directory.progress,
+            ranks=team.ranks,
+            begun=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
+        )
     tell_left_out(ledger, directory)
     begun = begun_sizes(directory, material)
     sizes = run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
-    loader = training_loader(assembly, material, ledger, size=sizes.training)
+    loader = training_loader(assembly, material, ledger, size=sizes.training, team=team)
+    if material.shape is not None and sizes.training is not None:
+        directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
     note_work(directory, assembly, data, ledger, batch_sizes={**sizes.records(), **begun})
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> Metrics:
@@ -54,6 +68,7 @@ def run_trainer(
                 batch_size=capacity.rows,
                 limit=capacity.limit,
                 data=config.data if data.mixed else None,
+                team=team,
             )
         if generated:
             with sizing.work("generation", sizes.generation) as capacity:
@@ -64,6 +79,7 @@ def run_trainer(
                     limit=capacity.limit,
                     max_rows=max_rows,
                     progress=directory.progress,
+                    team=team,
                 )
             metrics |= scores.flat
         after = sizing.after(sizes)
@@ -79,6 +95,7 @@ def run_trainer(
         splits=tuple(data.record()),
         run=directory,
         device=assembly.lm.device,
+        team=team,
     )
     try:
         with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
@@ -93,9 +110,15 @@ def run_trainer(
             ledger.save()
             note_left_out(directory, ledger)
             tell_left_out(ledger, directory)
-    if config.trainer.type == "custom" and not (directory.folder / "model").is_dir():
-        assembly.lm.save(directory.folder / "model")
+    if config.trainer.type == "custom":
+        team.lead(lambda: save_unless_saved(assembly, directory.folder / "model"), "the model")
     return result
+
+
+def save_unless_saved(assembly: Assembly, folder: Path) -> None:
+    """Save the model that a trainer of the user's has left unsaved."""
+    if not folder.is_dir():
+        assembly.lm.save(folder)
 
 
 def finished_result(directory: RunDirectory) -> TrainResult:
@@ -151,6 +174,17 @@ def rows_that_fitted(size: BatchSize, cut: Mapping[str, int]) -> int:
     """The size that the parts of a cut batch come to: those of a token budget may be many short rows."""
     rows, tokens, longest = int(cut["now"]), int(cut["tokens"]), size.prompt_tokens
     return rows if size.max_tokens is None or longest is None else max(1, rows * tokens // longest)
+
+
+def check_shared(trainer: Trainer, config: Config, team: Team) -> None:
+    """Raises ConfigError where a trainer of the user's would train each of several processes by itself."""
+    if team.ranks > 1 and config.trainer.type == "custom" and not getattr(trainer, "sums_gradients", False):
+        name = type(trainer).__name__
+        message = (
+            f"{name} would train each of {team.ranks} processes by itself: sum its gradients with work.team.add_up and "
+            "say so in the class by sums_gradients = True, or start one process"
+        )
+        raise ConfigError([Problem("trainer.target", message)])
 
 
 def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: Sizing) -> BatchSizes:

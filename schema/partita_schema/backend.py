@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, broken
 
@@ -26,6 +26,34 @@ class LocalBackend(Base):
 
     type: Literal["local"] = "local"
     """This process."""
+
+
+class TorchrunBackend(Base):
+    """Several processes, started by torchrun: on one machine, or on several by the same command on each."""
+
+    type: Literal["torchrun"]
+    """Several processes: a step's batches and the rows to answer are shared among them."""
+    processes: Count | Literal["auto"] = "auto"
+    """Processes on each machine. `auto`: one for each GPU, else one."""
+    nodes: Count = 1
+    """Machines; the same command is started on each of them."""
+    address: Name | None = None
+    """Where machines find each other, `HOST:PORT` of one of them. Needed with more than one."""
+    timeout_seconds: Positive = 1800.0
+    """Time after which a process that waits for another gives up."""
+
+    @field_validator("address")
+    @classmethod
+    def address_has_a_port(cls, address: str | None) -> str | None:
+        if address is not None and not re.fullmatch(r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}", address):
+            raise broken("write the name or number of a machine and a port, such as node-0:29500")
+        return address
+
+    @model_validator(mode="after")
+    def machines_find_each_other(self) -> "TorchrunBackend":
+        if self.nodes > 1 and self.address is None:
+            raise broken("with nodes above 1, write address: HOST:PORT of one of them", at="address")
+        return self
 
 
 class EndpointBackend(Base):
@@ -98,4 +126,4 @@ class EndpointBackend(Base):
         return body
 
 
-Backend = Annotated[LocalBackend | EndpointBackend, Field(discriminator="type")]
+Backend = Annotated[LocalBackend | TorchrunBackend | EndpointBackend, Field(discriminator="type")]

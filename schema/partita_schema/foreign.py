@@ -2,13 +2,12 @@
 
 NOT_YET = {
     "simulation": "remove it; dialogues are not simulated yet",
-    "backend.processes": "remove it; a run is one process",
 }
 """Keys of later versions, by section without list places and tags."""
 
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
-    "backend": ("torchrun", "ray", "deepspeed"),
+    "backend": ("ray", "deepspeed"),
     "data.source": ("simulation",),
 }
 """Values of `type` of later versions."""

@@ -145,7 +145,7 @@ class Converter:
 
     def backend(self) -> Iterator[Problem]:
         kind = self.at("backend.type")
-        if kind is not None and kind.value in ("endpoint", *ELSEWHERE_TYPES["backend"]):
+        if kind is not None and kind.value in ("torchrun", "endpoint", *ELSEWHERE_TYPES["backend"]):
             return  # no backend of Ludwig's
         for key in [key for key in self.section("backend") if key != "type"]:
             yield from self.take_out(("backend", key), DISTRIBUTED)

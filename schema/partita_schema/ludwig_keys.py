@@ -4,7 +4,7 @@ Written from Ludwig's published configuration reference; keys that mean the same
 """
 
 TABULAR = "it belongs to tabular models"
-DISTRIBUTED = "a run is one process for now"
+DISTRIBUTED = "for several processes write backend: {type: torchrun, processes: N}"
 
 RENAMED = {
     "adapter.bias_type": "adapter.bias",

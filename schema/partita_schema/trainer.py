@@ -176,7 +176,7 @@ class FinetuneTrainer(TrainerBase):
     optimizer: Optimizer = Optimizer()
     """How gradients become changes."""
     gradient_accumulation_steps: Count | None = None
-    """Batches a step. Default: what effective_batch_size needs."""
+    """Batches that each process takes in a step. Default: what effective_batch_size needs."""
     effective_batch_size: Count | None = None
     """Rows a step; a multiple of batch_size, which auto keeps to. Default: 16, or batch_size where that is a larger
     number."""

@@ -108,7 +108,8 @@ def test_what_belongs_to_clusters_and_to_other_bits_is_a_warning() -> None:
     assert finetune(file.config).optimizer.type == "adamw"
     told = " | ".join(warnings_of(file))
     assert "3: quantization.bnb_4bit_compute_dtype: has no effect here: it is for 4 bits" in told
-    assert "backend.type: ray has no effect here: a run is one process for now" in told
+    instead = "for several processes write backend: {type: torchrun, processes: N}"
+    assert f"backend.type: ray has no effect here: {instead}" in told
     assert "hyperopt: has no effect here: parameters are not searched for" in told
 
 

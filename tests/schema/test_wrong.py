@@ -132,7 +132,7 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
         ),
         (
             "backend: ray",
-            "4:10: backend: ray is not available yet; write a mapping with type: local or endpoint",
+            "4:10: backend: ray is not available yet; write a mapping with type: local, torchrun or endpoint",
         ),
         ("backend: local", "4:10: backend: write a mapping; got local, write backend: {type: local}"),
         (
@@ -245,5 +245,8 @@ def test_an_empty_dictionary_names_what_is_missing() -> None:
     assert [str(problem) for problem in caught.value.problems] == [
         "base_model: is missing; add base_model: with a Hub id, a folder, or {type: scratch}",
         "input_features: is missing; add input_features: with a list of mappings with type: text or dialogue",
-        "output_features: is missing; add output_features: with a list of mappings with type: ...",
+        (
+            "output_features: is missing; add output_features: with a list of mappings with type: text, category, "
+            "number or json"
+        ),
     ]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, open_model, print_metrics
+from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, print_metrics, start_model
 
 
 def evaluate(
@@ -18,5 +18,5 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Answer the rows of a data set and compare with the right answers."""
-    scores = open_model(source, overrides=overrides, quiet=quiet).evaluate(dataset, batch_size=batch_size)
+    scores = start_model(source, overrides=overrides, quiet=quiet).evaluate(dataset, batch_size=batch_size)
     print_metrics(scores, as_json=as_json, title="metrics by output")

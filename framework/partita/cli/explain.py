@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from partita.distributed.layout import layout_of
 from partita_schema.dump import resolved_yaml
 from partita_schema.load import load_config
 
@@ -23,7 +24,7 @@ def explain(
 ) -> None:
     """Print the whole configuration with the origin of every value: line, default, --set, a key of Ludwig's."""
     loaded = load_config(file, overrides=overrides or ())
-    planned = None
+    layout, planned = layout_of(loaded.config), None
     if data or dataset is not None:
         from partita.data_plan import plan_of_file
         from partita.logs import show_log
@@ -37,6 +38,8 @@ def explain(
             "origins": dict(loaded.origins),
             "warnings": [str(warning) for warning in loaded.warnings],
         }
+        if layout is not None:
+            shown["processes"] = layout.record()
         if planned is not None:
             shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
         print(json.dumps(shown, indent=2, ensure_ascii=False))
@@ -44,6 +47,8 @@ def explain(
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(resolved_yaml(loaded), end="")
+    if layout is not None:
+        print("\n# processes:", *(f"#   {line}" for line in layout.lines()), sep="\n")
     if planned is not None:  # as comments, so that what is printed is still a file
         told = [*planned.plan.lines(), planned.assumed]
         print("\n# data:", *(f"#   {line}" for line in told if line), sep="\n")

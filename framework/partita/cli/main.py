@@ -3,8 +3,11 @@
 0 done, 1 the run failed, 2 the file or the data is wrong, 130 interrupted.
 """
 
+import logging
 import signal
 import sys
+import time
+from contextlib import suppress
 from types import FrameType
 
 import typer
@@ -19,9 +22,11 @@ from partita.cli.schema import schema
 from partita.cli.train import train
 from partita.cli.tune import tune
 from partita.cli.validate import validate
-from partita_schema.errors import ConfigError, DataError, PartitaError
+from partita_schema.errors import ConfigError, DataError, OtherRankError, PartitaError
 
 INTERRUPTED = 130
+LET_IT_END = 5.0
+"""Seconds that a process waits whose job another one has ended, so that the other's exit code comes first."""
 
 app = typer.Typer(
     name="partita",
@@ -41,6 +46,11 @@ def run() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         app()
+    except OtherRankError as error:
+        logging.getLogger("partita").debug("%s", error)  # the other rank says what there is to say
+        with suppress(KeyboardInterrupt):
+            time.sleep(LET_IT_END)
+        sys.exit(1)
     except ConfigError as error:
         sys.exit(fail(str(error), code=2))
     except DataError as error:
@@ -59,5 +69,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def fail(message: str, *, code: int) -> int:
-    print(message, file=sys.stderr)
+    from partita.distributed.place import own_place
+
+    rank = own_place().rank
+    print(f"rank {rank}: {message}" if rank else message, file=sys.stderr)
     return code

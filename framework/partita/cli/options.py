@@ -1,5 +1,6 @@
 """Flags that several commands share, and the model that a command works on."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,24 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
     if path.is_dir():
         return Model.load(path, overrides=overrides, quiet=quiet)
     return Model(path, overrides=overrides, quiet=quiet)
+
+
+def start_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
+    """The model, in each of as many processes as its file asks for; the one that starts them never comes back.
+
+    Only rank 0 logs and prints results.
+    """
+    from partita.distributed.launch import end_with_launcher, is_to_be_launched, launch
+    from partita.distributed.place import own_place
+
+    rank = own_place().rank
+    model = open_model(path, overrides=overrides, quiet=quiet or rank > 0)
+    if is_to_be_launched(model.config):
+        raise SystemExit(launch(model.config, sys.argv[1:]))
+    end_with_launcher()
+    if rank > 0:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- until the process ends
+    return model
 
 
 def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, title: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, open_model
+from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, start_model
 
 
 def predict(
@@ -21,7 +21,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Answer every row of a data set. Started again it continues where it was."""
-    model = open_model(source, overrides=overrides, quiet=quiet)
+    model = start_model(source, overrides=overrides, quiet=quiet)
     found = model.predict(dataset, output=output, batch_size=batch_size, retry_errors=retry_errors, fresh=fresh)
     stats = found.stats
     if as_json:

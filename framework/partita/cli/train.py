@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, File, Overrides, Quiet, open_model, print_metrics
+from partita.cli.options import AsJson, File, Overrides, Quiet, print_metrics, start_model
 from partita_schema.errors import ConfigError, Problem
 
 
@@ -28,7 +28,7 @@ def train(
     if file.is_dir():
         message = f"is a folder; write the YAML file, and --run {file} after it to continue a run that lies there"
         raise ConfigError([Problem("", message, file=str(file))])
-    result = open_model(file, overrides=overrides, quiet=quiet).train(dataset, run=run)
+    result = start_model(file, overrides=overrides, quiet=quiet).train(dataset, run=run)
     if as_json:
         from partita.runs.files import strict_json
 

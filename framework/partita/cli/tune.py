@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, open_model
+from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, start_model
 
 
 def tune(
@@ -31,7 +31,7 @@ def tune(
 
         # Before minutes of measuring.
         check_plot(plot)
-    sizes = open_model(source, overrides=overrides, quiet=quiet).tune(dataset, fresh=fresh).found()
+    sizes = start_model(source, overrides=overrides, quiet=quiet).tune(dataset, fresh=fresh).found()
     if as_json:
         from partita.runs.files import strict_json
 

@@ -21,7 +21,9 @@ from partita.runs.manifest import now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
 from partita_schema.config import Config
+from partita_schema.errors import OtherRankError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
+from partita_trainers.team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,39 @@ class RunDirectory:
         return show_progress(total, description, completed=completed, quiet=self.quiet)
 
 
+class FollowedRun(RunDirectory):
+    """The run as ranks have it that write nothing: what they note is remembered until they end."""
+
+    def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any]) -> None:
+        """`manifest` is as the rank that writes has it now."""
+        self.folder, self.config, self.quiet = folder, config, True
+        self.manifest = dict(manifest)
+        self.trackers = Trackers((), folder=folder, settings={})
+
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        """Another rank does."""
+
+    def truncate_log(self, step: int) -> None:
+        """Another rank does."""
+
+    def note(self, **values: Any) -> None:
+        """Remember values."""
+        self.manifest |= values
+
+
+@contextmanager
+def open_run_of_team(
+    team: Team, folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
+) -> Iterator[RunDirectory]:
+    """`open_run` for several ranks: rank 0 opens it, the others follow."""
+    if team.rank > 0:
+        yield FollowedRun(folder, config=config, manifest=team.gather({}, "the run")[0])
+        return
+    with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
+        team.gather(run.manifest, "the run")
+        yield run
+
+
 @contextmanager
 def open_run(
     folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
@@ -136,8 +171,10 @@ def open_run(
         write_atomically(folder / "resolved.yaml", resolved)
         try:
             yield run
-        except KeyboardInterrupt:
-            run.note(status="interrupted")
+        except KeyboardInterrupt as interrupt:
+            # Who starts processes ends all of them by a signal where one has failed.
+            failed = interrupt.__context__ if isinstance(interrupt.__context__, OtherRankError) else None
+            run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
             raise
         except BaseException as error:
             with suppress(OSError):  # on a full disk there is no room for this either, and the first error says why

@@ -25,6 +25,7 @@ FREE_KEYS = (
     "data.encode",
     "data.resume",
     "tracking",
+    "backend",
 )
 """What may change when a run is continued; anything else would make it another run."""
 
@@ -43,6 +44,7 @@ USE_KEYS = (
     "data.resume",
     "data.test",
     "data.max_bad_rows",
+    "backend",
 )
 """What may differ when a finished run is only used: none of it changes what was learned."""
 

@@ -53,7 +53,7 @@ class Tuned:
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
     found = Tuned({"generation": SIZE, "evaluation": BatchSize(4, "file", "cpu")})
     # The module hides behind the function of the same name in its package.
-    monkeypatch.setattr(sys.modules["partita.cli.tune"], "open_model", found.open)
+    monkeypatch.setattr(sys.modules["partita.cli.tune"], "start_model", found.open)
     monkeypatch.chdir(tmp_path)
     return found
 

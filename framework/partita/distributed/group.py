@@ -1,0 +1,127 @@
+"""The ranks of a job, over torch.distributed: gradients by the devices' own network, everything else by gloo.
+
+What is exchanged carries a name. Ranks that do not stand in the same place would not hang: they would be handed each
+other's objects, and so the names are compared.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from partita.distributed.place import Place
+from partita_schema.errors import OtherRankError
+from partita_trainers.batch_size.memory import is_out_of_memory
+
+T = TypeVar("T")
+
+NETWORKS = {"cuda": "nccl", "xpu": "xccl"}
+"""What sums tensors of a device; gloo where there is none."""
+BUCKET_BYTES = 32 * 2**20
+"""Tensors smaller than this are summed together, this many bytes at a time."""
+
+
+class Group:
+    """A `partita_trainers.team.Team` of several processes; a process joins one in its life."""
+
+    def __init__(self, place: Place, *, device: torch.device, timeout_seconds: float) -> None:
+        """Waits for all ranks. Raises OtherRankError where some do not come in time."""
+        self.rank, self.ranks, self.local_ranks = place.rank, place.ranks, place.local_ranks
+        timeout = timedelta(seconds=timeout_seconds)
+        with waiting("the start"):
+            if not dist.is_initialized():  # Ray starts it itself
+                network = NETWORKS.get(device.type)
+                backend = f"cpu:gloo,{device.type}:{network}" if network else "gloo"
+                dist.init_process_group(backend, rank=place.rank, world_size=place.ranks, timeout=timeout)
+            self.control = dist.new_group(backend="gloo", timeout=timeout)
+            # The one that the processes met at; torch has no public name for it.
+            self.store = dist.distributed_c10d._get_default_store()
+        self.counters = 0
+
+    def gather(self, mine: T, about: str) -> list[T]:
+        """What each rank gave, in the order of ranks. Raises OtherRankError where a rank is gone."""
+        found: list[Any] = [None] * self.ranks
+        with waiting(about):
+            dist.all_gather_object(found, (about, mine), group=self.control)
+        others = {name for name, _ in found}
+        if others != {about}:
+            raise AssertionError(f"ranks do not stand in the same place: {', '.join(sorted(others))}")
+        return [given for _, given in found]
+
+    def lead(self, call: Callable[[], T], about: str) -> T:
+        """What `call` gives on rank 0."""
+        given: T | None = None
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                given = call()
+            except Exception as raised:
+                error = raised
+        found = self.gather((given, error is not None), about)
+        if error is not None:
+            raise error
+        if found[0][1]:
+            raise OtherRankError(f"rank 0 failed at {about}; its own message says why")
+        return found[0][0]  # type: ignore[return-value]  # rank 0's is a T
+
+    def agree(self, error: Exception | None, about: str) -> None:
+        """Go on where no rank has an error; the first one that has raises it."""
+        failed = [rank for rank, bad in enumerate(self.gather(error is not None, about)) if bad]
+        if error is not None and failed[0] == self.rank:
+            raise error
+        if failed:
+            raise OtherRankError(f"rank {failed[0]} failed at {about}; its own message says why")
+
+    def counter(self, about: str) -> Callable[[int], int]:
+        """A number in the job's store. Ranks ask for their counters in the same order."""
+        self.counters += 1
+        name = f"partita {self.counters} {about}"
+
+        def add(amount: int) -> int:
+            with waiting(about):
+                return int(self.store.add(name, amount)) - amount
+
+        return add
+
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the sum over all ranks in place of each tensor."""
+        with waiting("the sum of the gradients"):
+            for bucket in buckets(tensors):
+                if len(bucket) == 1 and bucket[0].is_contiguous():
+                    dist.all_reduce(bucket[0])
+                    continue
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                dist.all_reduce(flat)
+                sums = torch.split(flat, [tensor.numel() for tensor in bucket])
+                for tensor, summed in zip(bucket, sums, strict=True):
+                    tensor.copy_(summed.view_as(tensor))
+
+
+@contextmanager
+def waiting(about: str) -> Iterator[None]:
+    """Around an exchange: what goes wrong in it is another rank's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise OtherRankError(f"another process of the job is gone, or does not answer, at {about}: {error}") from error
+
+
+def buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors in order, those of a kind together up to BUCKET_BYTES; a larger one by itself."""
+    open_: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size >= BUCKET_BYTES and tensor.is_contiguous():
+            yield [tensor]
+            continue
+        bucket = open_.setdefault((tensor.dtype, tensor.device), [])
+        if bucket and size + sum(one.numel() * one.element_size() for one in bucket) > BUCKET_BYTES:
+            yield list(bucket)
+            bucket.clear()
+        bucket.append(tensor)
+    yield from (bucket for bucket in open_.values() if bucket)

@@ -1,0 +1,67 @@
+"""From a place to a team: the device of this process, its threads, and the other processes."""
+
+import logging
+import os
+from functools import cache
+
+from partita.distributed.place import Place, own_place
+from partita_schema.backend import TorchrunBackend
+from partita_schema.config import Config
+from partita_trainers.team import ALONE, Team
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds that a process waits for another where the file does not say it."""
+THREADS_BY_HAND = "PARTITA_THREADS"
+"""Set by the launcher where a person chose the number of threads: torchrun itself writes OMP_NUM_THREADS=1."""
+
+
+def own_team(config: Config) -> Team:
+    """The team that this process belongs to: alone, unless it was started as one of several."""
+    place = own_place()
+    if place.ranks == 1:
+        return ALONE
+    backend = config.backend
+    return join(backend.timeout_seconds if isinstance(backend, TorchrunBackend) else DEFAULT_TIMEOUT)
+
+
+@cache
+def join(timeout_seconds: float) -> Team:
+    """Take this process's device and its share of the cores, and wait for the other processes; once in its life."""
+    import torch
+
+    from partita.distributed.group import Group
+
+    place = own_place()
+    device = torch.device("cpu")
+    for kind in ("cuda", "xpu"):
+        library = getattr(torch, kind)
+        if library.is_available():
+            device = torch.device(kind, place.local_rank % library.device_count())
+            library.set_device(device)
+            break
+    threads = own_threads(place, cores=available_cores(), environment=dict(os.environ))
+    torch.set_num_threads(threads)
+    logger.info(
+        "%d processes, %d of them on %s with %s each",
+        place.ranks,
+        place.local_ranks,
+        place.node,
+        "1 thread" if threads == 1 else f"{threads} threads",
+    )
+    return Group(place, device=device, timeout_seconds=timeout_seconds)
+
+
+def own_threads(place: Place, *, cores: int, environment: dict[str, str]) -> int:
+    """Threads of a process: what a person wrote into OMP_NUM_THREADS, else its share of the cores."""
+    written = environment.get("OMP_NUM_THREADS", "")
+    by_torchrun = written == "1" and "TORCHELASTIC_RUN_ID" in environment and THREADS_BY_HAND not in environment
+    if written.isdigit() and int(written) > 0 and not by_torchrun:
+        return int(written)
+    return max(1, cores // place.local_ranks)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

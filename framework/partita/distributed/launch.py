@@ -1,0 +1,101 @@
+"""The processes of a file that asks for several, started and watched by torchrun's own agent.
+
+Where one of them ends with an error, the agent ends the others; what the first one said stands on the screen, and its
+exit code becomes that of the command.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from partita.distributed.joining import THREADS_BY_HAND, available_cores
+from partita.distributed.place import own_place
+from partita_schema.backend import TorchrunBackend
+from partita_schema.config import Config
+from partita_schema.errors import PartitaError
+
+logger = logging.getLogger(__name__)
+
+LAUNCHED = "PARTITA_LAUNCHED"
+"""Set in processes that `launch` has started."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux: a signal for when the parent ends."""
+SHUTDOWN_SECONDS = 25
+"""What processes are given to end by themselves once one of them has failed."""
+
+
+def num_processes(backend: TorchrunBackend) -> int:
+    """Processes on this machine: as the file says, else one for each GPU, else one."""
+    if backend.processes != "auto":
+        return backend.processes
+    import torch
+
+    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else 1)
+
+
+def is_to_be_launched(config: Config) -> bool:
+    """Whether the file asks for several processes, and this is none of them yet."""
+    backend = config.backend
+    if not isinstance(backend, TorchrunBackend) or own_place().ranks > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        return False
+    return backend.nodes > 1 or num_processes(backend) > 1
+
+
+def launch(config: Config, arguments: Sequence[str]) -> int:
+    """Run `partita` with these arguments in all processes of this machine; the exit code comes back.
+
+    On several machines, the same command is started on each. Raises PartitaError where a signal ended one of the
+    processes, and KeyboardInterrupt where it was meant for all.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    backend = config.backend
+    if not isinstance(backend, TorchrunBackend):
+        raise AssertionError("only a file with backend: {type: torchrun} is launched")
+    processes = num_processes(backend)
+    os.environ[LAUNCHED] = "1"
+    if "OMP_NUM_THREADS" in os.environ:
+        os.environ[THREADS_BY_HAND] = "1"
+    else:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, available_cores() // processes))
+    address = backend.address or "localhost:0"
+    settings = LaunchConfig(
+        min_nodes=backend.nodes,
+        max_nodes=backend.nodes,
+        nproc_per_node=processes,
+        run_id="partita" if backend.nodes > 1 else f"partita-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=address,
+        rdzv_configs={"timeout": int(backend.timeout_seconds)},
+        max_restarts=0,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
+    try:
+        elastic_launch(settings, sys.executable)("-m", "partita", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            raise PartitaError(
+                f"rank {rank} was ended by {name}, and the others with it; what was done is kept, start the same "
+                "command again to go on"
+            ) from None
+        return int(failure.exitcode)
+    except SignalException:
+        raise KeyboardInterrupt from None
+    return 0
+
+
+def end_with_launcher() -> None:
+    """Let this process end, as by SIGTERM, when the one that launched it is gone, however that ended.
+
+    Its job could go on without it, and would hold the run against the next start.
+    """
+    if LAUNCHED in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

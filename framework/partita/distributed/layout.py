@@ -1,0 +1,95 @@
+"""How many processes a file asks for, and what each of them does in a step: told without starting any."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from partita_schema.backend import TorchrunBackend
+from partita_schema.batching import PackBatching, TokenBudgetBatching
+from partita_schema.config import Config
+from partita_schema.trainer import FinetuneTrainer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes, and the rows of a step; None for what only the machine or the data can tell."""
+
+    nodes: int
+    processes: int | None
+    """On each machine; None for one a GPU."""
+    step_rows: int | None
+    """Rows of a step on all processes together."""
+    batch_size: int | None
+    """Rows of a batch."""
+    accumulation: int | None
+    """Batches that each process takes in a step."""
+
+    @property
+    def ranks(self) -> int | None:
+        """Processes on all machines."""
+        return None if self.processes is None else self.nodes * self.processes
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "ranks": self.ranks}
+
+    def lines(self) -> list[str]:
+        """What a person wants to know."""
+        each = "one process for each GPU" if self.processes is None else counted(self.processes, "process", "processes")
+        machines = counted(self.nodes, "machine", "machines")
+        whole = f", {self.ranks} in all" if self.ranks is not None and self.nodes > 1 else ""
+        found = [f"{machines}, {each} on each{whole}"]
+        if self.step_rows is not None and self.ranks is not None and self.step_rows % self.ranks:
+            found.append(
+                f"a step: {self.step_rows} rows, which {self.ranks} processes cannot share evenly; write another "
+                "trainer.effective_batch_size"
+            )
+        elif self.step_rows is not None:
+            parts = [f"{self.ranks} processes" if self.ranks is not None else "the processes"]
+            parts += [counted(self.accumulation, "batch", "batches")] if self.accumulation is not None else []
+            parts += [counted(self.batch_size, "row", "rows")] if self.batch_size is not None else []
+            found.append(f"a step: {self.step_rows} rows = {' x '.join(parts)}" + self.open_size)
+        elif self.accumulation is not None:
+            found.append(f"a step: {counted(self.accumulation, 'batch', 'batches')} for each process")
+        return found
+
+    @property
+    def open_size(self) -> str:
+        """A word on a size that is yet to be found."""
+        return "" if self.batch_size is not None else "; batch_size is auto and found when the run begins"
+
+
+def layout_of(config: Config) -> Layout | None:
+    """What a file that asks for processes comes to; None for any other."""
+    backend, trainer = config.backend, config.trainer
+    if not isinstance(backend, TorchrunBackend):
+        return None
+    processes = backend.processes if isinstance(backend.processes, int) else None
+    if not isinstance(trainer, FinetuneTrainer):
+        return Layout(backend.nodes, processes, None, None, None)
+    ranks = None if processes is None else backend.nodes * processes
+    by_tokens = isinstance(config.data.batching, TokenBudgetBatching | PackBatching)
+    return Layout(backend.nodes, processes, *step_of(trainer, ranks, by_tokens=by_tokens))
+
+
+def step_of(
+    trainer: FinetuneTrainer, ranks: int | None, *, by_tokens: bool
+) -> tuple[int | None, int | None, int | None]:
+    """Rows of a step, rows of a batch, and batches of each process, as far as they are known."""
+    size = trainer.batch_size if isinstance(trainer.batch_size, int) else None
+    each = trainer.gradient_accumulation_steps
+    if each is not None:
+        known = size is not None and ranks is not None and not by_tokens
+        return (ranks or 0) * each * (size or 0) if known else None, size, each
+    if by_tokens:
+        return None, None, None
+    rows = trainer.step_rows
+    if size is None or ranks is None or rows is None:
+        return rows, size, None
+    if trainer.effective_batch_size is None:
+        rows = max(rows, size * ranks)
+    return rows, size, rows // (size * ranks) if rows % (size * ranks) == 0 else None
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """A number with its noun."""
+    return f"{number} {one if number == 1 else several}"

@@ -1,0 +1,54 @@
+"""Where this process stands among those of its job: read once from what torchrun, accelerate or slurm have written."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from partita_schema.errors import PartitaError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among those of a job."""
+
+    rank: int = 0
+    """Place among all, from 0."""
+    ranks: int = 1
+    """Number of all."""
+    local_rank: int = 0
+    """Place among those of this machine, from 0: the device that this process has."""
+    local_ranks: int = 1
+    """Number of those of this machine."""
+
+    @property
+    def node(self) -> str:
+        """This process's machine, for what is said to people."""
+        return os.uname().nodename
+
+
+@cache
+def own_place() -> Place:
+    """The place of this process, the same whenever it is asked for."""
+    return read_place(os.environ)
+
+
+def read_place(environment: Mapping[str, str]) -> Place:
+    """The place that variables tell: those of torchrun and accelerate, else of slurm's srun, else alone.
+
+    Raises PartitaError where they contradict each other.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:  # of srun; what sbatch itself starts is one process
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    else:
+        return Place()
+    rank, ranks = (int(environment[name]) for name in names[:2])
+    local_rank = int(environment.get(names[2], rank))
+    # slurm counts as in "4(x2),3"; the first node has as many as any.
+    local_ranks = int(environment.get(names[3], str(ranks)).partition("(")[0].partition(",")[0])
+    if not (0 <= rank < ranks and 0 <= local_rank < local_ranks <= ranks):
+        told = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
+        raise PartitaError(f"these variables contradict each other: {told}; start the job by torchrun, or unset them")
+    return Place(rank, ranks, local_rank, local_ranks)
