@@ -1,0 +1,177 @@
+"""Processes that raise or are killed: the job ends in seconds with the right words, and the next start goes on."""
+
+import itertools
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.faults]
+
+TWO = ("--set", "backend.type=torchrun", "--set", "backend.processes=2")
+
+COLLATE = """
+import os
+from partita.data.collate import collate
+
+class Failing:
+    calls = 0
+
+    def __call__(self, encoded, planned, pad_token_id):
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and self.calls == 5:
+            raise ValueError("no such ball")
+        return collate(encoded, planned, pad_token_id=pad_token_id)
+"""
+
+
+def command(folder: Path, environment: dict[str, str], *words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "partita", *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(job: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Exit code, and all that was said."""
+    said, errors = job.communicate(timeout=120)
+    return job.returncode, said + errors
+
+
+def rank_of(job: "subprocess.Popen[str]", rank: int) -> psutil.Process:
+    """A process of the job."""
+    for child in psutil.Process(job.pid).children():
+        if child.environ().get("RANK") == str(rank):
+            return child
+    raise AssertionError("there is no such process")
+
+
+def wait_for(condition: Callable[[], bool], job: "subprocess.Popen[str]") -> None:
+    end = time.monotonic() + 100
+    while not condition():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.002)
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_what_one_rank_raises_ends_the_job_and_is_what_is_said(processes: Any, tmp_path: Path) -> None:
+    settings = processes.settings()
+    settings["data"]["collate"] = "balls:Failing"
+    folder = processes.prepare(tmp_path / "job", settings)
+    (folder / "balls.py").write_text(COLLATE, encoding="utf8")
+
+    started = time.monotonic()
+    code, said = ended(command(folder, processes.environment, "train", "run.yaml", "--run", "run", *TWO))
+
+    assert code == 1
+    assert "ValueError: no such ball" in said
+    assert said.count("Traceback") == 1
+    assert time.monotonic() - started < 60
+    manifest = json.loads((folder / "run" / "manifest.json").read_text(encoding="utf8"))
+    assert manifest["status"] == "failed"
+
+
+def test_a_mistake_in_the_data_is_said_once_and_with_its_exit_code(processes: Any, tmp_path: Path) -> None:
+    folder = processes.prepare(tmp_path / "job", processes.settings())
+    (folder / "rows.jsonl").write_text('{"text": "no colour"}\n', encoding="utf8")
+
+    code, said = ended(command(folder, processes.environment, "train", "run.yaml", "--run", "run", *TWO))
+
+    assert code == 2
+    assert said.count("rows.jsonl has no column 'colour'") == 1, said
+
+
+def test_a_rank_that_is_killed_ends_the_job_in_seconds_with_a_word_on_what_to_do(
+    processes: Any, tmp_path: Path
+) -> None:
+    folder = processes.prepare(tmp_path / "job", processes.settings(max_steps=10_000))
+    job = command(folder, processes.environment, "train", "run.yaml", "--run", "run", *TWO)
+    wait_for(lambda: lines_of(folder / "run" / "log.jsonl") >= 2, job)
+
+    rank_of(job, 1).send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    code, said = ended(job)
+
+    assert code == 1
+    assert time.monotonic() - killed < 25
+    assert said.splitlines()[-1] == (
+        "error: rank 1 was ended by SIGKILL, and the others with it; what was done is kept, start the same command "
+        "again to go on"
+    )
+    assert "Traceback" not in said
+
+
+def killed(chance: random.Random, ranks: int, pattern: str, lines: range) -> dict[str, Any]:
+    """Which rank is killed, and when."""
+    rank, when = chance.randrange(ranks), chance.choice(lines)
+    return {"rank": rank, "pattern": pattern, "lines": when, "delay": chance.uniform(0, 0.03)}
+
+
+def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
+    processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    folder = processes.prepare(tmp_path / "job", processes.settings())
+
+    for ranks, lines in ((2, range(1, 5)), (4, range(4, 8)), (2, range(7, 12))):
+        kill = killed(chance, ranks, "run/log.jsonl", lines)
+        status = processes.run(ranks, folder, "train:12", kill=kill)
+        assert status[kill["rank"]] == signal.SIGKILL, f"seed {seed}: {status}"
+        assert all(status), f"seed {seed}: no rank ends well where one was killed"
+    found = processes.start(2, folder, "train:12")["train:12"]
+
+    assert found["resumed_from"] is not None, f"seed {seed}"
+    assert processes.log(folder)[-1]["step"] == 12
+    for key, exact in (("batch_hash", True), ("rows", True), ("loss", False)):
+        one, other = ([line[key] for line in processes.log(place)] for place in (folder, straight[0]))
+        assert one == other if exact else one == pytest.approx(other, rel=2e-4), f"seed {seed}"
+    accuracy = [results["metrics"]["test"] for results in (found, straight[1]["train:12"])]
+    assert accuracy[0] == pytest.approx(accuracy[1], rel=1e-3), f"seed {seed}"
+
+
+def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
+    processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    folder = tmp_path / "job"
+    shutil.copytree(straight[0], folder)
+    # No two alike: equal prompts would be answered once.
+    texts = [" ".join(words) for words in itertools.product(("red", "blue", "green", "ball"), repeat=5)][:1000]
+    rows = [{"text": text, "number": number} for number, text in enumerate(texts)]
+    (folder / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    alone = tmp_path / "alone"
+    shutil.copytree(folder, alone)
+    processes.start(1, alone, "predict:many")
+
+    done = 0
+    for ranks in (3, 2):
+        kill = killed(chance, ranks, "run/journal/many*.jsonl", range(done + 5, done + 60))
+        status = processes.run(ranks, folder, "predict:many", kill=kill)
+        assert status[kill["rank"]] == signal.SIGKILL, f"seed {seed}: {status}"
+        assert not (folder / "many.out.jsonl").exists()
+        done = sum(map(lines_of, (folder / "run" / "journal").glob("many*.jsonl")))
+    found = processes.start(2, folder, "predict:many")["predict:many"]
+
+    assert found["rows"] == 1000
+    assert found["resumed"] >= done - 4, f"seed {seed}: a header each, and a line that was torn"
+    assert (folder / "many.out.jsonl").read_bytes() == (alone / "many.out.jsonl").read_bytes(), f"seed {seed}"
+    assert not list(folder.glob("run/journal/*.rank-*"))

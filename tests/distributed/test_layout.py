@@ -1,0 +1,72 @@
+"""What `explain` says of the processes of a file, before any is started."""
+
+from typing import Any
+
+import pytest
+
+from partita.distributed.layout import layout_of
+from partita_schema.config import Config
+
+
+def told(backend: dict[str, Any], *, batching: str = "bucket", **trainer: Any) -> list[str]:
+    config = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "text", "type": "text"}],
+            "output_features": [{"name": "label", "type": "text"}],
+            "data": {"batching": {"type": batching}},
+            "backend": {"type": "torchrun", **backend},
+            "trainer": {"type": "finetune", **trainer},
+        }
+    )
+    layout = layout_of(config)
+    assert layout is not None
+    return layout.lines()
+
+
+def test_machines_processes_and_a_step_are_told() -> None:
+    cluster = {"processes": 8, "nodes": 2, "address": "node-0:29500"}
+
+    assert told(cluster, batch_size=4, effective_batch_size=128) == [
+        "2 machines, 8 processes on each, 16 in all",
+        "a step: 128 rows = 16 processes x 2 batches x 4 rows",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line"),
+    [
+        ({"batch_size": 4}, "a step: 16 rows = 2 processes x 2 batches x 4 rows"),
+        ({"batch_size": 16}, "a step: 32 rows = 2 processes x 1 batch x 16 rows"),
+        ({"batch_size": 4, "gradient_accumulation_steps": 3}, "a step: 24 rows = 2 processes x 3 batches x 4 rows"),
+        ({}, "a step: 16 rows = 2 processes; batch_size is auto and found when the run begins"),
+        ({"gradient_accumulation_steps": 3}, "a step: 3 batches for each process"),
+        (
+            {"effective_batch_size": 15},
+            "a step: 15 rows, which 2 processes cannot share evenly; write another trainer.effective_batch_size",
+        ),
+    ],
+)
+def test_a_step_is_what_the_processes_share(trainer: dict[str, Any], line: str) -> None:
+    assert told({"processes": 2}, **trainer) == ["1 machine, 2 processes on each", line]
+
+
+def test_what_only_the_machine_knows_is_left_open() -> None:
+    assert told({}, batch_size=4, effective_batch_size=32) == [
+        "1 machine, one process for each GPU on each",
+        "a step: 32 rows = the processes x 4 rows",
+    ]
+    assert told({"processes": 2}, batching="token_budget") == ["1 machine, 2 processes on each"]
+
+
+def test_a_file_of_one_process_has_no_layout() -> None:
+    config = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "text", "type": "text"}],
+            "output_features": [{"name": "label", "type": "text"}],
+            "trainer": {"type": "none"},
+        }
+    )
+
+    assert layout_of(config) is None

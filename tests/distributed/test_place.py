@@ -1,0 +1,59 @@
+"""Where a process stands, by what torchrun, accelerate and slurm write."""
+
+import pytest
+
+from partita.distributed.joining import own_threads
+from partita.distributed.place import Place, read_place
+from partita_schema.errors import PartitaError
+
+
+def test_a_process_that_nobody_counted_is_alone() -> None:
+    assert read_place({}) == Place(rank=0, ranks=1, local_rank=0, local_ranks=1)
+    assert read_place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == Place(), "sbatch itself starts one process"
+
+
+def test_torchrun_tells_the_place() -> None:
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+    assert read_place(environment) == Place(rank=5, ranks=8, local_rank=1, local_ranks=4)
+
+
+def test_a_place_without_local_numbers_is_on_one_machine() -> None:
+    assert read_place({"RANK": "1", "WORLD_SIZE": "2"}) == Place(rank=1, ranks=2, local_rank=1, local_ranks=2)
+
+
+@pytest.mark.parametrize("tasks", ["4(x2)", "4,4", "4"])
+def test_slurm_tells_the_place(tasks: str) -> None:
+    environment = {
+        "SLURM_PROCID": "6",
+        "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_LOCALID": "2",
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+    }
+
+    assert read_place(environment) == Place(rank=6, ranks=8, local_rank=2, local_ranks=4)
+
+
+def test_places_that_cannot_be_are_refused() -> None:
+    with pytest.raises(PartitaError) as error:
+        read_place({"RANK": "3", "WORLD_SIZE": "2"})
+
+    assert str(error.value) == (
+        "these variables contradict each other: RANK=3, WORLD_SIZE=2; start the job by torchrun, or unset them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({}, 2),
+        ({"OMP_NUM_THREADS": "5"}, 5),
+        ({"OMP_NUM_THREADS": "1"}, 1),
+        # What torchrun writes where nobody has written anything.
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 2),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "PARTITA_THREADS": "1"}, 1),
+    ],
+)
+def test_processes_share_the_cores_unless_a_person_says_otherwise(environment: dict[str, str], threads: int) -> None:
+    assert own_threads(Place(1, 8, 1, 4), cores=9, environment=environment) == threads
+    assert own_threads(Place(1, 8, 1, 4), cores=2, environment={}) == 1

@@ -1,0 +1,77 @@
+"""Whatever the number of processes: the same steps, the same model, the same answers, the same scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.distributed
+
+Jobs = dict[int, tuple[Path, dict[str, Any]]]
+"""Folder and results by number of processes."""
+
+
+@pytest.fixture(scope="module")
+def jobs(processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """The same job on 1, 2 and 4 processes."""
+    found = {1: straight}
+    for ranks in (2, 4):
+        folder = processes.prepare(tmp_path_factory.mktemp("job") / "job", processes.settings())
+        found[ranks] = folder, processes.start(ranks, folder, *straight[1])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_steps_are_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
+    one, several = processes.log(jobs[1][0]), processes.log(jobs[ranks][0])
+
+    for key in ("step", "batch_hash", "rows", "tokens", "loss_tokens", "padding", "learning_rate"):
+        assert [line[key] for line in several] == [line[key] for line in one]
+    for key in ("loss", "gradient_norm"):
+        assert [line[key] for line in several] == pytest.approx([line[key] for line in one], rel=2e-4)
+    assert len({line["batch_hash"] for line in one}) == len(one) == 12
+    weights = [load_file(jobs[number][0] / "run" / "model" / "adapter_model.safetensors") for number in (1, ranks)]
+    for name, tensor in weights[0].items():
+        assert (tensor - weights[1][name]).abs().max() < 2e-3 * tensor.abs().max() + 1e-5, name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_answers_and_scores_are_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
+    (one, alone), (several, together) = jobs[1], jobs[ranks]
+
+    for name in ("more", "few"):
+        assert (several / f"{name}.out.jsonl").read_text() == (one / f"{name}.out.jsonl").read_text()
+    assert together["predict:more"] == alone["predict:more"]
+    metrics = [results["evaluate:more"] for results in (alone, together)]
+    assert metrics[0]["colour"] == metrics[1]["colour"]
+    assert metrics[0]["model"] == pytest.approx(metrics[1]["model"], rel=1e-3)
+    assert alone["train:12"]["metrics"].keys() == together["train:12"]["metrics"].keys()
+    assert not list(several.glob("run/journal/*.rank-*")), "what ranks wrote is in the journal of the job"
+    assert not (several / "run" / "tokens").exists()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_ranks_come_to_the_same_sizes(processes: Any, jobs: Jobs, ranks: int) -> None:
+    folder = jobs[ranks][0]
+    sizes = [json.loads((folder / f"sizes-{rank}.json").read_text()) for rank in range(ranks)]
+
+    assert sizes[0]["generation"]["origin"] == "tuned"
+    assert all(other == sizes[0] for other in sizes[1:])
+
+
+def test_the_number_of_processes_may_change_in_the_middle_of_an_epoch(
+    processes: Any, jobs: Jobs, tmp_path: Path
+) -> None:
+    folder = processes.prepare(tmp_path / "job", processes.settings())
+    for ranks, steps in ((4, 4), (1, 6), (2, 12)):
+        found = processes.start(ranks, folder, f"train:{steps}")[f"train:{steps}"]
+        assert found["steps"] == steps
+
+    assert [line["batch_hash"] for line in processes.log(folder)] == [
+        line["batch_hash"] for line in processes.log(jobs[1][0])
+    ]
+    assert [line["loss"] for line in processes.log(folder)] == pytest.approx(
+        [line["loss"] for line in processes.log(jobs[1][0])], rel=2e-4
+    )

@@ -1,0 +1,141 @@
+"""What ranks do together, each rank a thread."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from partita.distributed.group import BUCKET_BYTES, buckets
+from partita.distributed.threads import ThreadTeam
+from partita.inference.claims import Claims, claimed
+from partita_trainers.team import ALONE, in_turn, together
+
+T = TypeVar("T")
+
+
+def on_ranks(ranks: int, work: Callable[[ThreadTeam], T]) -> list[T]:
+    """What each rank comes to."""
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(work, ThreadTeam.of(ranks, timeout_seconds=20)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("total", [0, 1, 3, 1000])
+def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
+    def claim(team: ThreadTeam) -> list[int]:
+        claims = Claims(total, team=team)
+        found: list[int] = []
+        while claims.left:
+            places = claims.take(16)
+            assert len(places) <= 16 or ranks == 1
+            found += places
+        return found
+
+    parts = on_ranks(ranks, claim) if ranks > 1 else [claim(ALONE)]  # type: ignore[arg-type]
+
+    assert sorted(place for part in parts for place in part) == list(range(total))
+
+
+def test_plans_that_follow_each_other_are_dealt_apart() -> None:
+    def claim(team: ThreadTeam) -> list[list[int]]:
+        return [list(claimed(Claims(7, team=team))) for _ in range(3)]
+
+    parts = on_ranks(2, claim)
+
+    for one, other in zip(*parts, strict=True):
+        assert sorted([*one, *other]) == list(range(7))
+
+
+def test_claims_become_small_towards_the_end() -> None:
+    sizes: list[int] = []
+    team = ThreadTeam.of(2)[0]
+    claims = Claims(100, team=team)
+    while claims.left:
+        sizes.append(len(claims.take(64)))
+
+    assert sizes[0] == 25
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
+
+
+def test_one_rank_leads_and_the_others_have_what_it_found() -> None:
+    asked: list[int] = []
+
+    def work(team: ThreadTeam) -> str:
+        return team.lead(lambda: asked.append(team.rank) or "found", "a search")
+
+    assert on_ranks(3, work) == ["found"] * 3
+    assert asked == [0]
+
+
+def test_the_first_rank_is_done_before_the_others_begin() -> None:
+    order: list[int] = []
+
+    def work(team: ThreadTeam) -> None:
+        with in_turn(team, "a file"):
+            order.append(team.rank)
+
+    on_ranks(3, work)
+
+    assert order[0] == 0
+    assert sorted(order) == [0, 1, 2]
+
+
+def test_no_rank_goes_on_where_one_has_failed() -> None:
+    passed: list[int] = []
+
+    def work(team: ThreadTeam) -> str:
+        try:
+            with together(team, "reading"):
+                if team.rank == 1:
+                    raise ValueError("rank 1 cannot read")
+            passed.append(team.rank)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert on_ranks(3, work) == ["rank 1 cannot read"] * 3
+    assert passed == []
+
+
+def test_ranks_that_stand_in_different_places_are_told() -> None:
+    def work(team: ThreadTeam) -> str:
+        with pytest.raises(AssertionError) as error:
+            team.gather(1, "the loss" if team.rank else "the rows")
+        return str(error.value)
+
+    assert on_ranks(2, work) == ["ranks do not stand in the same place: ['the loss', 'the rows']"] * 2
+
+
+def test_tensors_are_summed_together_up_to_a_size() -> None:
+    large = torch.zeros(BUCKET_BYTES // 4)
+    small = [torch.zeros(3), torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2).T, torch.zeros(1)]
+
+    found = list(buckets([small[0], large, *small[1:]]))
+
+    assert [[tuple(tensor.shape) for tensor in bucket] for bucket in found] == [
+        [tuple(large.shape)],
+        [(3,), (2, 2), (1,)],
+        [(5,)],
+    ]
+
+
+def test_many_tensors_come_in_buckets_of_limited_size() -> None:
+    tensors = [torch.zeros(BUCKET_BYTES // 12) for _ in range(10)]  # a third of a bucket each
+
+    found = list(buckets(tensors))
+
+    assert [len(bucket) for bucket in found] == [3, 3, 3, 1]
+    assert sum(tensor.numel() for bucket in found for tensor in bucket) == sum(t.numel() for t in tensors)
+
+
+def test_sums_are_on_every_rank() -> None:
+    def work(team: ThreadTeam) -> Any:
+        tensors = [torch.full((2,), float(team.rank + 1)), torch.ones(1)]
+        team.add_up(tensors)
+        return np.concatenate([tensor.numpy() for tensor in tensors]).tolist()
+
+    assert on_ranks(3, work) == [[6.0, 6.0, 3.0]] * 3
