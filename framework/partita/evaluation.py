@@ -66,7 +66,7 @@ def tokens_made_once(team: Team, parts: AnyParts, *, folder: Path) -> Iterator[A
         yield parts
         return
     place = folder / "tokens"
-    yield replace(parts, tokens=TokenCache(place))
+    yield replace(parts, tokens=TokenCache(place, lasting=False))
     team.gather(None, "tokens that are not needed any more")
     if team.rank == 0:
         shutil.rmtree(place, ignore_errors=True)

@@ -38,6 +38,8 @@ BEATS = 10
 """Signs of life in that time while the disk works."""
 LOOK_EVERY = 0.2
 """Seconds between looks at a lock."""
+TELL_FIRST = 1.0
+"""Seconds of waiting after which that is said."""
 TELL_EVERY = 10.0
 """Seconds between lines in the log while waiting."""
 
@@ -56,8 +58,10 @@ class CacheUse:
 class TokenCache:
     """A folder of tokens, shared by runs and processes."""
 
-    def __init__(self, folder: Path, *, silence: float = SILENCE) -> None:
+    def __init__(self, folder: Path, *, silence: float = SILENCE, lasting: bool = True) -> None:
+        """Tokens in `folder`; unless they are `lasting`, they are of one job's processes and not spoken of."""
         self.folder = folder
+        self._level = logging.INFO if lasting else logging.DEBUG
         self.uses: dict[str, CacheUse] = {}
         """What was done for each split."""
         self._silence = silence
@@ -105,9 +109,8 @@ class TokenCache:
         size = sum(file.stat().st_size for file in folder.iterdir())
         self.uses[split] = CacheUse(str(folder), len(encoded), size, hit)
         told = "from the cache" if hit else "kept for the next run"
-        logger.info(
-            "tokens of %s %s rows %s: %s (%s MB)", f"{len(encoded):,}", split, told, folder, f"{size / 1e6:,.1f}"
-        )
+        words = (f"{len(encoded):,}", split, told, folder, f"{size / 1e6:,.1f}")
+        logger.log(self._level, "tokens of %s %s rows %s: %s (%s MB)", *words)
         ledger.adopt(folder, split=split)
         ledger.check()
         ledger.save()
@@ -197,7 +200,7 @@ class TokenCache:
                     f"another process holds {path} and has made no tokens for {silent:,.0f} seconds; end it, or write "
                     "data.encode: online"
                 )
-            if time.monotonic() - told > TELL_EVERY or told == began:
+            if time.monotonic() - told > (TELL_FIRST if told == began else TELL_EVERY):
                 told = time.monotonic()
                 logger.info("another process makes the same tokens; waiting for %.0f seconds", told - began)
             time.sleep(LOOK_EVERY)

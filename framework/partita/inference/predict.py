@@ -226,6 +226,9 @@ def answer_rows(
             now = answered(len(answers)) + len(answers)
             display.advance(now - shown, **tally.shown)
             shown = now
+        team.gather(None, "the end of the answers")
+        if len(rows) > shown:
+            display.advance(len(rows) - shown, **tally.shown)
 
 
 class _NoProgress:
