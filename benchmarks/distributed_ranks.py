@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from forked import import_all, run_ranks
 from harness import Limit, about, parse_arguments, report
 from workloads_data import WHOLE, make_model, settings, snli_rows, write_rows, write_shards
 
-from partita.data.shaping.prompt import Shaped, Shaper
+from partita.data.shaping.prompt import Shaper
 
 Row = dict[str, Any]
 STEPS = 48
@@ -32,11 +32,11 @@ COUNTED = "PARTITA_COUNTED"
 class CountingShaper(Shaper):
     """Writes rows as the product does, and a byte for each into a file: `data.shaper`."""
 
-    def shape(self, row: Any) -> Shaped:
+    def shape_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
         descriptor = os.open(os.environ[COUNTED], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(descriptor, b".")
+        os.write(descriptor, b"." * len(rows))
         os.close(descriptor)
-        return super().shape(row)
+        return super().shape_all(rows, keys, supervised=supervised)
 
 
 def main() -> None:
@@ -85,8 +85,10 @@ def kinds_of(folder: Path, count: int) -> dict[str, Row]:
         del trainer["gradient_accumulation_steps"], trainer["skip_all_evaluation"]
         trainer |= {"effective_batch_size": 16, "eval_batch_size": 16, "batch_size": 4, "evaluations_per_epoch": 1}
         trainer |= {"learning_rate_scheduler": {"decay": "none"}}
+        if values["batching"]["type"] != "bucket":  # how many rows a batch has varies
+            del trainer["effective_batch_size"]
         if values["batching"]["type"] == "token_budget":
-            del trainer["batch_size"], trainer["effective_batch_size"]
+            del trainer["batch_size"]
         config |= {"adapter": {"type": "lora", "dropout": 0.1}, "generation": {"max_new_tokens": 8}}
         config |= {"model_parameters": {"neftune_noise_alpha": 5}}
         found[kind] = config
