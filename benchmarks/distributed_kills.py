@@ -2,8 +2,9 @@
 
 A model of 0.3 M parameters learns 600 SNLI-like rows in 60 steps, evaluated every ten and saved every five; then it
 answers 1,500 rows in 8 slots a rank, and is scored on 300. Rank and moment are drawn anew for each kill; some fall into
-a checkpoint, an evaluation, or the end of a job. Nothing watches the ranks: those that are left have to end by
-themselves. In the end everything is compared with a job of one process that nobody killed.
+a checkpoint, an evaluation, or the end of a job. Nothing watches the ranks that learn and score: those that are left
+have to end by themselves. Those that answer need nobody before the end, and get SIGTERM, as from a launcher. In the
+end everything is compared with a job of one process that nobody killed.
 """
 
 import json
@@ -121,7 +122,7 @@ def kill_once(
     ranks = chance.choice((2, 4))
     lines = round(most * min(0.97, share + chance.uniform(0, 0.1)))
     delay = chance.uniform(0, 0.1) if most else chance.uniform(0.2, 1.2)
-    kill = Kill(chance.randrange(ranks), files, max(1, lines), delay)
+    kill = Kill(chance.randrange(ranks), files, max(1, lines), delay, end_others="journal" in files)
     ended = run_ranks(ranks, work, folder=run, kill=kill)
     return ended if ended.status[kill.rank] == 9 else None
 

@@ -34,6 +34,8 @@ class Kill:
     """Once the files have so many lines together."""
     delay: float
     """And so many seconds later."""
+    end_others: bool = False
+    """Whether the others get SIGTERM a moment later, as from a launcher."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ def run_ranks(ranks: int, work: Callable[[int], object], *, folder: Path, kill: 
         time.sleep(kill.delay)
         os.kill(pids[kill.rank], signal.SIGKILL)
         killed = time.monotonic()
+        if kill.end_others:
+            time.sleep(0.1)
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)  # those that have ended wait for their parent, and mind nothing
     status = [os.waitpid(pid, 0)[1] for pid in pids]
     return Ended(status, time.monotonic() - killed)
 
