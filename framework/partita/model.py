@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from partita.inference.predictions import Predictions
 
 logger = logging.getLogger(__name__)
+file_logger = logging.getLogger("partita.file")
+"""What is said of the file itself."""
 
 RUNS = Path("runs")
 """Where runs go that are not told where."""
@@ -81,7 +83,7 @@ class Model:
         """
         self.loaded: Loaded = load_config(config, overrides=overrides)
         for warning in self.loaded.warnings:
-            logger.warning("%s", warning)
+            file_logger.warning("%s", warning)
         self.quiet = quiet
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""

@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -58,7 +59,7 @@ def run() -> None:
     except (PartitaError, OSError) as error:  # OSError: a folder without permission, a full disk
         sys.exit(fail(f"error: {error}", code=1))
     except SystemExit as ended:
-        if ended.code == INTERRUPTED:
+        if ended.code == INTERRUPTED and is_first_to_speak():
             fail("interrupted; what was done is kept, start the same command again to go on", code=INTERRUPTED)
         raise
 
@@ -66,6 +67,13 @@ def run() -> None:
 def interrupt(number: int, frame: FrameType | None) -> None:
     """SIGTERM ends the program as Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def is_first_to_speak() -> bool:
+    """Whether what happens to all processes of a job is for this one to say."""
+    from partita.distributed.place import LAUNCHED, own_place
+
+    return own_place().rank == 0 and LAUNCHED not in os.environ
 
 
 def fail(message: str, *, code: int) -> int:

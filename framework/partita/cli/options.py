@@ -26,10 +26,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on stan
 
 def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
     """The model of a YAML file, or of a run's directory."""
+    from partita.distributed.place import own_place
     from partita.logs import show_log
     from partita.model import Model
 
-    show_log(quiet=quiet)
+    show_log(quiet=quiet, rank=own_place().rank)
     if path.is_dir():
         return Model.load(path, overrides=overrides, quiet=quiet)
     return Model(path, overrides=overrides, quiet=quiet)

@@ -12,15 +12,13 @@ import sys
 from collections.abc import Sequence
 
 from partita.distributed.joining import THREADS_BY_HAND, available_cores
-from partita.distributed.place import own_place
+from partita.distributed.place import LAUNCHED, own_place
 from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
 
 logger = logging.getLogger(__name__)
 
-LAUNCHED = "PARTITA_LAUNCHED"
-"""Set in processes that `launch` has started."""
 PR_SET_PDEATHSIG = 1
 """Of Linux: a signal for when the parent ends."""
 SHUTDOWN_SECONDS = 25
@@ -54,7 +52,9 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in logging.root.manager.loggerDict:  # each has a level of its own
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     backend = config.backend
     if not isinstance(backend, TorchrunBackend):
         raise AssertionError("only a file with backend: {type: torchrun} is launched")
@@ -89,6 +89,8 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         return int(failure.exitcode)
     except SignalException:
         raise KeyboardInterrupt from None
+    finally:
+        del os.environ[LAUNCHED]
     return 0
 
 

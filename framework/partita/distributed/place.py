@@ -7,6 +7,9 @@ from functools import cache
 
 from partita_schema.errors import PartitaError
 
+LAUNCHED = "PARTITA_LAUNCHED"
+"""Set in processes that the command has started itself."""
+
 
 @dataclass(frozen=True)
 class Place:
