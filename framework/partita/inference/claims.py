@@ -5,7 +5,8 @@ anybody: a rank that is slow claims less. What it had claimed and did not answer
 claimed again when the job is started again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from partita_trainers.team import ALONE, Team
 
@@ -37,6 +38,35 @@ class Claims:
         start = self._count(amount)
         self._dealt = min(self.total, start + amount)
         return range(min(start, self.total), self._dealt)
+
+
+class RowSource(Protocol):
+    """Where rows come from that are to be answered."""
+
+    @property
+    def left(self) -> bool:
+        """Whether there may be more."""
+
+    def take(self, wanted: int) -> Sequence[int]:
+        """The next rows, the longest first; which may be none, and more than wanted where nobody else wants them."""
+
+
+class PlannedRows:
+    """Rows in the order of a plan, as this process claims them."""
+
+    def __init__(self, order: Sequence[int], *, team: Team = ALONE) -> None:
+        """`order` is the same on all ranks of the team."""
+        self.order, self.claims = order, Claims(len(order), team=team)
+
+    @property
+    def left(self) -> bool:
+        """Whether there may be something to claim."""
+        return self.claims.left
+
+    def take(self, wanted: int) -> Sequence[int]:
+        """The rows at the places that are claimed."""
+        places = self.claims.take(wanted)
+        return self.order[places.start : places.stop]
 
 
 def claimed(claims: Claims) -> Iterator[int]:

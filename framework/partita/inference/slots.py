@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.claims import Claims
+from partita.inference.claims import PlannedRows, RowSource
 from partita.inference.halving import BatchLimit
 from partita.inference.prompts import described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
@@ -92,20 +92,22 @@ class SlotRun:
         tolerant: bool = True,
         stopping: Callable[[], bool] = never,
         team: Team = ALONE,
+        source: RowSource | None = None,
     ) -> None:
         """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
 
         `room_tokens` are all that memory holds where it decided the number of `slots`: of shorter rows there are more.
         Once it is `stopping`, the rows that were begun are answered and no others. The ranks of `team` share the rows.
+        With a `source`, rows come from there, the longest first, and all begin with the work's prefix.
         """
         self.lm, self.work, self.options = lm, work, options
         self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
         self.stopping = stopping
-        self.order, self.copies = plan(work, left)
-        self.claims = Claims(len(self.order), team=team)
+        order, self.copies = plan(work, left)
+        self.source = PlannedRows(order, team=team) if source is None else source
         self.queue: list[int] = []
         """Rows that are to be begun, taken from the end."""
-        self.prefix = list(common_prefix(work, self.order))
+        self.prefix = list(common_prefix(work, order) if source is None else work.prefix)
         self.slots: AnsweringSlots | None = None
         self.room_tokens = room_tokens
         self.count = self.tokens = 0
@@ -148,9 +150,9 @@ class SlotRun:
         """Whether a row is to be begun, or to be ended."""
         if self.stopping():
             self.queue = []
-        elif self.claims.left and len(self.queue) * FREE_SHARE <= self.count:
-            places = self.claims.take(self.count or min(self.wanted, self.limit.rows))
-            self.queue = [*reversed(self.order[places.start : places.stop]), *self.queue]
+        elif self.source.left and len(self.queue) * FREE_SHARE <= self.count:
+            rows = self.source.take(self.count or min(self.wanted, self.limit.rows))
+            self.queue = [*reversed(rows), *self.queue]
         return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:

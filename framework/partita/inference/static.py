@@ -77,7 +77,7 @@ def generate_in_batches(
             return
         yield from PlannedBatch(
             lm,
-            prompts,
+            prompts.prompts,
             options,
             rows=rows,
             lengths=lengths[rows],
@@ -129,7 +129,8 @@ class PlannedBatch:
     """A batch of the plan. Its rows are known by their places, from 0."""
 
     lm: "GenerativeModel"
-    prompts: PromptSource
+    fetch: Callable[[Sequence[int]], list[list[int]]]
+    """The tokens of prompts."""
     options: GenerationOptions
     rows: Rows
     """Place of each row in the data."""
@@ -214,7 +215,7 @@ class PlannedBatch:
 
     def answers(self, places: Sequence[int], *, seed: int) -> list[Generated]:
         """Answers of these rows, generated together."""
-        ids = self.prompts.prompts([int(self.rows[place]) for place in places])
+        ids = self.fetch([int(self.rows[place]) for place in places])
         requests = [
             GenerationRequest(input_ids=tokens, max_new_tokens=int(self.new_tokens[place]))
             for place, tokens in zip(places, ids, strict=True)

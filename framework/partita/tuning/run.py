@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.assembly import Assembly
+from partita.assembly import Assembly, Parts
 from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
@@ -144,7 +144,7 @@ def generates(assembly: Assembly) -> bool:
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
 
 
-def asked_prompts(assembly: Assembly, sources: Iterable[Rows], *, team: Team = ALONE) -> tuple[np.ndarray, int]:
+def asked_prompts(assembly: Parts, sources: Iterable[Rows], *, team: Team = ALONE) -> tuple[np.ndarray, int]:
     """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with.
 
     The ranks of `team` share the work.

@@ -4,16 +4,18 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from partita.assembly import Assembly
 from partita.inference.halving import BatchLimit, Capacity
+from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.runs.manifest import versions
 from partita.tuning.training_shape import TrainingShape
 from partita.tuning.trials import EvaluationTrial, GenerationTrial
+from partita_schema.config import Config
 from partita_schema.errors import OtherRankError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.batch_size.bench import Bench
@@ -51,6 +53,30 @@ class BatchSizes:
         return {name: size.record() for name, size in self.found().items()}
 
 
+class Answering(Protocol):
+    """What sizes are found for; an `Assembly` is one."""
+
+    @property
+    def config(self) -> Config:
+        """The whole file."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its relative paths start."""
+
+    @property
+    def lm(self) -> GenerativeModel:
+        """The model."""
+
+    @property
+    def generation(self) -> GenerationOptions:
+        """How answers are made."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens of an answer at most."""
+
+
 @dataclass(frozen=True)
 class Known:
     """A size of this process."""
@@ -68,7 +94,7 @@ class Sizing:
     A size that was found for longer prompts serves shorter ones. One that turned out too large stays at what fitted.
     """
 
-    def __init__(self, assembly: Assembly, *, cache: Cache, fresh: bool = False, team: Team = ALONE) -> None:
+    def __init__(self, assembly: Answering, *, cache: Cache, fresh: bool = False, team: Team = ALONE) -> None:
         """`cache` keeps sizes between runs; with `fresh` those that it holds are not looked at.
 
         The ranks of `team` look for a size together, and come to the same.
