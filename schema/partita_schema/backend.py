@@ -20,6 +20,8 @@ SET_ELSEWHERE = {
 ONE_WHOLE_ANSWER = ("stream", "n", "best_of", "echo")
 """Keys of a request that make something else of an answer than one text that comes at once."""
 
+HOST_AND_PORT = r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}"
+
 
 class LocalBackend(Base):
     """This process."""
@@ -45,7 +47,7 @@ class TorchrunBackend(Base):
     @field_validator("address")
     @classmethod
     def address_has_a_port(cls, address: str | None) -> str | None:
-        if address is not None and not re.fullmatch(r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}", address):
+        if address is not None and not re.fullmatch(HOST_AND_PORT, address):
             raise broken("write the name or number of a machine and a port, such as node-0:29500")
         return address
 
@@ -54,6 +56,28 @@ class TorchrunBackend(Base):
         if self.nodes > 1 and self.address is None:
             raise broken("with nodes above 1, write address: HOST:PORT of one of them", at="address")
         return self
+
+
+class RayBackend(Base):
+    """Processes that Ray starts, on this machine or on those of a cluster; they answer rows, and nothing is trained."""
+
+    type: Literal["ray"]
+    """Ray (`pip install 'partita[ray]'`): predict and evaluate deal rows to workers, and one that dies is replaced."""
+    workers: Count | Literal["auto"] = "auto"
+    """Processes that hold the model, each on a GPU of its own where there are any. `auto`: one for each GPU of the
+    cluster, else one."""
+    address: Name | None = None
+    """Where a Ray cluster is, such as `ray-head:6379`; `auto` finds the one that this machine belongs to. Default: Ray
+    is started on this machine, and ends with the job."""
+    timeout_seconds: Positive = 1800.0
+    """Time after which a worker is given up that has not started, or has not answered."""
+
+    @field_validator("address")
+    @classmethod
+    def address_is_a_head(cls, address: str | None) -> str | None:
+        if address is not None and address != "auto" and not re.fullmatch(HOST_AND_PORT, address):
+            raise broken("write HOST:PORT of the cluster's head, such as ray-head:6379, or auto on one of its machines")
+        return address
 
 
 class EndpointBackend(Base):
@@ -126,4 +150,4 @@ class EndpointBackend(Base):
         return body
 
 
-Backend = Annotated[LocalBackend | TorchrunBackend | EndpointBackend, Field(discriminator="type")]
+Backend = Annotated[LocalBackend | TorchrunBackend | RayBackend | EndpointBackend, Field(discriminator="type")]

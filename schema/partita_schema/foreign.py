@@ -7,7 +7,7 @@ NOT_YET = {
 
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
-    "backend": ("ray", "deepspeed"),
+    "backend": ("deepspeed",),
     "data.source": ("simulation",),
 }
 """Values of `type` of later versions."""

@@ -131,8 +131,11 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             ("4:23: adapter.target_r: target_r has no effect with type: lora; remove it, it belongs to type: adalora"),
         ),
         (
-            "backend: ray",
-            "4:10: backend: ray is not available yet; write a mapping with type: local, torchrun or endpoint",
+            "backend: deepspeed",
+            (
+                "4:10: backend: deepspeed is not available yet; "
+                "write a mapping with type: local, torchrun, ray or endpoint"
+            ),
         ),
         ("backend: local", "4:10: backend: write a mapping; got local, write backend: {type: local}"),
         (
