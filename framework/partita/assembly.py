@@ -1,7 +1,8 @@
 """From a file to running parts: language model, encoder, decoder. Made once, used by every verb."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from partita.inference.endpoint.messages import Messages
 from partita.inference.endpoint.protocol import server_options
 from partita.inference.endpoint.server import Server, server_of
 from partita.inference.engine import refuse_without_slots
+from partita.inference.fleet.fleet import Fleet
 from partita.inference.form import in_form
 from partita.inference.predict import default_new_tokens
 from partita.lm.base import GenerationOptions, GenerativeModel
@@ -31,6 +33,8 @@ from partita_schema.errors import DataError
 from partita_schema.rows import row_schema
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from partita_trainers.base import Batch
 
 Labels = Mapping[str, tuple[str, ...]]
@@ -75,6 +79,13 @@ class ServedAssembly(Parts):
     lm: Server
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetAssembly(Parts):
+    """The parts of a run whose model is on workers, which are only asked."""
+
+    lm: Fleet
+
+
 def assemble(
     config: Config,
     *,
@@ -92,14 +103,8 @@ def assemble(
     new model's tokenizer is kept.
     """
 
-    def training_texts() -> Iterator[str]:
-        if training is None:
-            raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
-        # What is trained has answers always, what is only asked need not.
-        supervised = config.trainer.type != "none" or has_answers(training, config)
-        return texts(training, config, schema=row_schema(config, supervised=supervised))
-
-    tokenizer = load_tokenizer(config, folder=folder, texts=training_texts, saved=saved, kept=tokenizer_folder)
+    new_texts = partial(training_texts, config, training)
+    tokenizer = load_tokenizer(config, folder=folder, texts=new_texts, saved=saved, kept=tokenizer_folder)
     retriever = build_retriever(config, training=training, folder=folder)
 
     def encoder(context_length: int | None) -> Encoder:
@@ -117,23 +122,64 @@ def assemble(
         return initial_batches(config, training, encoder(limit if limit < NO_LIMIT else None), tokenizer)
 
     lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
-    whole, decoder = encoder(lm.context_length), Decoder(config, labels=labels)
-    generation = in_form(generation_options(config, tokenizer=tokenizer), config, labels=labels, encoder=whole)
+    parts = answering_parts(config, lm, encoder(lm.context_length), folder=folder, labels=labels)
+    return Assembly(**vars(parts), lm=lm, trainable=trainable)
+
+
+def assemble_fleet(
+    config: Config,
+    start: Callable[["PreTrainedTokenizerFast"], Fleet],
+    *,
+    folder: Path,
+    labels: Labels,
+    training: Rows | None,
+    saved: Path | None,
+) -> FleetAssembly:
+    """All parts of a run whose model is on the workers that `start` gives; prompts are made here, without the model.
+
+    The others are as for `assemble`.
+    """
+    tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
+    retriever = build_retriever(config, training=training, folder=folder)
+    fleet = start(tokenizer)
+    encoder = build_encoder(
+        config,
+        tokenizer=tokenizer,
+        context_length=fleet.context_length,
+        labels=labels,
+        retriever=retriever,
+        folder=folder,
+    )
+    return FleetAssembly(**vars(answering_parts(config, fleet, encoder, folder=folder, labels=labels)), lm=fleet)
+
+
+def answering_parts(
+    config: Config, lm: GenerativeModel | Fleet, encoder: Encoder, *, folder: Path, labels: Labels
+) -> Parts:
+    """What answers need beside the model. Raises ModelError where it cannot hold them to what the file asks."""
+    generation = in_form(generation_options(config, tokenizer=lm.tokenizer), config, labels=labels, encoder=encoder)
     if generation.form and (reason := lm.why_no_slots(generation, tokens=1)) is not None:
         refuse_without_slots(generation, reason)
-    needed = default_new_tokens(config, tokenizer=tokenizer, labels=labels)
-    return Assembly(
+    needed = default_new_tokens(config, tokenizer=lm.tokenizer, labels=labels)
+    return Parts(
         config=config,
         folder=folder,
-        lm=lm,
         labels=labels,
-        encoder=whole,
-        decoder=decoder,
+        encoder=encoder,
+        decoder=Decoder(config, labels=labels),
         generation=generation,
         max_new_tokens=max((len(label.ids) for label in generation.labels), default=needed),
-        trainable=trainable,
         tokens=TokenCache.of_user() if config.data.encode == "cache" else None,
     )
+
+
+def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
+    """What a new model's tokenizer is made from."""
+    if training is None:
+        raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
+    # What is trained has answers always, what is only asked need not.
+    supervised = config.trainer.type != "none" or has_answers(training, config)
+    return texts(training, config, schema=row_schema(config, supervised=supervised))
 
 
 def assemble_served(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> ServedAssembly:

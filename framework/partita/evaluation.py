@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from partita.assembly import Assembly, ServedAssembly
+from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.data.dialogue.expand import expanded, for_scores
 from partita.data.encoded import EncodedRows
 from partita.data.evaluation_batches import EvaluationBatches, evenly
@@ -30,7 +30,7 @@ from partita_trainers.base import Batch, LanguageModel, Metrics
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.team import ALONE, Team
 
-AnyParts = TypeVar("AnyParts", bound=Assembly | ServedAssembly)
+AnyParts = TypeVar("AnyParts", bound=Assembly | ServedAssembly | FleetAssembly)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Examination:
     """The same, encoded with their answers."""
 
 
-def prepare(assembly: Assembly | ServedAssembly, rows: Rows, *, split: str, ledger: Ledger) -> Examination:
+def prepare(
+    assembly: Assembly | ServedAssembly | FleetAssembly, rows: Rows, *, split: str, ledger: Ledger
+) -> Examination:
     """Check and encode rows with answers, of dialogues one for each answer.
 
     Raises DataError where a column is missing, or too many rows are bad.
@@ -143,7 +145,7 @@ def some_rows(batch: Batch, places: range) -> Batch:
 
 
 def score(
-    assembly: Assembly | ServedAssembly,
+    assembly: Assembly | ServedAssembly | FleetAssembly,
     rows: Rows,
     *,
     batch_size: int,

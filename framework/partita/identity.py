@@ -4,14 +4,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from partita.assembly import Assembly, ServedAssembly
+from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.data.rows import Rows, digest
 from partita.lm.fingerprint import folder_digest
 from partita_schema.config import Config
 
 
 def answer_fingerprint(
-    assembly: Assembly | ServedAssembly, rows: Rows, *, config: Config, result: Path | None
+    assembly: Assembly | ServedAssembly | FleetAssembly, rows: Rows, *, config: Config, result: Path | None
 ) -> dict[str, str]:
     """What decides the answers to these rows, by part; `result` is the folder of trained weights, if there is one."""
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
@@ -26,7 +26,9 @@ def answer_fingerprint(
     }
 
 
-def model_fingerprint(assembly: Assembly | ServedAssembly, *, config: Config, result: Path | None) -> str:
+def model_fingerprint(
+    assembly: Assembly | ServedAssembly | FleetAssembly, *, config: Config, result: Path | None
+) -> str:
     """The same for a model that was just trained and for one that was loaded from its run."""
     if result is None:
         return assembly.lm.fingerprint

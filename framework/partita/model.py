@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from partita.assembly import Assembly, Labels, ServedAssembly, assemble, assemble_served
+from partita.assembly import Assembly, FleetAssembly, Labels, ServedAssembly, assemble, assemble_served
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
@@ -27,6 +27,7 @@ from partita.inference.predict import predict_rows
 from partita.inference.prompts import PromptSource
 from partita.inference.streaming import stream_requests
 from partita.lm.base import GenerationRequest
+from partita.on_ray import assemble_on_ray, evaluate_on_ray, fleet_capacity, is_on_ray, refuse_on_ray
 from partita.plain_prompts import plain_requests
 from partita.runs.directory import RunDirectory, open_run_of_team
 from partita.runs.finding import choose_folder, find_finished
@@ -88,7 +89,7 @@ class Model:
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""
         self._assembly: Assembly | None = None
-        self._served: ServedAssembly | None = None
+        self._served: ServedAssembly | FleetAssembly | None = None
         self._sizing: Sizing | None = None
         self._splits: dict[str, Rows] = {}
 
@@ -132,6 +133,7 @@ class Model:
         finished is not trained again. Default: runs/NAME, or the next free NAME-2.
         """
         refuse_served(self.config, what=TRAIN)
+        refuse_on_ray(self.config, verb="train")
         check_validation_metric(self.config)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         team = self.team
@@ -195,6 +197,8 @@ class Model:
             if isinstance(assembly, ServedAssembly):
                 return served_capacity(assembly, batch_size)
             shared = len(prompts.prefix)
+            if isinstance(assembly, FleetAssembly):
+                return fleet_capacity(assembly, prompts.lengths, shared_tokens=shared, rows=batch_size)
             used.append(self.sizing.generation(prompts.lengths, shared_tokens=shared, rows=batch_size))
             return self.sizing.capacity("generation", used[-1])
 
@@ -237,6 +241,8 @@ class Model:
             requests = served_capacity(assembly, batch_size).rows
             scores = score(assembly, examination.rows, batch_size=requests, progress=self.progress)
             return {name: dict(values) for name, values in scores.outputs.items()}
+        if isinstance(assembly, FleetAssembly):
+            return evaluate_on_ray(assembly, examination, rows=batch_size, progress=self.progress)
         sizing = self.sizing
         encoded = examination.encoded
         evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
@@ -295,7 +301,9 @@ class Model:
         With `stream`, an iterator of the pieces of the answer as they are made; of several prompts, of pairs of a
         prompt's place and a piece.
         """
+        refuse_on_ray(self.config, verb="generate")
         assembly = self.answering()
+        assert not isinstance(assembly, FleetAssembly), "refused before"
         if isinstance(assembly, ServedAssembly):
             return written_texts(
                 assembly,
@@ -337,6 +345,7 @@ class Model:
         place of data.source, or of the rows that would be evaluated. `fresh` forgets what earlier runs have found.
         """
         refuse_served(self.config, what=TUNE)
+        refuse_on_ray(self.config, verb="tune")
         if self.config.trainer.type != "none" and self.run is None:
             return self.tune_training(dataset, fresh=fresh)
         assembly = self.ready()
@@ -361,6 +370,7 @@ class Model:
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload what `save` writes to a Hub repository, made where there is none; its address comes back."""
         refuse_served(self.config, what=SAVE)
+        refuse_on_ray(self.config, verb="save")
         return upload(name, private=private, write=lambda folder: self.write(folder, origin=None))
 
     # What the verbs share
@@ -368,6 +378,7 @@ class Model:
     def write(self, folder: Path, *, origin: Path | None) -> Path:
         """Write the model; relative paths of its file start in `origin`, or where it is read."""
         refuse_served(self.config, what=SAVE)
+        refuse_on_ray(self.config, verb="save")
         assembly = self.ready()
         assembly.lm.save(folder)
         write_card(folder, config=self.config, labels=assembly.labels, origin=origin)
@@ -381,13 +392,21 @@ class Model:
             self._assembly = self.assemble(labels, training, trainable=False)
         return self._assembly
 
-    def answering(self) -> Assembly | ServedAssembly:
-        """The parts that answer, with a model in this process or on a server."""
-        if not is_served(self.config):
+    def answering(self) -> Assembly | ServedAssembly | FleetAssembly:
+        """The parts that answer, with a model in this process, on a server or on workers."""
+        if not (is_served(self.config) or is_on_ray(self.config)):
             return self.ready()
         if self._served is None:
-            labels, training = self.known_labels()
-            self._served = assemble_served(self.config, folder=self.loaded.folder, labels=labels, training=training)
+            folder = self.loaded.folder
+            if is_on_ray(self.config):
+                self.use_finished_run()
+                labels, training = self.known_labels()
+                self._served = assemble_on_ray(
+                    self.config, folder=folder, labels=labels, training=training, saved=self.result
+                )
+            else:
+                labels, training = self.known_labels()
+                self._served = assemble_served(self.config, folder=folder, labels=labels, training=training)
         return self._served
 
     def use_finished_run(self) -> None:

@@ -1,7 +1,7 @@
 """Which engine answers, and answers by it.
 
 Slots wherever the model and the options allow them, else sorted batches; the log says which and why. Where the model is
-on a server, the server.
+on a server, the server; where workers have it, they do the same.
 """
 
 import logging
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.endpoint.server import Server
+from partita.inference.fleet.fleet import Fleet
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.prompts import Lengths, PromptSource, common_beginning
 from partita.inference.results import BatchResult
@@ -31,7 +32,7 @@ Engine = Literal["slots", "static", "server"]
 
 
 def room_for(
-    lm: "GenerativeModel | Server", lengths: Lengths, *, max_new_tokens: int
+    lm: "GenerativeModel | Server | Fleet", lengths: Lengths, *, max_new_tokens: int
 ) -> tuple[Lengths, npt.NDArray[np.integer]]:
     """Tokens of each prompt, 0 for those that fill the context, and most new tokens of each row."""
     room = lm.context_length
@@ -42,7 +43,7 @@ def room_for(
 
 
 def choose_engine(
-    lm: "GenerativeModel | Server", lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int
+    lm: "GenerativeModel | Server | Fleet", lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int
 ) -> Engine:
     """The engine for prompts of these lengths; the log says why it is not the slots."""
     if isinstance(lm, Server):
@@ -64,7 +65,7 @@ def refuse_without_slots(options: GenerationOptions, reason: str) -> None:
 
 
 def generate_rows(
-    lm: "GenerativeModel | Server",
+    lm: "GenerativeModel | Server | Fleet",
     prompts: PromptSource,
     *,
     engine: Engine,
@@ -88,7 +89,7 @@ def generate_rows(
     """
     lengths, new_tokens = room_for(lm, prompts.lengths, max_new_tokens=max_new_tokens)
     limit = BatchLimit(batch_size) if limit is None else limit
-    if engine == "static" and not isinstance(lm, Server):
+    if engine == "static" and not isinstance(lm, Server | Fleet):
         yield from generate_in_batches(
             lm,
             prompts,
@@ -113,6 +114,19 @@ def generate_rows(
     )
     if isinstance(lm, Server):
         yield from lm.answers(work, options, concurrency=batch_size, seed=seed, left=~done)
+        return
+    if isinstance(lm, Fleet):
+        yield from lm.answers(
+            work,
+            options,
+            engine=engine,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            room_tokens=room_tokens,
+            seed=seed,
+            left=~done,
+            stopping=stopping,
+        )
         return
     run = SlotRun(
         lm,

@@ -21,6 +21,7 @@ from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
     from partita.inference.endpoint.server import Server
+    from partita.inference.fleet.fleet import Fleet
     from partita.lm.base import GenerativeModel
 
 
@@ -113,7 +114,7 @@ class Tally:
 class Job:
     """Everything that decides the answers of a call."""
 
-    lm: "GenerativeModel | Server"
+    lm: "GenerativeModel | Server | Fleet"
     prompts: PromptSource
     decoder: Decoder
     options: GenerationOptions

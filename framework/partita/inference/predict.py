@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from marshmallow import Schema
 
     from partita.inference.endpoint.server import Server
+    from partita.inference.fleet.fleet import Fleet
     from partita.lm.base import GenerativeModel
     from partita_trainers.base import Progress
 
@@ -57,7 +58,7 @@ class ShowProgress(Protocol):
 
 def predict_rows(
     *,
-    lm: "GenerativeModel | Server",
+    lm: "GenerativeModel | Server | Fleet",
     rows: PromptRows,
     encoder: PromptEncoder,
     schema: "Schema",
@@ -186,7 +187,7 @@ def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> P
 
 def answer_rows(
     *,
-    lm: "GenerativeModel | Server",
+    lm: "GenerativeModel | Server | Fleet",
     rows: PromptRows,
     encoder: PromptEncoder,
     schema: "Schema",

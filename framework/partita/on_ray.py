@@ -1,0 +1,121 @@
+"""What the verbs of a model come to where Ray's workers have it."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partita.assembly import FleetAssembly, Labels, assemble_fleet
+from partita.data.encoded import EncodedRows
+from partita.data.evaluation_batches import EvaluationBatches
+from partita.data.rows import Rows
+from partita.distributed.ray import RayCrew
+from partita.evaluation import Examination, score
+from partita.inference.fleet.fleet import Fleet
+from partita.inference.fleet.messages import ModelOrder
+from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.predict import ShowProgress
+from partita.tuning.run import asked_prompts, most_learned
+from partita_schema.backend import RayBackend
+from partita_schema.config import Config
+from partita_schema.errors import PartitaError
+from partita_schema.model import ScratchModel
+from partita_trainers.base import Batch
+from partita_trainers.batch_size.trial import BatchSize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+INSTEAD = {
+    "train": "write backend: {type: torchrun}, which trains in several processes, or remove backend",
+    "tune": "predict and evaluate find the sizes of the workers themselves; remove backend for those of this process",
+    "generate": "remove backend for a few texts, or predict a data set",
+    "save": "remove backend: this process does not hold the model",
+}
+"""By verb, what to do."""
+
+
+def is_on_ray(config: Config) -> bool:
+    """Whether Ray's workers have the model."""
+    return isinstance(config.backend, RayBackend)
+
+
+def refuse_on_ray(config: Config, *, verb: str) -> None:
+    """Raises PartitaError where Ray's workers have the model, which answer rows and nothing else."""
+    if is_on_ray(config):
+        raise PartitaError(f"backend: {{type: ray}} answers rows and does not {verb}: {INSTEAD[verb]}")
+
+
+def assemble_on_ray(
+    config: Config, *, folder: Path, labels: Labels, training: Rows | None, saved: Path | None
+) -> FleetAssembly:
+    """All parts of a run whose workers are started for it. Raises ConfigError where Ray is not installed."""
+    backend = config.backend
+    if not isinstance(backend, RayBackend):
+        raise AssertionError("only a file with backend: {type: ray} has its model on Ray")
+    crew = RayCrew(backend, device=config.model_parameters.device)
+
+    def start(tokenizer: "PreTrainedTokenizerFast") -> Fleet:
+        new = isinstance(config.base_model, ScratchModel) and saved is None
+        order = ModelOrder(
+            config=config,
+            folder=folder.resolve(),
+            tokenizer=tokenizer if new else None,
+            saved=None if saved is None else saved.resolve(),
+            threads=os.environ.get("OMP_NUM_THREADS", ""),
+        )
+        return Fleet(crew, order, tokenizer=tokenizer, workers=crew.workers, timeout_seconds=backend.timeout_seconds)
+
+    assembly = assemble_fleet(config, start, folder=folder, labels=labels, training=training, saved=saved)
+    workers = crew.workers
+    logger.info("%s with the model on Ray", "1 worker" if workers == 1 else f"{workers:,} workers")
+    return assembly
+
+
+def fleet_capacity(assembly: FleetAssembly, lengths: np.ndarray, *, shared_tokens: int, rows: int | None) -> Capacity:
+    """Rows that each worker answers at a time: `rows` if the caller says so, else what the smallest of them holds.
+
+    `lengths` are tokens of prompts, which all begin with the same `shared_tokens`.
+    """
+    offer = assembly.lm.offer(
+        assembly.generation,
+        lengths=lengths,
+        shared_tokens=shared_tokens,
+        rows=rows,
+        max_new_tokens=assembly.max_new_tokens,
+    )
+    size = offer.size
+    return Capacity(size.rows, BatchLimit(size.rows), written=size.origin == "file", room_tokens=offer.room_tokens)
+
+
+def evaluate_on_ray(
+    assembly: FleetAssembly, examination: Examination, *, rows: int | None, progress: ShowProgress
+) -> dict[str, dict[str, float]]:
+    """Metrics by output, and `loss` under the key `model`; `rows` at a time if the caller says so."""
+    loss = mean_loss_on_ray(assembly, examination.encoded, rows=rows)
+    lengths, shared = asked_prompts(assembly, [examination.rows])
+    capacity = fleet_capacity(assembly, lengths, shared_tokens=shared, rows=rows)
+    scores = score(assembly, examination.rows, batch_size=capacity.rows, progress=progress)
+    return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
+
+
+def mean_loss_on_ray(assembly: FleetAssembly, encoded: EncodedRows, *, rows: int | None) -> dict[str, float]:
+    """`loss` as `partita.evaluation.mean_loss` tells it: batches are the same, and so is the order of the sum."""
+    fleet = assembly.lm
+    offers: list[BatchSize] = fleet.ask("evaluation_size", encoded.lengths, most_learned([encoded]), rows=rows)
+    size = min(offers, key=lambda offer: offer.rows)
+    batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=fleet.tokenizer.pad_token_id)
+    counts: list[int] = []
+
+    def counted() -> Iterator[Batch]:
+        for batch in batches:
+            counts.append(batch.loss_tokens)
+            yield batch
+
+    sums = fleet.each("loss", counted(), size=size)
+    return {"loss": sum(sums) / sum(counts)} if sum(counts) else {}

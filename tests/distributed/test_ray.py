@@ -1,0 +1,298 @@
+"""Workers that Ray starts: the same answers as in one process, and no row lost or answered twice, whoever dies."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from partita import ConfigError, Model, ModelError, PartitaError
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ray")]
+
+SETTINGS = {
+    "base_model": "base",
+    "input_features": [{"name": "text", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+    "generation": {"max_new_tokens": 12},
+    "trainer": {"type": "none", "batch_size": 8},
+}
+POISON = "poison"
+"""A word that the tokenizer of these tests knows, and the model does not."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A Ray on this machine, with room for a fleet of two beside another one that is ending."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
+    terminate = signal.getsignal(signal.SIGTERM)
+    found = ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    signal.signal(signal.SIGTERM, terminate)
+    yield found.address_info["gcs_address"]
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, 300 rows, and the file of a job."""
+    folder = tmp_path_factory.mktemp("ray")
+    chance = random.Random(1)
+    words = [f"w{number}" for number in range(60)]
+    texts = [" ".join(chance.choices(words, k=chance.randint(2, 30))) for _ in range(300)]
+    write(folder / "rows.jsonl", [{"text": text, "answer": "w1"} for text in texts])
+    base = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    scratch = SETTINGS | {
+        "base_model": base | {"context_length": 64, "tokenizer": "word", "vocab_size": 160},
+        "data": {"source": str(folder / "words.jsonl")},
+    }
+    write(folder / "words.jsonl", [{"text": f"{text} {POISON}", "answer": "w1"} for text in texts])
+    Model(scratch, quiet=True).save(folder / "base")
+    teach_word(folder / "base" / "tokenizer.json", POISON)
+    (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS), encoding="utf8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(folder: Path, address: str) -> Model:
+    """A model on two workers, which several tests share."""
+    return on_ray(folder)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def on_ray(folder: Path, **changes: Any) -> Model:
+    return Model(folder / "run.yaml", overrides=["backend.type=ray", "backend.workers=2", *set_words(changes)])
+
+
+def in_one_process(folder: Path, **changes: Any) -> Model:
+    return Model(folder / "run.yaml", overrides=set_words(changes))
+
+
+def set_words(changes: dict[str, Any]) -> list[str]:
+    return [f"{section}.{key}={value}" for section, keys in changes.items() for key, value in keys.items()]
+
+
+def teach_word(path: Path, word: str) -> None:
+    """Give a tokenizer a word behind all that the model has embeddings for."""
+    tokenizer = json.loads(path.read_text("utf8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    number = max([*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])]) + 1
+    for text in [text for text in vocabulary if word in text]:
+        vocabulary[text], number = number, number + 1
+    path.write_text(json.dumps(tokenizer), encoding="utf8")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+
+
+def workers() -> list[psutil.Process]:
+    """Processes of workers below this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name().startswith("ray::Worker"):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def answered(output: str) -> int:
+    """Records in the journal of an output."""
+    return sum(path.read_bytes().count(b"\n") - 1 for path in Path("runs/run/journal").glob(f"{output}-*.jsonl"))
+
+
+def recorded(output: str) -> list[int]:
+    """The rows that stand in the journal of an output."""
+    [path] = Path("runs/run/journal").glob(f"{output}-*.jsonl")
+    return [json.loads(line)["row"] for line in path.read_text("utf8").splitlines()[1:]]
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """A thread that acts as soon as something is so."""
+
+    def wait() -> None:
+        end = time.monotonic() + 60
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.001)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_greedy_answers_are_those_of_one_process(fleet: Model, folder: Path) -> None:
+    found = fleet.predict("rows.jsonl", output="greedy.jsonl")
+    in_one_process(folder).predict("rows.jsonl", output="alone.jsonl")
+
+    assert Path("greedy.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+    assert found.stats.ok == 300
+    assert found.stats.slots_in_use > 0, "answered in slots"
+    assert sorted(recorded("greedy")) == list(range(300))
+
+
+def test_a_journal_of_one_process_is_continued_by_workers(fleet: Model, folder: Path) -> None:
+    in_one_process(folder).predict("rows.jsonl", output="both.jsonl")
+    [journal] = Path("runs/run/journal").glob("both-*.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:120]))
+
+    found = fleet.predict("rows.jsonl", output="both.jsonl")
+
+    assert found.stats.resumed == 119
+    assert Path("both.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_there_may_be_hardly_any_rows(fleet: Model, folder: Path, rows: int) -> None:
+    write(Path("few.jsonl"), [{"text": f"w{number} w7"} for number in range(rows)])
+
+    fleet.predict("few.jsonl", output=f"few-{rows}.jsonl")
+    in_one_process(folder).predict("few.jsonl", output=f"few-{rows}-alone.jsonl")
+
+    assert Path(f"few-{rows}.jsonl").read_bytes() == Path(f"few-{rows}-alone.jsonl").read_bytes()
+
+
+def test_what_a_row_raises_inside_a_worker_is_its_error(fleet: Model, folder: Path) -> None:
+    rows = [{"text": f"w{number} {POISON if number % 5 == 0 else 'w3'} w9"} for number in range(40)]
+    write(Path("poisoned.jsonl"), rows)
+
+    found = fleet.predict("poisoned.jsonl", output="poisoned.out.jsonl")
+    in_one_process(folder).predict("poisoned.jsonl", output="poisoned.alone.jsonl")
+
+    assert (found.stats.ok, found.stats.errors) == (32, 8)
+    out = [json.loads(line) for line in Path("poisoned.out.jsonl").read_text("utf8").splitlines()]
+    assert all(row["error"] == "IndexError: index out of range in self" for row in out[::5])
+    assert Path("poisoned.out.jsonl").read_bytes() == Path("poisoned.alone.jsonl").read_bytes()
+
+
+@pytest.mark.faults
+def test_a_worker_that_is_killed_loses_no_row(fleet: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    after = chance.randint(1, 200)
+    killer = when(lambda: answered("killed") >= after, lambda: chance.choice(workers()).kill())
+
+    found = fleet.predict("rows.jsonl", output="killed.jsonl")
+    killer.join()
+
+    assert found.stats.ok == 300, f"seed {seed}"
+    assert Path("killed.jsonl").read_bytes() == Path("alone.jsonl").read_bytes(), f"seed {seed}"
+    assert sorted(recorded("killed")) == list(range(300)), f"seed {seed}"
+    assert "is gone; another one takes its place" in caplog.text
+
+
+@pytest.mark.faults
+def test_a_job_that_is_asked_to_stop_ends_the_rows_that_were_begun(fleet: Model, folder: Path) -> None:
+    signals = when(lambda: answered("asked") >= 30, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    with pytest.raises(KeyboardInterrupt):
+        fleet.predict("rows.jsonl", output="asked.jsonl")
+    signals.join()
+
+    kept = answered("asked")
+    assert 30 <= kept < 300
+    assert fleet.predict("rows.jsonl", output="asked.jsonl").stats.resumed == kept
+    assert Path("asked.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+
+
+def test_scores_are_those_of_one_process(fleet: Model, folder: Path) -> None:
+    assert fleet.evaluate("rows.jsonl") == in_one_process(folder).evaluate("rows.jsonl")
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["slots", "batches"])
+def test_sampled_answers_are_those_of_one_process(folder: Path, address: str, static: bool) -> None:
+    changes = {"generation": {"do_sample": True, "temperature": 0.9, "slots": not static}, "trainer": {"batch_size": 8}}
+    names = [f"sampled-{static}.jsonl", f"sampled-{static}-alone.jsonl"]
+
+    on_ray(folder, **changes).predict("rows.jsonl", output=names[0])
+    in_one_process(folder, **changes).predict("rows.jsonl", output=names[1])
+
+    assert Path(names[0]).read_bytes() == Path(names[1]).read_bytes()
+    assert Path(names[0]).read_bytes() != Path("alone.jsonl").read_bytes()
+
+
+@pytest.mark.faults
+def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str) -> None:
+    model = on_ray(folder)
+    others = {process.pid for process in workers()}
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not ended.wait(0.02):
+            for process in workers():
+                if process.pid not in others:
+                    process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(ModelError, match="3 workers have died one after the other without answering a row"):
+            model.predict("rows.jsonl", output="never.jsonl")
+    finally:
+        ended.set()
+        killer.join()
+
+
+@pytest.mark.faults
+def test_a_command_that_is_killed_goes_on(fleet: Model, folder: Path, address: str) -> None:
+    command = [sys.executable, "-m", "partita", "predict", "run.yaml", "--dataset", "rows.jsonl"]
+    backend = ["--set", "backend.type=ray", "--set", "backend.workers=2", "--set", f"backend.address={address}"]
+    job = subprocess.Popen(
+        [*command, "--output", "stopped.jsonl", *backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while answered("stopped") < 20:
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.001)
+    job.kill()
+    job.communicate(timeout=30)
+    assert not Path("stopped.jsonl").exists()
+
+    found = fleet.predict("rows.jsonl", output="stopped.jsonl")
+
+    assert 20 <= found.stats.resumed < 300
+    assert Path("stopped.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+
+
+def test_without_ray_the_message_says_how_to_have_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(ConfigError) as error:
+        on_ray(folder).predict("rows.jsonl")
+
+    assert str(error.value) == (
+        "backend.type: Ray is not installed; run `pip install 'partita[ray]'`, or remove backend"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verb", "instead"), [("train", "backend: {type: torchrun}"), ("tune", "predict and evaluate find the sizes")]
+)
+def test_verbs_that_workers_do_not_do_are_refused(folder: Path, verb: str, instead: str) -> None:
+    with pytest.raises(PartitaError) as error:
+        getattr(on_ray(folder), verb)()
+
+    assert str(error.value).startswith(f"backend: {{type: ray}} answers rows and does not {verb}: ")
+    assert instead in str(error.value)
