@@ -1,6 +1,7 @@
 """Metrics of a model on rows with known answers: the loss, and scores of generated answers."""
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ from partita_trainers.base import Batch, LanguageModel, Metrics
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.team import ALONE, Team
 
+TOKENS_OF_RANKS = ".tokens-"
+"""How folders begin in which the ranks of a job share tokens."""
+
 AnyParts = TypeVar("AnyParts", bound=Assembly | ServedAssembly | FleetAssembly)
 
 
@@ -58,6 +62,12 @@ def prepare(
     return Examination(rows=rows.select(encoded.places_N), encoded=encoded)
 
 
+def remove_tokens(folder: Path) -> None:
+    """Remove what processes that were killed have left of `tokens_made_once`."""
+    for left in folder.glob(f"{TOKENS_OF_RANKS}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def tokens_made_once(team: Team, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
     """The parts of a run with a place in `folder` where one rank makes tokens for all, as long as they are needed.
@@ -67,11 +77,18 @@ def tokens_made_once(team: Team, parts: AnyParts, *, folder: Path) -> Iterator[A
     if team.ranks == 1 or parts.tokens is not None:
         yield parts
         return
-    place = folder / "tokens"
-    yield replace(parts, tokens=TokenCache(place, lasting=False))
-    team.gather(None, "tokens that are not needed any more")
-    if team.rank == 0:
-        shutil.rmtree(place, ignore_errors=True)
+
+    def make_place() -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=TOKENS_OF_RANKS, dir=folder))
+
+    place = team.lead(make_place, "a place for tokens")
+    try:
+        yield replace(parts, tokens=TokenCache(place, lasting=False))
+        team.gather(None, "tokens that are not needed any more")
+    finally:
+        if team.rank == 0:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def mean_loss(

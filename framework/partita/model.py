@@ -19,7 +19,7 @@ from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns
 from partita.distributed.joining import own_team
-from partita.evaluation import mean_loss, prepare, score, tokens_made_once
+from partita.evaluation import Examination, mean_loss, prepare, remove_tokens, score, tokens_made_once
 from partita.identity import answer_fingerprint, journal_path
 from partita.inference.engine import generate_requests
 from partita.inference.halving import Capacity
@@ -153,6 +153,8 @@ class Model:
             tokenizer = folder / "tokenizer"
             trains = self.config.trainer.type != "none"
             with in_turn(team, "loading the model"):
+                if team.rank == 0:
+                    remove_tokens(folder)
                 if team.rank == 0 and not directory.has_checkpoints:
                     shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
                 assembly = self.assemble(labels, data.training, trainable=trains, tokenizer_folder=tokenizer)
@@ -180,8 +182,9 @@ class Model:
         `fresh` begins anew, `retry_errors` does rows again that ended in an error.
         """
         assembly = self.answering()
-        rows = open_rows(dataset, folder=Path.cwd())
-        check_columns(rows, self.config, supervised=False)
+        with together(self.team, "opening the data"):
+            rows = open_rows(dataset, folder=Path.cwd())
+            check_columns(rows, self.config, supervised=False)
         if rows.bad:
             logger.warning(
                 "%d rows cannot be read and get no answer, such as %s: %s",
@@ -233,10 +236,17 @@ class Model:
         server tells no loss.
         """
         assembly = self.answering()
-        rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         ledger = Ledger(None, max_bad_rows=self.config.data.max_bad_rows)
         with tokens_made_once(self.team, assembly, folder=self.kept) as parts:
-            examination = prepare(parts, rows, split="test", ledger=ledger)
+            with together(self.team, "reading the rows"):
+                rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
+                examination = prepare(parts, rows, split="test", ledger=ledger)
+            return self.examined(assembly, examination, batch_size=batch_size)
+
+    def examined(
+        self, assembly: Assembly | ServedAssembly | FleetAssembly, examination: Examination, *, batch_size: int | None
+    ) -> dict[str, dict[str, float]]:
+        """Metrics on rows that are prepared."""
         if isinstance(assembly, ServedAssembly):
             requests = served_capacity(assembly, batch_size).rows
             scores = score(assembly, examination.rows, batch_size=requests, progress=self.progress)
@@ -251,10 +261,9 @@ class Model:
         lengths, shared = asked_prompts(assembly, [examination.rows], team=self.team)
         generation = sizing.generation(lengths, shared_tokens=shared, rows=batch_size)
         with sizing.work("generation", generation) as capacity:
-            rows = examination.rows
             scores = score(
                 assembly,
-                rows,
+                examination.rows,
                 batch_size=capacity.rows,
                 limit=capacity.limit,
                 progress=self.progress,
@@ -349,7 +358,8 @@ class Model:
         if self.config.trainer.type != "none" and self.run is None:
             return self.tune_training(dataset, fresh=fresh)
         assembly = self.ready()
-        rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
+        with together(self.team, "opening the data"):
+            rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
         sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=self.team)
         sizes = answering_sizes(assembly, rows, sizing=sizing)
         sizing.fresh = False  # what comes after uses what was found
@@ -358,8 +368,11 @@ class Model:
     def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """The sizes that `train` would find; nothing is written but what earlier runs have found."""
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
-        data = self.open_data(dataset)
-        assembly = self.assemble(find_labels(self.config, data.training), data.training, trainable=True)
+        with together(self.team, "opening the data"):
+            data = self.open_data(dataset)
+            labels = find_labels(self.config, data.training)
+        with in_turn(self.team, "loading the model"):
+            assembly = self.assemble(labels, data.training, trainable=True)
         sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=self.team)
         return find_sizes(trainer, assembly, data, sizing=sizing)
 
@@ -387,15 +400,21 @@ class Model:
     def ready(self) -> Assembly:
         """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
         if self._assembly is None:
-            self.use_finished_run()
-            labels, training = self.known_labels()
-            self._assembly = self.assemble(labels, training, trainable=False)
+            with together(self.team, "loading the model"):
+                self.use_finished_run()
+                labels, training = self.known_labels()
+                self._assembly = self.assemble(labels, training, trainable=False)
         return self._assembly
 
     def answering(self) -> Assembly | ServedAssembly | FleetAssembly:
         """The parts that answer, with a model in this process, on a server or on workers."""
         if not (is_served(self.config) or is_on_ray(self.config)):
             return self.ready()
+        if self.team.ranks > 1:
+            raise PartitaError(
+                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are {self.team.ranks}; "
+                "start the command by itself"
+            )
         if self._served is None:
             folder = self.loaded.folder
             if is_on_ray(self.config):

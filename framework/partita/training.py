@@ -190,7 +190,8 @@ def check_shared(trainer: Trainer, config: Config, team: Team) -> None:
 def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: Sizing) -> BatchSizes:
     """The batch sizes that a run would begin with."""
     ledger = Ledger(None, max_bad_rows=assembly.config.data.max_bad_rows)
-    material = read_material(assembly, data, ledger)
+    with together(sizing.team, "reading the rows"):
+        material = read_material(assembly, data, ledger, ranks=sizing.team.ranks)
     return run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun={})
 
 

@@ -4,7 +4,8 @@ PartitaError
   ConfigError     the file is wrong: all its problems at once
   DataError       rows are wrong
   ModelError      the model cannot be loaded, or does not fit the file
-  OtherRankError  another process of the job failed, or is gone
+  OtherRankError  another process of the job failed, and says why
+    LostRankError another process is gone, or does not answer
   OutOfMemory     not even one row fits the device
   ResumeError     saved state does not fit the run
   TrainingError   training cannot go on
@@ -59,7 +60,11 @@ class ModelError(PartitaError):
 
 
 class OtherRankError(PartitaError):
-    """Another process of the job failed, or is gone. Its own words say why; this one has only ended with it."""
+    """Another process of the job failed. Its own words say why; this one has only ended with it."""
+
+
+class LostRankError(OtherRankError):
+    """An exchange with another process failed: it is gone, or does not answer, or cannot be reached."""
 
 
 class OutOfMemory(PartitaError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch

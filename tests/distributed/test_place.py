@@ -18,11 +18,11 @@ def test_torchrun_tells_the_place() -> None:
     assert read_place(environment) == Place(rank=5, ranks=8, local_rank=1, local_ranks=4)
 
 
-def test_a_place_without_local_numbers_is_on_one_machine() -> None:
-    assert read_place({"RANK": "1", "WORLD_SIZE": "2"}) == Place(rank=1, ranks=2, local_rank=1, local_ranks=2)
+def test_a_place_without_local_numbers_has_a_machine_of_its_own() -> None:
+    assert read_place({"RANK": "1", "WORLD_SIZE": "2"}) == Place(rank=1, ranks=2, local_rank=0, local_ranks=1)
 
 
-@pytest.mark.parametrize("tasks", ["4(x2)", "4,4", "4"])
+@pytest.mark.parametrize("tasks", ["4(x2)", "4,4", "4", "2,4"])
 def test_slurm_tells_the_place(tasks: str) -> None:
     environment = {
         "SLURM_PROCID": "6",

@@ -260,8 +260,8 @@ def take_step(
         failed = next((rank for rank, one in enumerate(told) if one.failure is not None), None)
         if failed is not None:
             raise failure if failure is not None and failed == team.rank else OtherRankError(f"rank {failed} failed")
-        learner.add_up_gradients([one.there for one in told])
-        norm, full = attempt(partial(change_weights, learner, number=number))
+        there = [one.there for one in told]
+        norm, full = attempt(partial(change_weights, learner, number=number, there=there))
     if full is not None or norm is None:
         raise TrainingError(
             f"step {number}: out of memory while the weights were changed, which may have left them half changed. The "
@@ -305,8 +305,9 @@ def noise_seed(seed: int, number: int, batch: Batch) -> int:
     return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
 
 
-def change_weights(learner: Learner, *, number: int) -> float:
-    """Clip, look at the norm of the gradients, and take the step; the norm comes back."""
+def change_weights(learner: Learner, *, number: int, there: Sequence[Sequence[bool]]) -> float:
+    """Sum the gradients, clip, look at their norm, and take the step; the norm comes back."""
+    learner.add_up_gradients(there)
     norm = learner.clip()
     if not math.isfinite(norm) and learner.accelerator.scaler is None:
         raise DivergenceError(

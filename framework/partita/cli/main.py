@@ -3,7 +3,6 @@
 0 done, 1 the run failed, 2 the file or the data is wrong, 130 interrupted.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ from partita.cli.schema import schema
 from partita.cli.train import train
 from partita.cli.tune import tune
 from partita.cli.validate import validate
-from partita_schema.errors import ConfigError, DataError, OtherRankError, PartitaError
+from partita_schema.errors import ConfigError, DataError, LostRankError, OtherRankError, PartitaError
 
 INTERRUPTED = 130
 LET_IT_END = 5.0
@@ -48,9 +47,10 @@ def run() -> None:
     try:
         app()
     except OtherRankError as error:
-        logging.getLogger("partita").debug("%s", error)  # the other rank says what there is to say
         with suppress(KeyboardInterrupt):
             time.sleep(LET_IT_END)
+            if isinstance(error, LostRankError):  # and nobody has ended this process, so nobody else has said why
+                fail(f"error: {error}", code=1)
         sys.exit(1)
     except ConfigError as error:
         sys.exit(fail(str(error), code=2))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from partita.distributed.place import Place
-from partita_schema.errors import OtherRankError
+from partita_schema.errors import LostRankError, OtherRankError
 from partita_trainers.batch_size.memory import is_out_of_memory
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def waiting(about: str) -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        raise OtherRankError(f"another process of the job is gone, or does not answer, at {about}: {error}") from error
+        raise LostRankError(f"another process of the job is gone, or does not answer, at {about}: {error}") from error
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -7,6 +7,7 @@ from functools import cache
 from partita.distributed.place import Place, own_place
 from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
+from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_trainers.team import ALONE, Team
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,11 @@ def own_team(config: Config) -> Team:
     place = own_place()
     if place.ranks == 1:
         return ALONE
+    device = config.model_parameters.device
+    if ":" in device and place.local_ranks > 1:
+        kind = device.partition(":")[0]
+        message = f"{device} is one device, and each of {place.local_ranks} processes needs its own; write {kind}"
+        raise ConfigError([Problem("model_parameters.device", message)])
     backend = config.backend
     return join(backend.timeout_seconds if isinstance(backend, TorchrunBackend) else DEFAULT_TIMEOUT)
 
@@ -38,7 +44,7 @@ def join(timeout_seconds: float) -> Team:
     for kind in ("cuda", "xpu"):
         library = getattr(torch, kind)
         if library.is_available():
-            device = torch.device(kind, place.local_rank % library.device_count())
+            device = torch.device(kind, own_device_index(kind))
             library.set_device(device)
             break
     threads = own_threads(place, cores=available_cores(), environment=dict(os.environ))
@@ -51,6 +57,19 @@ def join(timeout_seconds: float) -> Team:
         "1 thread" if threads == 1 else f"{threads} threads",
     )
     return Group(place, device=device, timeout_seconds=timeout_seconds)
+
+
+def own_device_index(kind: str) -> int:
+    """Which GPU of this machine is this process's. Raises PartitaError where there are more processes than GPUs."""
+    import torch
+
+    place, count = own_place(), getattr(torch, kind).device_count()
+    if place.local_ranks > count:
+        raise PartitaError(
+            f"{place.local_ranks} processes on {place.node}, and {count} devices of {kind}: start as many processes "
+            "as there are devices, or write model_parameters: {device: cpu}"
+        )
+    return place.local_rank
 
 
 def own_threads(place: Place, *, cores: int, environment: dict[str, str]) -> int:

@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 """Of Linux: a signal for when the parent ends."""
-SHUTDOWN_SECONDS = 25
-"""What processes are given to end by themselves once one of them has failed."""
 
 
 def num_processes(backend: TorchrunBackend) -> int:
@@ -50,6 +48,7 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in logging.root.manager.loggerDict:  # each has a level of its own
@@ -59,7 +58,7 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     if not isinstance(backend, TorchrunBackend):
         raise AssertionError("only a file with backend: {type: torchrun} is launched")
     processes = num_processes(backend)
-    os.environ[LAUNCHED] = "1"
+    os.environ[LAUNCHED] = str(os.getpid())
     if "OMP_NUM_THREADS" in os.environ:
         os.environ[THREADS_BY_HAND] = "1"
     else:
@@ -72,9 +71,11 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         run_id="partita" if backend.nodes > 1 else f"partita-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint=address,
-        rdzv_configs={"timeout": int(backend.timeout_seconds)},
+        rdzv_configs={"join_timeout": int(backend.timeout_seconds)},
         max_restarts=0,
-        shutdown_timeout=SHUTDOWN_SECONDS,
+        # For a signal of a person's: a step, its evaluation and a checkpoint are finished first. Once a process has
+        # failed, the agent gives the others half a minute, whatever this says.
+        shutdown_timeout=int(backend.timeout_seconds),
     )
     try:
         elastic_launch(settings, sys.executable)("-m", "partita", *arguments)
@@ -87,6 +88,11 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
                 "command again to go on"
             ) from None
         return int(failure.exitcode)
+    except RendezvousError as error:
+        raise PartitaError(
+            f"the machines did not meet at {address}: {error}; start the same command on {backend.nodes} machines, and "
+            "write backend.address as one that all of them reach"
+        ) from error
     except SignalException:
         raise KeyboardInterrupt from None
     finally:
@@ -101,3 +107,5 @@ def end_with_launcher() -> None:
     """
     if LAUNCHED in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(os.environ[LAUNCHED]):  # it ended before that was said
+            raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """Where this process stands among those of its job: read once from what torchrun, accelerate or slurm have written."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -48,9 +49,10 @@ def read_place(environment: Mapping[str, str]) -> Place:
     else:
         return Place()
     rank, ranks = (int(environment[name]) for name in names[:2])
-    local_rank = int(environment.get(names[2], rank))
-    # slurm counts as in "4(x2),3"; the first node has as many as any.
-    local_ranks = int(environment.get(names[3], str(ranks)).partition("(")[0].partition(",")[0])
+    local_rank = int(environment.get(names[2], 0))
+    # slurm counts as in "4(x2),3": 4 on each of two machines, 3 on a third.
+    counts = re.findall(r"(\d+)(?:\(x\d+\))?", environment.get(names[3], "1"))
+    local_ranks = max(map(int, counts), default=1)
     if not (0 <= rank < ranks and 0 <= local_rank < local_ranks <= ranks):
         told = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
         raise PartitaError(f"these variables contradict each other: {told}; start the job by torchrun, or unset them")

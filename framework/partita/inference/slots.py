@@ -201,7 +201,7 @@ class SlotRun:
             limit = self.limit
             room = self.room_tokens if limit.tokens is None else min(self.room_tokens, limit.rows * limit.tokens)
             most = max(most, min(MORE_SLOTS * self.wanted, room // tokens))
-        return max(1, min(most, len(self.queue)))
+        return max(1, most if self.source.left else min(most, len(self.queue)))
 
     def could_be_more(self) -> bool:
         """Whether the rows that are left are so short that slots of their length would be twice as many."""

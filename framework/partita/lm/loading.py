@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from partita.distributed.joining import own_device_index
 from partita.lm.hub import loading
 from partita.lm.precision import faster_dtype
 from partita.lm.products import keep_few_kernels
@@ -54,11 +55,11 @@ def asked_device(parameters: ModelParameters) -> torch.device:
     if wanted == "auto":
         for kind in ("cuda", "xpu", "mps"):
             if is_there(kind):
-                return torch.device(kind, 0) if kind != "mps" else torch.device(kind)
+                return torch.device(kind, own_device_index(kind)) if kind != "mps" else torch.device(kind)
         return torch.device("cpu")
     device = torch.device(wanted)
     if device.type in ("cuda", "xpu") and device.index is None:
-        device = torch.device(device.type, 0)
+        device = torch.device(device.type, own_device_index(device.type) if is_there(device.type) else 0)
     if device.type != "cpu" and not is_there(device.type):
         raise ModelError(f"model_parameters.device: torch sees no {device.type} device here; write auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -97,11 +97,17 @@ class RunDirectory:
 class FollowedRun(RunDirectory):
     """The run as ranks have it that write nothing: what they note is remembered until they end."""
 
-    def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any]) -> None:
-        """`manifest` is as the rank that writes has it now."""
+    def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any], begun: bool) -> None:
+        """`manifest` is as the rank that writes has it now, and `begun` whether it sees checkpoints."""
         self.folder, self.config, self.quiet = folder, config, True
         self.manifest = dict(manifest)
+        self.begun = begun
         self.trackers = Trackers((), folder=folder, settings={})
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """As the rank that writes has found it: another machine may see new files later."""
+        return self.begun
 
     def log_step(self, record: Mapping[str, Any]) -> None:
         """Another rank does."""
@@ -120,10 +126,12 @@ def open_run_of_team(
 ) -> Iterator[RunDirectory]:
     """`open_run` for several ranks: rank 0 opens it, the others follow."""
     if team.rank > 0:
-        yield FollowedRun(folder, config=config, manifest=team.gather({}, "the run")[0])
+        nothing: dict[str, Any] = {}
+        manifest, begun = team.gather((nothing, False), "the run")[0]
+        yield FollowedRun(folder, config=config, manifest=manifest, begun=begun)
         return
     with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
-        team.gather(run.manifest, "the run")
+        team.gather((run.manifest, run.has_checkpoints), "the run")
         yield run
 
 

@@ -99,7 +99,7 @@ def choose_folder(name: str, *, config: Config, base: Path) -> Path:
     Where data.resume says how to go on with other data, an unfinished run of other data is this file's as well.
     """
     settings = config.model_dump(mode="json")
-    free = () if config.data.resume == "strict" else changeable(settings)
+    free = ("backend",) if config.data.resume == "strict" else changeable(settings)
     return next(
         folder
         for folder, manifest in numbered(name, base=base)

@@ -67,19 +67,19 @@ class Bench:
 
     def _everywhere(self, name: str, argument: int | None = None) -> list[Any]:
         """What an operation comes to on each rank."""
-        if self.team.ranks > 1:
-            self.team.gather((name, argument), ASKED)
-        return self._all_of(name, argument)
+        try:
+            if self.team.ranks > 1:
+                self.team.gather((name, argument), ASKED)
+            return self._all_of(name, argument)
+        except BaseException:
+            self.ended = True  # the others know, or are gone, or are being interrupted as well
+            raise
 
     def _all_of(self, name: str, argument: int | None) -> list[Any]:
         """What each rank gives, all of which do it now. What is raised on one ends all of them."""
         found = None
-        try:
-            with together(self.team, FOUND):
-                found = OPERATIONS[name](self, argument)
-        except Exception:
-            self.ended = True  # the others know
-            raise
+        with together(self.team, FOUND):
+            found = OPERATIONS[name](self, argument)
         return self.team.gather(found, FOUND)
 
     # On this rank alone

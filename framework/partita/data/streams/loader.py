@@ -191,7 +191,8 @@ class StreamLoader:
             number,
             epoch=epoch,
             workers=workers,
-            seen=self._seen if epoch == 0 else ignore,
+            # A lane that several ranks read is noted by the one that has its first slot.
+            seen=self._seen if epoch == 0 and number in self._slots else ignore,
             numbered=expander is not None and expander.numbered,
             place=place["lanes"][number] if place is not None else None,
         )
