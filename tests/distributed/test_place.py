@@ -1,10 +1,13 @@
 """Where a process stands, by what torchrun, accelerate and slurm write."""
 
 import pytest
+import torch
 
+from partita.distributed import joining
 from partita.distributed.joining import own_threads
 from partita.distributed.place import Place, read_place
-from partita_schema.errors import PartitaError
+from partita_schema.config import Config
+from partita_schema.errors import ConfigError, PartitaError
 
 
 def test_a_process_that_nobody_counted_is_alone() -> None:
@@ -57,3 +60,33 @@ def test_places_that_cannot_be_are_refused() -> None:
 def test_processes_share_the_cores_unless_a_person_says_otherwise(environment: dict[str, str], threads: int) -> None:
     assert own_threads(Place(1, 8, 1, 4), cores=9, environment=environment) == threads
     assert own_threads(Place(1, 8, 1, 4), cores=2, environment={}) == 1
+
+
+def test_a_device_of_ones_own_is_not_the_same_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "text", "type": "text"}],
+            "output_features": [{"name": "label", "type": "text"}],
+            "model_parameters": {"device": "cuda:1"},
+            "trainer": {"type": "none"},
+        }
+    )
+    monkeypatch.setattr(joining, "own_place", lambda: Place(1, 4, 1, 4))
+
+    with pytest.raises(ConfigError) as error:
+        joining.own_team(config)
+
+    assert str(error.value) == (
+        "model_parameters.device: cuda:1 is one device, and each of 4 processes needs its own; write cuda"
+    )
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(joining, "own_place", lambda: Place(1, 4, 1, 2))
+    assert joining.own_device_index("cuda") == 1
+    monkeypatch.setattr(joining, "own_place", lambda: Place(3, 4, 3, 4))
+
+    with pytest.raises(PartitaError, match=r"^4 processes on .*, and 2 devices of cuda: start as many processes as"):
+        joining.own_device_index("cuda")

@@ -18,7 +18,7 @@ import yaml
 
 from partita import ConfigError, Model, ModelError, PartitaError
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.distributed
 
 SETTINGS = {
     "base_model": "base",

@@ -29,11 +29,12 @@ def own_team(config: Config) -> Team:
         message = f"{device} is one device, and each of {place.local_ranks} processes needs its own; write {kind}"
         raise ConfigError([Problem("model_parameters.device", message)])
     backend = config.backend
-    return join(backend.timeout_seconds if isinstance(backend, TorchrunBackend) else DEFAULT_TIMEOUT)
+    timeout = backend.timeout_seconds if isinstance(backend, TorchrunBackend) else DEFAULT_TIMEOUT
+    return join(timeout, on_cpu=device == "cpu")
 
 
 @cache
-def join(timeout_seconds: float) -> Team:
+def join(timeout_seconds: float, *, on_cpu: bool) -> Team:
     """Take this process's device and its share of the cores, and wait for the other processes; once in its life."""
     import torch
 
@@ -41,7 +42,7 @@ def join(timeout_seconds: float) -> Team:
 
     place = own_place()
     device = torch.device("cpu")
-    for kind in ("cuda", "xpu"):
+    for kind in () if on_cpu else ("cuda", "xpu"):
         library = getattr(torch, kind)
         if library.is_available():
             device = torch.device(kind, own_device_index(kind))

@@ -16,6 +16,7 @@ from partita.runs.files import strict_json, write_atomically
 from partita.runs.finding import check_same, choose_folder, find_finished, leaves
 from partita.runs.lock import lock
 from partita.runs.manifest import read_manifest
+from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
 
@@ -169,6 +170,8 @@ def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path
         pass
     assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run", "begun, not done"
     assert choose_folder("run", config=config_of(epochs=9), base=tmp_path) == tmp_path / "run-2", "another file"
+    several = config.model_copy(update={"backend": TorchrunBackend(type="torchrun", processes=2)})
+    assert choose_folder("run", config=several, base=tmp_path) == tmp_path / "run", "other processes, the same file"
     assert find_finished("run", config=config, base=tmp_path) == (None, [])
     for name in ("run", "run-2", "run-3"):
         with opened(tmp_path / name, epochs=9 if name == "run-3" else 3) as run:

@@ -297,6 +297,36 @@ def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(tmp_pat
     assert found == straight
 
 
+@pytest.mark.parametrize(("batches", "lanes", "ranks"), [(4, 4, 2), (8, 2, 4), (12, 6, 4)])
+def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, lanes: int, ranks: int) -> None:
+    """Also where several ranks read the same lane, because there are more ranks than lanes or they do not divide."""
+    broken = frozenset({3, 50, 51, 120})
+    folder = write_shards(tmp_path / "data", [60, 60, 60], broken=broken)
+    ledgers: list[Ledger] = []
+
+    def take(team: ThreadTeam) -> None:
+        streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, 7)
+        ledger = Ledger(None, max_bad_rows=0.5)
+        loader = StreamLoader(
+            streams.plan(policy_of(BUDGET), lanes=lanes),
+            ENCODER,
+            options=LoaderOptions(),
+            batches_per_step=batches,
+            parts={},
+            ledger=ledger,
+            collate_batch=partial(collate, pad_token_id=0),
+            team=team,
+        )
+        epoch_of(loader)
+        ledgers.append(ledger)
+
+    with ThreadPoolExecutor(ranks) as threads:
+        list(threads.map(take, ThreadTeam.of(ranks, timeout_seconds=20)))
+
+    counts = [ledger.split("training") for ledger in ledgers]
+    assert [(one.rows, one.used, one.left_out) for one in counts] == [(180, 176, 4)] * ranks
+
+
 def test_rows_of_one_dialogue_have_keys_of_their_own(tmp_path: Path) -> None:
     messages = [{"role": role, "content": f"{role} {number}"} for number in range(3) for role in ("user", "assistant")]
     (tmp_path / "part-00.jsonl").write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
