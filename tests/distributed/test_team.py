@@ -1,5 +1,6 @@
 """What ranks do together, each rank a thread."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -59,6 +60,21 @@ def test_claims_become_small_towards_the_end() -> None:
     assert sizes[0] == 25
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == 1
+
+
+def test_a_slow_rank_claims_less_and_nobody_waits_for_it() -> None:
+    def claim(team: ThreadTeam) -> int:
+        found = 0
+        claims = Claims(400, team=team)
+        while claims.left:
+            found += len(claims.take(4))
+            time.sleep(0.02 if team.rank == 1 else 0.001)
+        return found
+
+    fast, slow, other = on_ranks(3, claim)
+
+    assert fast + slow + other == 400
+    assert slow < min(fast, other) / 2
 
 
 def test_one_rank_leads_and_the_others_have_what_it_found() -> None:
