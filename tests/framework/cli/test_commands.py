@@ -73,7 +73,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     """The command in this process, which has the libraries loaded: exit code, standard output, standard error."""
     monkeypatch.chdir(folder)
     # The log's handlers would stay for the tests that follow.
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank: None)
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["partita", *map(str, words)])

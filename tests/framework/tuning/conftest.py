@@ -286,7 +286,7 @@ def asked(colours: Any) -> Any:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """The command line in this process, whose logging and signals stay as they are; its exit code."""
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank: None)
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)
     before = signal.getsignal(signal.SIGTERM)
 
     def command(*words: str) -> int:

@@ -20,7 +20,7 @@ MakeFile = Callable[..., dict[str, Any]]
 def partita(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Exit code of the command."""
     monkeypatch.setattr(sys, "argv", ["partita", *arguments])
-    monkeypatch.setattr("partita.logs.show_log", lambda quiet: None)  # it is for a whole process
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)  # it is for a whole process
     before = signal.getsignal(signal.SIGTERM)
     try:
         run()
