@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -57,41 +58,11 @@ def run_trainer(
         directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
     note_work(directory, assembly, data, ledger, batch_sizes={**sizes.records(), **begun})
 
-    def evaluate(split: str, generated: bool, max_rows: int | None) -> Metrics:
-        examination = material.examinations.get(split)
-        if examination is None:
-            return {}
-        with sizing.work("evaluation", sizes.evaluation) as capacity:
-            metrics = mean_loss(
-                assembly,
-                examination.encoded,
-                batch_size=capacity.rows,
-                limit=capacity.limit,
-                data=config.data if data.mixed else None,
-                team=team,
-            )
-        if generated:
-            with sizing.work("generation", sizes.generation) as capacity:
-                scores = score(
-                    assembly,
-                    examination.rows,
-                    batch_size=capacity.rows,
-                    limit=capacity.limit,
-                    max_rows=max_rows,
-                    progress=directory.progress,
-                    team=team,
-                )
-            metrics |= scores.flat
-        after = sizing.after(sizes)
-        if after != sizes:
-            directory.note(batch_sizes=after.records())
-        return metrics
-
     work = Work(
         config=config,
         lm=assembly.lm,
         batches=loader,
-        evaluate=evaluate,
+        evaluate=Evaluations(assembly, data, material, directory, sizing, sizes, team),
         splits=tuple(data.record()),
         run=directory,
         device=assembly.lm.device,
@@ -113,6 +84,50 @@ def run_trainer(
     if config.trainer.type == "custom":
         team.lead(lambda: save_unless_saved(assembly, directory.folder / "model"), "the model")
     return result
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Metrics of a split while a run goes on: a `partita_trainers.base.Evaluate`."""
+
+    assembly: Assembly
+    data: RunData
+    material: Material
+    directory: RunDirectory
+    sizing: Sizing
+    sizes: BatchSizes
+    team: Team
+
+    def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
+        """The loss, and with `generated` scores of answers; sizes that were too large are noted in the run."""
+        examination = self.material.examinations.get(split)
+        if examination is None:
+            return {}
+        with self.sizing.work("evaluation", self.sizes.evaluation) as capacity:
+            metrics = mean_loss(
+                self.assembly,
+                examination.encoded,
+                batch_size=capacity.rows,
+                limit=capacity.limit,
+                data=self.assembly.config.data if self.data.mixed else None,
+                team=self.team,
+            )
+        if generated:
+            with self.sizing.work("generation", self.sizes.generation) as capacity:
+                scores = score(
+                    self.assembly,
+                    examination.rows,
+                    batch_size=capacity.rows,
+                    limit=capacity.limit,
+                    max_rows=max_rows,
+                    progress=self.directory.progress,
+                    team=self.team,
+                )
+            metrics |= scores.flat
+        after = self.sizing.after(self.sizes)
+        if after != self.sizes:
+            self.directory.note(batch_sizes=after.records())
+        return metrics
 
 
 def save_unless_saved(assembly: Assembly, folder: Path) -> None:

@@ -126,16 +126,21 @@ def predict_rows(
         ) as journals,
     ):
         stats = _fill(journals, job, progress=progress)
-    if stats.errors or stats.skipped:
-        logger.warning(
-            "%s of %s rows have no answer (%s errors, %s skipped); their reasons stand in the column error",
-            *(f"{count:,}" for count in (stats.errors + stats.skipped, stats.rows, stats.errors, stats.skipped)),
-        )
+    _tell_unanswered(stats)
     predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
     if output is not None:
         team.lead(lambda: predictions.write(output), "the file of predictions")
         predictions.path = output
     return predictions
+
+
+def _tell_unanswered(stats: PredictionStats) -> None:
+    """Say how many rows have no answer, and where their reasons stand."""
+    if stats.errors or stats.skipped:
+        logger.warning(
+            "%s of %s rows have no answer (%s errors, %s skipped); their reasons stand in the column error",
+            *(f"{count:,}" for count in (stats.errors + stats.skipped, stats.rows, stats.errors, stats.skipped)),
+        )
 
 
 def _as_begun(allowed: Capacity, journal_path: Path, *, fresh: bool) -> Capacity:
