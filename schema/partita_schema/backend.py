@@ -20,6 +20,9 @@ SET_ELSEWHERE = {
 ONE_WHOLE_ANSWER = ("stream", "n", "best_of", "echo")
 """Keys of a request that make something else of an answer than one text that comes at once."""
 
+Sharding = Literal["none", "full"]
+"""What of a model that is trained each process holds."""
+
 HOST_AND_PORT = r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}"
 
 
@@ -41,6 +44,9 @@ class TorchrunBackend(Base):
     """Machines; the same command is started on each of them."""
     address: Name | None = None
     """Where machines find each other, `HOST:PORT` of one of them. Needed with more than one."""
+    sharding: Sharding = "none"
+    """What each process holds of a model that is trained. none: all of it. full: a part of the weights, the gradients
+    and the state of the optimizer, and of a layer all weights while it is at work (FSDP2)."""
     timeout_seconds: Positive = 1800.0
     """Time after which a process that waits for another gives up."""
 
@@ -69,6 +75,9 @@ class RayBackend(Base):
     address: Name | None = None
     """Where a Ray cluster is, such as `ray-head:6379`; `auto` finds the one that this machine belongs to. Default: Ray
     is started on this machine, and ends with the job."""
+    sharding: Sharding = "none"
+    """What each process holds of a model that is trained. none: all of it. full: a part of the weights, the gradients
+    and the state of the optimizer, and of a layer all weights while it is at work (FSDP2)."""
     timeout_seconds: Positive = 1800.0
     """Time after which a worker is given up that has not started, or has not answered."""
 

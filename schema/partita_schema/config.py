@@ -14,6 +14,7 @@ from partita_schema.endpoint_rules import refused_by_endpoint
 from partita_schema.features import Defaults, DialogueInput, InputFeature, OutputFeature
 from partita_schema.model import ModelParameters, Quantization, ScratchModel
 from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
+from partita_schema.sharding_rules import refused_by_sharding
 from partita_schema.trainer import FinetuneTrainer, NoTrainer, Trainer
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
@@ -160,6 +161,12 @@ class Config(Base):
         if isinstance(self.backend, EndpointBackend):
             for key, message in refused_by_endpoint(self):
                 raise broken(message, at=key)
+        return self
+
+    @model_validator(mode="after")
+    def sharded_models_can_be_trained(self) -> "Config":
+        for key, message in refused_by_sharding(self):
+            raise broken(message, at=key)
         return self
 
     @model_validator(mode="after")

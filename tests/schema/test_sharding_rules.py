@@ -1,0 +1,86 @@
+"""What cannot stand beside shared weights is told with its place and what to write instead."""
+
+from typing import Any
+
+import pytest
+
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+FILE: dict[str, Any] = {
+    "base_model": "base",
+    "input_features": [{"name": "text", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+    "trainer": {"type": "finetune", "batch_size": 4},
+    "backend": {"type": "torchrun", "processes": 2, "sharding": "full"},
+}
+AUTO = (
+    "trainer.batch_size: auto cannot try sizes beside backend.sharding: a process whose memory ends would leave the "
+    "others waiting for its part of the weights; write a number"
+)
+
+
+def told(**sections: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(FILE | sections)
+    return str(caught.value).splitlines()[-1].strip()
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "ray"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "schedule_free_adamw"])
+def test_plain_training_shares_its_weights(kind: str, optimizer: str) -> None:
+    trainer = FILE["trainer"] | {"optimizer": {"type": optimizer}, "mixed_precision": "bf16"}
+    config = load_config(FILE | {"backend": {"type": kind, "sharding": "full"}, "trainer": trainer}).config
+
+    assert config.backend.sharding == "full"  # type: ignore[union-attr]
+
+
+def test_a_budget_of_tokens_is_a_size() -> None:
+    batching = {"batching": {"type": "token_budget", "max_tokens": 512}}
+
+    load_config(FILE | {"trainer": {"type": "finetune"}, "data": batching})
+    assert told(trainer={"type": "finetune"}, data={"batching": {"type": "token_budget"}}) == AUTO
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"trainer": {"type": "finetune"}}, AUTO),
+        (
+            {"trainer": {"type": "none"}},
+            "backend.sharding: only training shares the weights of a model, and trainer.type is none; remove it",
+        ),
+        (
+            {"trainer": FILE["trainer"] | {"learning_rate": "auto"}},
+            (
+                "trainer.learning_rate: auto puts back the whole model after its search; write a number beside "
+                "backend.sharding"
+            ),
+        ),
+        (
+            {"trainer": FILE["trainer"] | {"optimizer": {"type": "muon"}}},
+            (
+                "trainer.optimizer.type: backend.sharding goes with adamw, adam, sgd, schedule_free_adamw; write one "
+                "of them"
+            ),
+        ),
+        (
+            {"trainer": FILE["trainer"] | {"mixed_precision": "fp16"}},
+            "trainer.mixed_precision: fp16 does not go with backend.sharding; write bf16 or no",
+        ),
+        (
+            {"trainer": FILE["trainer"] | {"compile": True}},
+            "trainer.compile: compile does not go with backend.sharding; remove one of them",
+        ),
+        (
+            {"adapter": {"type": "lora"}, "quantization": {"bits": 4}},
+            "quantization: quantized weights cannot be cut into parts; remove backend.sharding, or quantization",
+        ),
+        (
+            {"adapter": {"type": "adalora"}},
+            "adapter.type: adalora looks at whole matrices; write lora, or remove backend.sharding",
+        ),
+    ],
+)
+def test_what_needs_the_whole_model_is_refused(sections: dict[str, Any], text: str) -> None:
+    assert told(**sections) == text
