@@ -6,6 +6,7 @@ alone. `kill` is {"rank", "pattern", "lines", "delay"}: that rank is killed so m
 pattern have so many lines. The answer is a line with the exit status of every rank.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -20,12 +21,14 @@ from typing import Any
 import bitsandbytes  # noqa: F401 -- imported once for all forks
 import datasets  # noqa: F401
 import peft  # noqa: F401
+import torch
 import transformers  # noqa: F401
 import yaml
 
 import partita.model  # noqa: F401
 import partita_trainers.finetune  # noqa: F401
-from partita import Model
+from partita import Model, PartitaError
+from partita.lm.huggingface import HuggingFaceModel
 
 Settings = dict[str, Any]
 
@@ -91,6 +94,24 @@ def train(settings: Settings, max_steps: str) -> dict[str, Any]:
     return {"steps": result.steps, "metrics": result.metrics, "resumed_from": result.resumed_from}
 
 
+def train_out_of_memory(settings: Settings, call: str) -> None:
+    """Train until the memory of rank 1 ends in its so many-th pass; what each rank raises goes to a file."""
+    rank, calls = os.environ["RANK"], itertools.count(1)
+    loss = HuggingFaceModel.loss
+
+    def failing(self: HuggingFaceModel, *given: Any) -> Any:
+        if rank == "1" and next(calls) == int(call):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(self, *given)
+
+    HuggingFaceModel.loss = failing  # type: ignore[method-assign]
+    try:
+        Model(settings, quiet=True).train(run="run")
+    except PartitaError as error:
+        Path(f"error-{rank}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf8")
+        raise
+
+
 def predict(settings: Settings, name: str) -> dict[str, Any]:
     """Answer rows with what was trained."""
     model = Model.load("run", quiet=True)
@@ -113,6 +134,7 @@ def tune(settings: Settings, name: str) -> dict[str, Any]:
 
 STEPS: dict[str, Callable[[Settings, str], Any]] = {
     "train": train,
+    "train_out_of_memory": train_out_of_memory,
     "predict": predict,
     "evaluate": evaluate,
     "tune": tune,

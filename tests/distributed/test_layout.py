@@ -70,3 +70,10 @@ def test_a_file_of_one_process_has_no_layout() -> None:
     )
 
     assert layout_of(config) is None
+
+
+def test_shared_weights_are_told() -> None:
+    lines = told({"processes": 4, "nodes": 2, "address": "node-0:29500", "sharding": "full"}, batch_size=2)
+    assert lines[-1] == "weights, gradients and optimizer state: each process holds 1/8 of them"
+    lines = told({"sharding": "full"}, batch_size=2)
+    assert lines[-1] == "weights, gradients and optimizer state: each process holds its part of them"

@@ -33,7 +33,7 @@ def write(folder: Path, step: int, optimizers: list[torch.optim.Optimizer] | Non
         folder,
         step,
         save_model=options.get("save_model", lambda path: (path / "model.txt").write_text("weights")),
-        optimizers=optimizers or [],
+        optimizer_states=[optimizer.state_dict() for optimizer in optimizers or ()],
         cursor={"step": step},
         trainer={"step": step},
     )
@@ -128,7 +128,7 @@ step = max(list_checkpoints(folder), default=0)
 while True:
     step += 1
     write_checkpoint(folder, step, save_model=lambda path: (path / "model.txt").write_text(str(step) * 200000),
-                     optimizers=[], cursor={"step": step}, trainer={"step": step})
+                     optimizer_states=[], cursor={"step": step}, trainer={"step": step})
     remove_checkpoints(folder, keep={step, step - 1})
     print(step, flush=True)
 """

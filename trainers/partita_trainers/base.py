@@ -232,6 +232,8 @@ class TrialWork:
     """estimated_bytes(rows): what a batch should take by a formula, for devices that cannot measure it."""
     packed: bool = False
     """Rows are packed: what is said of rows here holds for the lines that they fill."""
+    team: Team = ALONE
+    """All processes of the run, this one among them."""
 
 
 class Trainer(Protocol):

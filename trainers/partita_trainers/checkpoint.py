@@ -13,7 +13,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from partita_schema.errors import ResumeError
+from partita_trainers.sharding import shared_state
 
 NAME = re.compile(r"step-(\d{6,})$")
 TENSOR = "__tensor__"
@@ -50,7 +51,7 @@ def write_checkpoint(
     step: int,
     *,
     save_model: Callable[[Path], None],
-    optimizers: list[torch.optim.Optimizer],
+    optimizer_states: Sequence[Any],
     cursor: Mapping[str, Any],
     trainer: Mapping[str, Any],
 ) -> Path:
@@ -64,8 +65,8 @@ def write_checkpoint(
     beside.mkdir()
     try:
         save_model(beside)
-        for number, optimizer in enumerate(optimizers):
-            save_state(beside / f"optimizer-{number}", optimizer.state_dict())
+        for number, state in enumerate(optimizer_states):
+            save_state(beside / f"optimizer-{number}", state)
         save_state(beside / "rng", random_state())
         write_json(beside / "cursor.json", cursor)
         write_json(beside / "trainer.json", trainer)
@@ -96,7 +97,7 @@ def read_checkpoint(
     load_model(path)
     for number, optimizer in enumerate(optimizers):
         try:
-            optimizer.load_state_dict(load_state(path / f"optimizer-{number}"))
+            optimizer.load_state_dict(shared_state(load_state(path / f"optimizer-{number}"), optimizer))
         except ValueError as error:
             message = f"{path / f'optimizer-{number}'} does not fit this run's parameters ({error}); start a new run"
             raise ResumeError(message) from error
@@ -118,10 +119,19 @@ def save_state(path: Path, state: Any) -> None:
     """Write nested dicts and lists with tensors anywhere as `path`.safetensors and `path`.json."""
     tensors: dict[str, torch.Tensor] = {}
     write_json(path.with_suffix(".json"), strip_tensors(state, tensors))
-    # A copy each: tensors may share memory (bitsandbytes' quantization map), which the format refuses.
-    save_file(
-        {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, path.with_suffix(".safetensors")
-    )
+    save_file(apart(tensors), path.with_suffix(".safetensors"))
+
+
+def apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors on the processor of which no two share memory, as those of bitsandbytes do: the format refuses that."""
+    found: dict[str, torch.Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        place = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if place in places else own
+        places.add(place)
+    return found
 
 
 def load_state(path: Path) -> Any:

@@ -7,13 +7,14 @@ weights, the optimizer and the random states are written together, and read back
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from accelerate.utils import set_seed
 
+from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_schema.trainer import FinetuneTrainer
@@ -52,13 +53,17 @@ class Finetune:
         try:
             resumed_from = training.resume()
             training.take_steps()
-            return training.finish(resumed_from)
-        finally:
-            training.learner.release()
+            result = training.finish(resumed_from)
+        except BaseException:
+            training.learner.release(failed=True)
+            raise
+        return result
 
     def trial(self, work: TrialWork) -> TrainingTrial:
         """Steps as `train` takes them, on the longest rows."""
-        return TrainingTrial(work, partial(rehearsal, self.config, work.lm, device=work.device))
+        sharded = shares_weights(work.config)
+        begin = partial(rehearsal, self.config, work.lm, device=work.device, team=work.team, sharded=sharded)
+        return TrainingTrial(work, begin)
 
 
 class Training:
@@ -70,7 +75,12 @@ class Training:
         self.schedule = plan_schedule(config, batches=batches, splits=work.splits)
         self.validation = Validation(metric=validation_metric(work), patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
-        self.learner = Learner(config, self.lm, device=work.device, team=work.team)
+        sharded = shares_weights(work.config)
+        self.learner = Learner(config, self.lm, device=work.device, team=work.team, sharded=sharded)
+        if self.learner.shards is not None:
+            held, ranks = self.learner.shards.held, self.team.ranks
+            logger.info("%d processes share the weights: about %s numbers each", ranks, f"{held:,}")
+            self.run.note(numbers_of_a_process=held)
         self.cutting = Cutting()
         self.sources = SourceCounts(work.config.data.mix_names)
         self.learning_rate = 0.0
@@ -190,7 +200,7 @@ class Training:
     def evaluate(self) -> bool:
         """True when the validation metric is better than ever. Metrics go to the run."""
         generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
-        with evaluation_weights(self.learner.plain_optimizers):
+        with evaluation_weights(self.learner.plain_optimizers), self.learner.whole_weights():
             metrics = self.work.evaluate("validation", generated, self.config.max_generated_rows)
         self.run.report(metrics, step=self.step, split="validation")
         return self.validation.see(metrics, step=self.step)
@@ -198,16 +208,18 @@ class Training:
     def save(self, step: Step) -> None:
         """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""
         cursor = self.batches.joined(self.team.gather(step.cursor, "the data position"))
-        self.team.lead(lambda: self.write(cursor), "a checkpoint")
+        states = self.learner.optimizer_states()
+        with self.learner.whole_weights():
+            self.team.lead(lambda: self.write(cursor, states), "a checkpoint")
 
-    def write(self, cursor: Mapping[str, Any]) -> None:
+    def write(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
         """The files of a checkpoint, which one rank writes for all."""
         scaler = self.learner.accelerator.scaler
         write_checkpoint(
             self.run.checkpoints,
             self.step,
             save_model=self.lm.save_checkpoint,
-            optimizers=self.learner.plain_optimizers,
+            optimizer_states=optimizer_states,
             cursor=cursor,
             trainer={
                 "step": self.step,
@@ -261,6 +273,11 @@ class Training:
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
         generated = self.config.evaluate_generated is not False
         return {split: self.work.evaluate(split, generated, None) for split in wanted if split in self.work.splits}
+
+
+def shares_weights(config: Config) -> bool:
+    """Whether the processes of the run share the weights of the model."""
+    return getattr(config.backend, "sharding", "none") == "full"
 
 
 def validation_metric(work: Work) -> str:

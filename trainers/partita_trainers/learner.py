@@ -6,15 +6,18 @@ what is looked at in between.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from partita_schema.errors import ConfigError, Problem
+from partita_schema.errors import ConfigError, Problem, TrainingError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batch, LanguageModel
+from partita_trainers.batch_size.memory import attempt
 from partita_trainers.optimizers import build_optimizers, set_learning_rate
+from partita_trainers.sharding import Shards, exchanging, whole, whole_of, whole_state
 from partita_trainers.team import ALONE, Team
 from partita_trainers.unchanged import clear_gradients
 
@@ -22,6 +25,13 @@ WRAPPING = ("forward", "_original_forward", "_is_accelerate_prepared")
 """What accelerate writes into a module. While the last one is there, no other accelerator prepares the module."""
 PLANNED_STEPS = 1000
 """Steps that a rehearsal is said to be the first of."""
+IDLE = Batch(
+    input_ids_BT=torch.zeros(1, 2, dtype=torch.int64),
+    labels_BT=torch.tensor([[-100, 0]]),
+    lengths_B=torch.tensor([2]),
+    keys=(),
+)
+"""Work for a rank that has none: whatever it comes to counts nothing."""
 MOST_SKIPPED = 32
 """Steps that fp16's loss scale may skip until it is small enough."""
 
@@ -29,10 +39,22 @@ MOST_SKIPPED = 32
 class Learner:
     """A model, ready to take steps. It holds the memory of the optimizers until `release`."""
 
-    def __init__(self, config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device, team: Team = ALONE) -> None:
-        """`lm.prepare_training` has been called. Raises ConfigError where the device lacks the precision."""
+    def __init__(
+        self,
+        config: FinetuneTrainer,
+        lm: LanguageModel,
+        *,
+        device: torch.device,
+        team: Team = ALONE,
+        sharded: bool = False,
+    ) -> None:
+        """`lm.prepare_training` has been called. With `sharded` the ranks of the team share the weights.
+
+        Raises ConfigError where the device lacks the precision.
+        """
         self.config, self.lm, self.device, self.team = config, lm, device, team
         self.accelerator = build_accelerator(config, device)
+        self.shards = Shards(lm.module, device=device, ranks=team.ranks) if sharded and team.ranks > 1 else None
         self.optimizers: list[torch.optim.Optimizer] = []
         self.before = {name: vars(lm.module)[name] for name in WRAPPING if name in vars(lm.module)}
         module = torch.compile(lm.module) if config.compile else lm.module
@@ -70,6 +92,11 @@ class Learner:
             self.accelerator.backward(objective)
             sums.append(total.detach())
 
+    def keep_pace(self) -> None:
+        """A pass that changes no gradient, for ranks that share weights with others that have more to do."""
+        total = self.lm.loss(self.module, IDLE)
+        self.accelerator.backward(total * 0.0)
+
     def has_gradients(self) -> list[bool]:
         """Of each trained parameter, whether it has a gradient."""
         return [parameter.grad is not None for parameter in self.lm.module.parameters() if parameter.requires_grad]
@@ -77,9 +104,9 @@ class Learner:
     def add_up_gradients(self, there_are: Sequence[Sequence[bool]]) -> None:
         """The gradients of all ranks together, on each of them, from what `has_gradients` gave on each.
 
-        A parameter that has none on any rank keeps none.
+        A parameter that has none on any rank keeps none. Shared ones are summed by the backward pass.
         """
-        if self.team.ranks == 1:
+        if self.team.ranks == 1 or self.shards is not None:
             return
         parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         for parameter, somewhere in zip(parameters, map(any, zip(*there_are, strict=True)), strict=True):
@@ -92,7 +119,7 @@ class Learner:
         clipping = self.config.gradient_clipping
         parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
-        norm = float(self.accelerator.clip_grad_norm_(parameters, limit))
+        norm = float(whole_of(self.accelerator.clip_grad_norm_(parameters, limit)))
         if clipping.clipvalue is not None:
             self.accelerator.clip_grad_value_(parameters, clipping.clipvalue)
         return norm
@@ -127,8 +154,24 @@ class Learner:
                 # Where the optimizer ran out of memory the scaler waits for its update, and refuses the next step.
                 self.accelerator.scaler._per_optimizer_states.clear()
 
-    def release(self) -> None:
-        """The module as it was before, without accelerate's casts, and the optimizers' memory given back."""
+    def whole_weights(self) -> AbstractContextManager[None]:
+        """Inside, this rank has all weights, to use them or to write them; all ranks of the team enter together."""
+        return whole(self.shards)
+
+    def optimizer_states(self) -> list[Any]:
+        """What a checkpoint holds of each optimizer. All ranks ask; where they share weights, only rank 0 is told."""
+        states = [optimizer.state_dict() for optimizer in self.plain_optimizers]
+        if self.shards is None:
+            return states
+        with exchanging("the state of the optimizers"):
+            return [whole_state(state, keep=self.team.rank == 0) for state in states]
+
+    def release(self, *, failed: bool = False) -> None:
+        """The module as it was before, without accelerate's casts, and the optimizers' memory given back.
+
+        Where ranks share weights, they all come here, and the module is whole afterwards; but not when something has
+        `failed`: others may be gone then, and the module is of no use any more.
+        """
         own = vars(self.lm.module)
         for name in WRAPPING:
             own.pop(name, None)
@@ -137,19 +180,43 @@ class Learner:
         if self.optimizers:
             self.optimizers.clear()
             self.accelerator.free_memory()
+        if self.shards is not None and not failed:
+            self.shards.end()
+            self.shards = None
 
 
 @contextmanager
 def rehearsal(
-    config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device
+    config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device, team: Team = ALONE, sharded: bool = False
 ) -> Iterator[Callable[[Sequence[Batch]], None]]:
-    """Inside, a function that takes a step as `finetune` does; optimizer state stays until the end."""
+    """Inside, a function that takes a step as `finetune` does; optimizer state stays until the end.
+
+    Where ranks share the weights, they take the step together, and each has all weights afterwards, as evaluations do.
+    """
     lm.prepare_training(PLANNED_STEPS)
-    learner = Learner(config, lm, device=device)
+    learner = Learner(config, lm, device=device, team=team, sharded=sharded)
+    shards, failed = learner.shards, True
+    if shards is not None:
+        shards.gather()
+
+    def rehearse_together(batches: Sequence[Batch]) -> None:
+        assert shards is not None
+        shards.deal()
+        _, full = attempt(lambda: learner.rehearse(batches))
+        if full is not None:
+            raise TrainingError(
+                f"the memory of rank {team.rank} ended in a first step on a short row, with the weights shared by "
+                f"{team.ranks} processes; take more processes, an adapter, or a smaller base_model"
+            ) from full
+        shards.gather()
+
     try:
-        yield learner.rehearse
+        yield learner.rehearse if shards is None else rehearse_together
+        failed = False
     finally:
-        learner.release()
+        if shards is not None and not failed:
+            shards.deal()
+        learner.release(failed=failed)
         if config.compile:
             torch.compiler.reset()  # what the probes taught the compiler about shapes would change the kernels
 

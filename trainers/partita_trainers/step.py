@@ -26,6 +26,7 @@ from partita_trainers.batch_size.memory import attempt
 from partita_trainers.interrupt import never
 from partita_trainers.learner import Learner
 from partita_trainers.optimizers import set_learning_rate
+from partita_trainers.sharding import exchanging
 from partita_trainers.team import Team
 from partita_trainers.unchanged import clear_gradients
 
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 class DivergenceError(TrainingError):
     """The loss or the gradients are no numbers any more."""
+
+
+class OutOfStepError(TrainingError):
+    """This rank cannot go on, and the others wait for its part of the weights: they end when it is gone."""
 
 
 @contextmanager
@@ -52,6 +57,8 @@ def closing_steps(batches: Batches) -> Iterator[Iterator[Step]]:
 class Share:
     """What of a step a rank has, or all have together."""
 
+    batches: int
+    """Batches with something to learn, of the rank that has most."""
     rows: int
     loss_tokens: int
     tokens: int
@@ -65,6 +72,7 @@ class Share:
         """What this rank has: slot s belongs to rank s modulo their number."""
         batches = step.batches
         return cls(
+            batches=sum(batch.loss_tokens > 0 for batch in batches),
             rows=sum(batch.rows for batch in batches),
             loss_tokens=sum(batch.loss_tokens for batch in batches),
             tokens=sum(batch.tokens for batch in batches),
@@ -76,6 +84,7 @@ class Share:
     def together(cls, shares: Sequence["Share"]) -> "Share":
         """What all ranks have."""
         return cls(
+            batches=max(share.batches for share in shares),
             rows=sum(share.rows for share in shares),
             loss_tokens=sum(share.loss_tokens for share in shares),
             tokens=sum(share.tokens for share in shares),
@@ -250,9 +259,14 @@ def take_step(
     with learner.lm.training():
         total, failure = 0.0, None
         try:
-            total = collect_gradients(
-                step, number=number, learner=learner, cutting=cutting, seed=seed, loss_tokens=share.loss_tokens
-            )
+            if learner.shards is None:
+                total = collect_gradients(
+                    step, number=number, learner=learner, cutting=cutting, seed=seed, loss_tokens=share.loss_tokens
+                )
+            else:
+                total = collect_together(step, number=number, learner=learner, seed=seed, share=share)
+        except OutOfStepError:
+            raise
         except TrainingError as error:
             failure = error
         mine = Collected(total, learner.has_gradients(), cutting.parts, cutting.events[known:], failure, stop())
@@ -299,6 +313,34 @@ def collect_gradients(
         cutting.halve(parts[len(sums)], number=number, failure=failure)
 
 
+def collect_together(step: Step, *, number: int, learner: Learner, seed: int, share: Share) -> float:
+    """The same where the ranks share the weights: each pass is an exchange, and all ranks take as many.
+
+    Raises OutOfStepError where memory ends: no rank can begin its part again alone.
+    """
+    parts, sums = [batch for batch in step.batches if batch.loss_tokens], list[torch.Tensor]()
+
+    def work() -> None:
+        for part in parts:
+            torch.manual_seed(noise_seed(seed, number, part))
+            learner.add_gradients([part], loss_tokens=share.loss_tokens, sums=sums)
+        for _ in range(share.batches - len(parts)):
+            learner.keep_pace()
+
+    with exchanging("the gradients of a step"):
+        _, failure = attempt(work)
+    if failure is not None:
+        rows, tokens = parts[min(len(sums), len(parts) - 1)].input_ids_BT.shape if parts else (1, 2)
+        raise OutOfStepError(
+            f"step {number}: out of memory on rank {learner.team.rank} with {rows} rows of {tokens:,} tokens, and "
+            "processes that share the weights cannot take a step again in smaller parts: lower trainer.batch_size, "
+            "write trainer.gradient_checkpointing: true, or take more processes, and start the same command again"
+        ) from failure
+    losses = torch.stack(sums).tolist() if sums else []
+    check_losses(losses, parts, number=number)
+    return float(sum(losses))
+
+
 def noise_seed(seed: int, number: int, batch: Batch) -> int:
     """What dropout and noise of a batch follow from in step number `number`."""
     told = "\0".join((str(seed), str(number), *batch.keys)).encode()
@@ -308,7 +350,8 @@ def noise_seed(seed: int, number: int, batch: Batch) -> int:
 def change_weights(learner: Learner, *, number: int, there: Sequence[Sequence[bool]]) -> float:
     """Sum the gradients, clip, look at their norm, and take the step; the norm comes back."""
     learner.add_up_gradients(there)
-    norm = learner.clip()
+    with exchanging("the norm of the gradients"):
+        norm = learner.clip()
     if not math.isfinite(norm) and learner.accelerator.scaler is None:
         raise DivergenceError(
             f"step {number}: the norm of the gradients is {norm}. The weights of the last checkpoint are unharmed; "

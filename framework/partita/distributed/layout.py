@@ -22,6 +22,8 @@ class Layout:
     """Rows of a batch."""
     accumulation: int | None
     """Batches that each process takes in a step."""
+    sharded: bool = False
+    """Whether the processes share the weights of the model that is trained."""
 
     @property
     def ranks(self) -> int | None:
@@ -50,6 +52,9 @@ class Layout:
             found.append(f"a step: {self.step_rows} rows = {' x '.join(parts)}" + self.open_size)
         elif self.accumulation is not None:
             found.append(f"a step: {counted(self.accumulation, 'batch', 'batches')} for each process")
+        if self.sharded:
+            part = "its part" if self.ranks is None else f"1/{self.ranks}"
+            found.append(f"weights, gradients and optimizer state: each process holds {part} of them")
         return found
 
     @property
@@ -68,7 +73,8 @@ def layout_of(config: Config) -> Layout | None:
         return Layout(backend.nodes, processes, None, None, None)
     ranks = None if processes is None else backend.nodes * processes
     by_tokens = isinstance(config.data.batching, TokenBudgetBatching | PackBatching)
-    return Layout(backend.nodes, processes, *step_of(trainer, ranks, by_tokens=by_tokens))
+    sharded = backend.sharding == "full"
+    return Layout(backend.nodes, processes, *step_of(trainer, ranks, by_tokens=by_tokens), sharded=sharded)
 
 
 def step_of(

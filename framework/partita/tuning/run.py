@@ -48,7 +48,8 @@ def run_sizes(
     where a custom trainer does not say what to try.
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
-    with training_trial(trainer, assembly, shape, needed=needs_trial(assembly, begun)) as trial:
+    needed = needs_trial(assembly, begun)
+    with training_trial(trainer, assembly, shape, needed=needed, team=sizing.team) as trial:
         if shape is not None and sizes.training is None:
             written = sizing.written("training", shape.written)
             if written is None and trial is not None:
@@ -74,7 +75,7 @@ def needs_trial(assembly: Assembly, begun: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def training_trial(
-    trainer: Trainer, assembly: Assembly, shape: TrainingShape | None, *, needed: bool
+    trainer: Trainer, assembly: Assembly, shape: TrainingShape | None, *, needed: bool, team: Team
 ) -> Iterator[Trial | None]:
     """The trainer's trial, where there is training and a size is to be found beside it or for it."""
     if shape is None or not needed:
@@ -97,6 +98,7 @@ def training_trial(
         volume=shape.volume,
         estimated_bytes=estimated_bytes,
         packed=isinstance(shape.batching, PackBatching),
+        team=team,
     )
     # A class of the user's may lack the method; what is evaluated beside its training is then tried without it.
     declare = getattr(trainer, "trial", None)

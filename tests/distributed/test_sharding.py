@@ -1,0 +1,128 @@
+"""Processes that share the weights of a model take the steps of one that has them all."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.distributed
+
+SHARED = {"type": "torchrun", "sharding": "full", "timeout_seconds": 60}
+EVERYTHING = {
+    "mixed_precision": "bf16",
+    "gradient_checkpointing": True,
+    "gradient_clipping": {"clipglobalnorm": 0.5, "clipvalue": 0.01},
+    "optimizer": {"type": "schedule_free_adamw", "weight_decay": 0.1},
+    "eval_batch_size": "auto",
+}
+"""What else touches weights, gradients or the state of an optimizer."""
+
+
+def all_weights(processes: Any, **trainer: Any) -> dict[str, Any]:
+    """A file that trains the whole model, whose input and output layers are one tensor."""
+    settings: dict[str, Any] = processes.settings(learning_rate=0.003, **trainer)
+    settings["base_model"]["tie_word_embeddings"] = True
+    del settings["adapter"]
+    return settings
+
+
+def job(processes: Any, folder: Path, settings: dict[str, Any], ranks: int, *steps: str) -> dict[str, Any]:
+    """Results of a job of so many processes, which share the weights."""
+    prepared = processes.prepare(folder, settings | {"backend": SHARED})
+    found: dict[str, Any] = processes.start(ranks, prepared, *steps)
+    return found
+
+
+def assert_same_steps(one: list[dict[str, Any]], several: list[dict[str, Any]]) -> None:
+    assert [line["batch_hash"] for line in several] == [line["batch_hash"] for line in one]
+    for key in ("loss", "gradient_norm"):
+        assert [line[key] for line in several] == pytest.approx([line[key] for line in one], rel=2e-4)
+
+
+@pytest.fixture(scope="module")
+def whole(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """All weights trained by one process, which has nobody to share them with."""
+    folder = tmp_path_factory.mktemp("whole") / "job"
+    return folder, job(processes, folder, all_weights(processes), 1, "train:12", "predict:more", "evaluate:more")
+
+
+def test_all_weights_are_trained_as_by_one_process(
+    processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    found = job(processes, folder, all_weights(processes), 4, "train:12", "predict:more", "evaluate:more")
+
+    assert_same_steps(processes.log(whole[0]), processes.log(folder))
+    assert (folder / "more.out.jsonl").read_text() == (whole[0] / "more.out.jsonl").read_text()
+    assert found["evaluate:more"]["model"] == pytest.approx(whole[1]["evaluate:more"]["model"], rel=1e-4)
+    manifest = json.loads((folder / "run" / "manifest.json").read_text())
+    assert manifest["numbers_of_a_process"] < 0.3 * manifest["parameters"]
+    ours, theirs = (load_file(one / "run" / "model" / "model.safetensors") for one in (folder, whole[0]))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert (tensor - theirs[name]).abs().max() < 1e-3 * theirs[name].abs().max() + 1e-5, name
+    configs = [json.loads((one / "run" / "model" / "config.json").read_text()) for one in (folder, whole[0])]
+    assert configs[0] == configs[1]
+
+
+def test_an_adapter_is_trained_as_by_one_process(
+    processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    job(processes, tmp_path / "job", processes.settings(), 2, "train:12", "predict:more")
+
+    assert_same_steps(processes.log(straight[0]), processes.log(tmp_path / "job"))
+    assert (tmp_path / "job" / "more.out.jsonl").read_text() == (straight[0] / "more.out.jsonl").read_text()
+
+
+def test_mixed_precision_checkpointing_clipping_and_averaged_weights(processes: Any, tmp_path: Path) -> None:
+    settings = all_weights(processes, **EVERYTHING)
+    found = {ranks: job(processes, tmp_path / str(ranks), settings, ranks, "train:12") for ranks in (1, 2)}
+    one, two = (processes.log(tmp_path / str(ranks)) for ranks in (1, 2))
+
+    assert [line["batch_hash"] for line in two] == [line["batch_hash"] for line in one]
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=0.01)
+    assert found[2]["train:12"]["metrics"]["validation"]["loss"] == pytest.approx(
+        found[1]["train:12"]["metrics"]["validation"]["loss"], rel=0.01
+    )
+    sizes = json.loads((tmp_path / "2" / "run" / "manifest.json").read_text())["batch_sizes"]
+    assert {size["origin"] for name, size in sizes.items() if name != "training"} <= {"tuned", "cached"}
+
+
+def test_the_number_of_processes_may_change_and_one_may_be_killed(
+    processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = processes.prepare(tmp_path / "job", all_weights(processes) | {"backend": SHARED})
+    processes.start(4, folder, "train:4")
+    started = time.monotonic()
+    kill = {"rank": 1, "pattern": "run/log.jsonl", "lines": 5, "delay": 0.0}
+    assert any(processes.run(2, folder, "train:12", kill=kill))
+    assert time.monotonic() - started < 30
+    processes.start(1, folder, "train:9")
+    found = processes.start(2, folder, "train:12")
+
+    assert found["train:12"]["resumed_from"] == 9
+    assert_same_steps(processes.log(whole[0]), processes.log(folder))
+
+
+def test_a_rank_whose_memory_ends_ends_the_job_and_says_what_to_write(
+    processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = processes.prepare(tmp_path / "job", all_weights(processes, max_steps=12) | {"backend": SHARED})
+    started = time.monotonic()
+    assert all(processes.run(2, folder, "train_out_of_memory:10"))
+
+    assert time.monotonic() - started < 30
+    said = (folder / "error-1.txt").read_text()
+    assert said.startswith("OutOfStepError: step 5: out of memory on rank 1 with 4 rows of ")
+    assert said.endswith(
+        " tokens, and processes that share the weights cannot take a step again in smaller parts: lower "
+        "trainer.batch_size, write trainer.gradient_checkpointing: true, or take more processes, and start the same "
+        "command again"
+    )
+    other = (folder / "error-0.txt").read_text()
+    assert other.startswith("LostRankError: another process of the job is gone, or does not answer, at the gradients")
+    assert processes.start(2, folder, "train:12")["train:12"]["resumed_from"] == 3
+    assert_same_steps(processes.log(whole[0]), processes.log(folder))
