@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from .forks import Forks
+
 
 @pytest.fixture(scope="session", autouse=True)
 def heard_interrupts() -> None:
@@ -22,3 +24,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["PARTITA_CACHE"]
     else:
         os.environ["PARTITA_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """What starts programs that need torch and transformers, without the seconds that importing them takes."""
+    found = Forks(tmp_path_factory.mktemp("forks"))
+    yield found
+    found.end()

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import resource
 import select
 import subprocess
 import sys
@@ -22,8 +21,13 @@ from typer.testing import CliRunner
 from partita.cli.main import app, run
 from partita.runs.lock import lock
 
-COMMAND = str(Path(sys.executable).with_name("partita"))
+from ...forks import COMMAND, Forks
+
+INSTALLED = str(Path(sys.executable).with_name("partita"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "TERM": "xterm"}
+
+Done = subprocess.CompletedProcess[str]
+Command = Callable[..., Done]
 
 FLAGS = {
     "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
@@ -49,20 +53,31 @@ FLAGS = {
 }
 
 
-def partita(*words: object, folder: Path, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """The command, to its end, without a terminal; `before` is called in its process first."""
+def installed(*words: object, folder: Path) -> Done:
+    """The command as it is installed, to its end, without a terminal."""
     done = subprocess.run(
-        [COMMAND, *map(str, words)],
+        [INSTALLED, *map(str, words)],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        preexec_fn=before,
     )
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     return done
+
+
+@pytest.fixture(scope="module")
+def partita(forks: Forks, folder: Path) -> Command:
+    """The command, to its end, without a terminal; `before` is run in its process first."""
+
+    def call(*words: object, before: str = "") -> Done:
+        done = forks.run(before + COMMAND, "partita", *words, folder=folder, environment=ENVIRONMENT)
+        assert "Traceback" not in done.stderr + done.stdout, done.stderr
+        return done
+
+    return call
 
 
 Here = Callable[..., tuple[int, str, str]]
@@ -98,12 +113,12 @@ def folder(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> subprocess.CompletedProcess[str]:
+def trained(folder: Path) -> Done:
     """What `partita train` said; the run lies in `first`."""
-    return partita("train", "run.yaml", "--run", "first", "--set", "seed=5", folder=folder)
+    return installed("train", "run.yaml", "--run", "first", "--set", "seed=5", folder=folder)
 
 
-def test_train_logs_in_plain_lines_and_prints_a_table(trained: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_train_logs_in_plain_lines_and_prints_a_table(trained: Done, folder: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     lines = trained.stderr.splitlines()
     assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch, 8 in all", lines[0])
@@ -117,10 +132,10 @@ def test_train_logs_in_plain_lines_and_prints_a_table(trained: subprocess.Comple
 
 
 def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
-    trained: subprocess.CompletedProcess[str], folder: Path, here: Here
+    trained: Done, folder: Path, here: Here
 ) -> None:
     log = (folder / "first" / "log.jsonl").read_bytes()
-    again = partita("train", "run.yaml", "--run", "first", "--set", "seed=5", "--json", "--quiet", folder=folder)
+    again = installed("train", "run.yaml", "--run", "first", "--set", "seed=5", "--json", "--quiet", folder=folder)
     assert (again.returncode, again.stderr) == (0, "")
     result = json.loads(again.stdout)
     assert (result["run"], result["steps"]) == ("first", 8)
@@ -133,23 +148,23 @@ def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
     )
 
 
-def test_a_run_predicts_and_predicts_on(trained: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Command) -> None:
     words = ("predict", "first", "--dataset", "rows.csv", "--output", "out.parquet")
-    first = partita(*words, folder=folder)
+    first = partita(*words)
     assert first.returncode == 0, first.stderr
     rates = r"tokens/s [\d,.]+  slots \d+% of \d+  padding \d+%  prompt tokens/s [\d,.]+"
     assert re.fullmatch(rf"predicting 12/12  {rates}\n", first.stderr)
     assert re.fullmatch(r"12 rows, .* written to out\.parquet\n", first.stdout)
     table = pd.read_parquet(folder / "out.parquet")
     assert list(table["text"]) == list(pd.read_csv(folder / "rows.csv")["text"])
-    again = partita(*words, "--quiet", "--json", folder=folder)
+    again = partita(*words, "--quiet", "--json")
     assert (again.returncode, again.stderr) == (0, "")
     told = json.loads(again.stdout)
     assert (told["rows"], told["resumed"], told["batches"], told["path"]) == (12, 12, 0, "out.parquet")
 
 
-def test_evaluate_prints_a_table_or_json(trained: subprocess.CompletedProcess[str], folder: Path, here: Here) -> None:
-    shown = partita("evaluate", "first", "--dataset", "rows.csv", "--quiet", folder=folder)
+def test_evaluate_prints_a_table_or_json(trained: Done, partita: Command, here: Here) -> None:
+    shown = partita("evaluate", "first", "--dataset", "rows.csv", "--quiet")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert re.search(r"metric .* colour .* number .* model ", shown.stdout)
     assert re.search(r"│ n +│ +12 │ +12 │ +│", shown.stdout)
@@ -160,9 +175,9 @@ def test_evaluate_prints_a_table_or_json(trained: subprocess.CompletedProcess[st
     assert f"{scores['model']['loss']:.4f}" in shown.stdout
 
 
-def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, here: Here) -> None:
+def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Command, here: Here) -> None:
     words = ("predict", "zero.yaml", "--dataset", "rows.csv", "--output", "zero.jsonl", "--json", "-q")
-    done = partita(*words, "--set", "generation.max_new_tokens=3", folder=folder)
+    done = partita(*words, "--set", "generation.max_new_tokens=3")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["generated_tokens"] <= 36
     found = [json.loads(line) for line in (folder / "zero.jsonl").read_text(encoding="utf8").splitlines()]
@@ -252,8 +267,8 @@ def test_what_is_wrong_is_told_in_words_with_its_exit_code(
     assert here(*words.split(), "--quiet") == (code, "", message.format(folder=folder) + "\n")
 
 
-def test_a_data_set_of_the_hub_that_cannot_be_reached_is_told(folder: Path) -> None:
-    done = partita("train", "run.yaml", "--dataset", "nobody/nothing", "--run", "hub", "-q", folder=folder)
+def test_a_data_set_of_the_hub_that_cannot_be_reached_is_told(partita: Command) -> None:
+    done = partita("train", "run.yaml", "--dataset", "nobody/nothing", "--run", "hub", "-q")
     assert done.returncode == 2
     assert done.stderr.startswith("error: nobody/nothing cannot be read: ConnectionError: Couldn't reach")
 
@@ -279,35 +294,32 @@ def test_what_the_system_refuses_is_told_without_a_traceback(
     assert (code, told) == (1, "error: [Errno 20] Not a directory: 'runs/zero/journal'\n")
 
 
-def limit_files() -> None:
-    """Files of at most 300 kB in this process: what a full disk does, to one process."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); "
+"""Files of at most 300 kB in this process: what a full disk does, to one process."""
 
 
-def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path) -> None:
+def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path, partita: Command) -> None:
     words = ("train", "run.yaml", "--run", "full", "--quiet")
-    done = partita(*words, folder=folder, before=limit_files)
+    done = partita(*words, before=LIMIT_FILES)
     message = "error: the run in full cannot be written: File too large; mend that and start the same command again\n"
     assert (done.returncode, done.stderr) == (1, message)
     assert json.loads((folder / "full" / "manifest.json").read_text(encoding="utf8"))["status"] == "failed"
     assert not list((folder / "full" / "checkpoints").iterdir())
-    assert partita(*words, folder=folder).returncode == 0
+    assert partita(*words).returncode == 0
 
 
-def test_a_run_in_use_is_refused(folder: Path) -> None:
+def test_a_run_in_use_is_refused(folder: Path, partita: Command) -> None:
     (folder / "busy").mkdir()
     with lock(folder / "busy"):
-        done = partita("train", "run.yaml", "--run", "busy", folder=folder)
+        done = partita("train", "run.yaml", "--run", "busy")
     message = "error: busy is in use by another process; wait for it, or give this run another folder with --run\n"
     assert (done.returncode, done.stderr) == (1, message)
 
 
-def on_a_terminal(*words: object, folder: Path, answers: tuple[str, ...] = ()) -> tuple[int, str]:
+def on_a_terminal(forks: Forks, *words: object, folder: Path, answers: tuple[str, ...] = ()) -> tuple[int, str]:
     """Exit code and all that a terminal shows; each answer is typed when the one before has been asked for."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [COMMAND, *map(str, words)], cwd=folder, env=ENVIRONMENT, stdin=slave, stdout=slave, stderr=slave
-    )
+    process = forks.start(COMMAND, "partita", *words, folder=folder, environment=ENVIRONMENT, terminal=slave)
     os.close(slave)
     shown, left = b"", list(answers)
     deadline = time.monotonic() + 120
@@ -324,8 +336,8 @@ def on_a_terminal(*words: object, folder: Path, answers: tuple[str, ...] = ()) -
     return process.wait(timeout=60), shown.decode()
 
 
-def test_a_terminal_gets_a_bar(folder: Path) -> None:
-    code, shown = on_a_terminal("train", "run.yaml", "--run", "terminal", folder=folder)
+def test_a_terminal_gets_a_bar(forks: Forks, folder: Path) -> None:
+    code, shown = on_a_terminal(forks, "train", "run.yaml", "--run", "terminal", folder=folder)
     assert code == 0, shown
     assert "training" in shown
     assert "━" in shown
@@ -335,14 +347,12 @@ def test_a_terminal_gets_a_bar(folder: Path) -> None:
     assert "\x1b[?25h" in shown, "the cursor comes back"
 
 
-def test_init_asks_a_person_at_a_terminal(folder: Path) -> None:
+def test_init_asks_a_person_at_a_terminal(forks: Forks, folder: Path, partita: Command) -> None:
     answers = ("fly", "classify", "scratch", "rows.csv")
-    code, shown = on_a_terminal("init", "asked", folder=folder, answers=answers)
+    code, shown = on_a_terminal(forks, "init", "asked", folder=folder, answers=answers)
     assert code == 0, shown
     assert "Please select one of the available options" in shown
-    assert partita("validate", "asked/run.yaml", folder=folder).stdout.startswith(
-        "asked/run.yaml: ok (finetune of scratch"
-    )
+    assert partita("validate", "asked/run.yaml").stdout.startswith("asked/run.yaml: ok (finetune of scratch")
 
 
 def test_help_of_each_command_names_every_flag() -> None:
