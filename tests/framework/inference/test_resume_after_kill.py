@@ -1,13 +1,12 @@
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-# One process imports once; each attempt is a fork of it, killed when its journal has grown to a random size.
+from ...forks import Forks
+
+# Each attempt is a fork of one process, killed when its journal has grown to a random size.
 SCRIPT = """
 import hashlib, os, signal, sys, time
 from dataclasses import replace
@@ -90,19 +89,12 @@ predict(folder / "straight")
 
 @pytest.mark.faults
 @pytest.mark.parametrize("ceiling", [0, 100])
-def test_a_job_killed_three_times_ends_as_the_straight_one(tmp_path: Path, ceiling: int) -> None:
+def test_a_job_killed_three_times_ends_as_the_straight_one(forks: Forks, tmp_path: Path, ceiling: int) -> None:
     """Without a ceiling sampled, with one greedy: 4 rows of up to 44 tokens are too much for 100, 2 are not."""
     seed = random.randrange(2**32)
     whole = 600 * 250
     sizes = sorted(random.Random(seed).sample(range(2000, whole * 2 // 3), 3))
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), str(ceiling), *map(str, sizes)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = forks.run(SCRIPT, "-c", tmp_path, ceiling, *sizes, folder=tmp_path)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     *reached, resumed = map(int, done.stdout.split())
     killed, straight = ((tmp_path / name / "out.jsonl").read_bytes() for name in ("killed", "straight"))
