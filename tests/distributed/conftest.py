@@ -3,14 +3,16 @@
 import json
 import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
+import signal
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from ..forks import Fork, Forks
 
 STEPS = ("train:12", "predict:more", "predict:few", "evaluate:more", "tune:more")
 JOB = Path(__file__).with_name("job.py")
@@ -82,42 +84,52 @@ def prepare(folder: Path, config: dict[str, Any]) -> Path:
 
 
 class Jobs:
-    """Jobs of several ranks, all of them forks of one process that has imported the libraries."""
+    """Jobs of several ranks, each a fork of a process that has imported the libraries."""
 
     settings = staticmethod(settings)
     prepare = staticmethod(prepare)
     environment = ENVIRONMENT
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(JOB)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
+    def __init__(self, forks: Forks) -> None:
+        self.forks = forks
 
-    def run(self, ranks: int, folder: Path, *steps: str, kill: dict[str, Any] | None = None) -> list[int]:
-        """The exit status of every rank."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        job = {"ranks": ranks, "folder": str(folder), "steps": steps, "kill": kill}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        found: list[int] = json.loads(self.process.stdout.readline())
-        return found
+    def launch(self, ranks: int, folder: Path, *steps: str) -> list[Fork]:
+        """A process for each rank; one alone does not know that there could be others."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        code = JOB.read_text(encoding="utf8")
+        places = [place | {"RANK": str(rank)} for rank in range(ranks)] if ranks > 1 else [{}]
+        return [
+            self.forks.start(code, JOB.name, folder, *steps, folder=folder, environment=ENVIRONMENT | place)
+            for place in places
+        ]
 
     def start(self, ranks: int, folder: Path, *steps: str) -> dict[str, Any]:
         """What a job of so many ranks comes to."""
-        if any(self.run(ranks, folder, *steps)):
-            raise AssertionError(self.end())
+        job = self.launch(ranks, folder, *steps)
+        errors = [rank.communicate()[1] for rank in job]
+        assert not any(rank.returncode for rank in job), "\n".join(errors)
         found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf8"))
         return found
 
-    def end(self) -> str:
-        """What was said on standard error."""
-        return self.process.communicate()[1]
+    def kill(
+        self, ranks: int, folder: Path, *steps: str, rank: int, pattern: str, lines: int, delay: float
+    ) -> list[int]:
+        """The exit codes of a job of which a rank is killed so many seconds after files have so many lines.
+
+        The others are ended as a launcher does; none is where that rank ends before.
+        """
+        job = self.launch(ranks, folder, *steps)
+        while sum(path.read_bytes().count(b"\n") for path in folder.glob(pattern)) < lines and job[rank].poll() is None:
+            time.sleep(0.001)
+        if job[rank].poll() is None:
+            time.sleep(delay)
+            job[rank].send_signal(signal.SIGKILL)
+            time.sleep(0.1)
+            for other in job:
+                other.send_signal(signal.SIGTERM)
+        return [one.wait() for one in job]
 
     @staticmethod
     def log(folder: Path) -> list[dict[str, Any]]:
@@ -126,11 +138,9 @@ class Jobs:
 
 
 @pytest.fixture(scope="session")
-def processes() -> Iterator[Jobs]:
+def processes(forks: Forks) -> Jobs:
     """What starts jobs."""
-    jobs = Jobs()
-    yield jobs
-    jobs.end()
+    return Jobs(forks)
 
 
 @pytest.fixture(scope="session")

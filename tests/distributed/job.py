@@ -1,78 +1,24 @@
-"""Jobs of several ranks, each a fork of this process, which has imported the libraries once.
+"""A rank of a job: `FOLDER STEP...`, where a step is the name of a function below, with its argument behind a colon.
 
-A line on standard input is a job, as JSON: {"ranks", "folder", "steps", "kill"}. A step is the name of a function
-below, with its argument behind a colon. What the steps come to goes to FOLDER/results.json, written by rank 0
-alone. `kill` is {"rank", "pattern", "lines", "delay"}: that rank is killed so many seconds after the files of the
-pattern have so many lines. The answer is a line with the exit status of every rank.
+What the steps come to goes to FOLDER/results.json, written by rank 0 alone.
 """
 
 import itertools
 import json
 import os
-import signal
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes  # noqa: F401 -- imported once for all forks
-import datasets  # noqa: F401
-import peft  # noqa: F401
 import torch
-import transformers  # noqa: F401
 import yaml
 
-import partita.model  # noqa: F401
-import partita_trainers.finetune  # noqa: F401
 from partita import Model, PartitaError
 from partita.lm.huggingface import HuggingFaceModel
 
 Settings = dict[str, Any]
-
-
-def main() -> None:
-    for line in sys.stdin:
-        job = json.loads(line)
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        pids = [fork(rank, job, port) for rank in range(job["ranks"])]
-        if job.get("kill"):
-            kill(pids, Path(job["folder"]), **job["kill"])
-        sys.stdout.write(json.dumps([os.waitpid(pid, 0)[1] for pid in pids]) + "\n")
-        sys.stdout.flush()
-
-
-def fork(rank: int, job: dict[str, Any], port: int) -> int:
-    """The process of a rank; one alone does not know that there could be others."""
-    pid = os.fork()
-    if pid:
-        return pid
-    if job["ranks"] > 1:
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(job["ranks"])}
-    try:
-        work(Path(job["folder"]), job["steps"])
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def kill(pids: list[int], folder: Path, *, rank: int, pattern: str, lines: int, delay: float) -> None:
-    """Kill a rank once the files have so many lines, unless it ends before, and end the others as a launcher does."""
-    while sum(path.read_bytes().count(b"\n") for path in folder.glob(pattern)) < lines:
-        if os.waitid(os.P_PID, pids[rank], os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return
-        time.sleep(0.001)
-    time.sleep(delay)
-    os.kill(pids[rank], signal.SIGKILL)
-    time.sleep(0.1)
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)  # those that have ended wait for their parent, and mind nothing
 
 
 def work(folder: Path, steps: list[str]) -> None:
@@ -141,4 +87,9 @@ STEPS: dict[str, Callable[[Settings, str], Any]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    try:
+        work(Path(sys.argv[1]), sys.argv[2:])
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # ending as programs do takes half a second of each rank

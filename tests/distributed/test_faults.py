@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ..forks import COMMAND, Fork, Forks
+
 pytestmark = [pytest.mark.distributed, pytest.mark.faults]
 
 TWO = ("--set", "backend.type=torchrun", "--set", "backend.processes=2")
@@ -45,13 +47,16 @@ def command(folder: Path, environment: dict[str, str], *words: str) -> "subproce
     )
 
 
-def ended(job: "subprocess.Popen[str]") -> tuple[int, str]:
+Job = subprocess.Popen[str] | Fork
+
+
+def ended(job: Job) -> tuple[int, str]:
     """Exit code, and all that was said."""
     said, errors = job.communicate(timeout=120)
     return job.returncode, said + errors
 
 
-def rank_of(job: "subprocess.Popen[str]", rank: int) -> psutil.Process:
+def rank_of(job: Job, rank: int) -> psutil.Process:
     """A process of the job."""
     for child in psutil.Process(job.pid).children():
         if child.environ().get("RANK") == str(rank):
@@ -59,7 +64,7 @@ def rank_of(job: "subprocess.Popen[str]", rank: int) -> psutil.Process:
     raise AssertionError("there is no such process")
 
 
-def wait_for(condition: Callable[[], bool], job: "subprocess.Popen[str]") -> None:
+def wait_for(condition: Callable[[], bool], job: Job) -> None:
     end = time.monotonic() + 100
     while not condition():
         assert job.poll() is None, job.communicate()
@@ -88,21 +93,23 @@ def test_what_one_rank_raises_ends_the_job_and_is_what_is_said(processes: Any, t
     assert manifest["status"] == "failed"
 
 
-def test_a_mistake_in_the_data_is_said_once_and_with_its_exit_code(processes: Any, tmp_path: Path) -> None:
+def test_a_mistake_in_the_data_is_said_once_and_with_its_exit_code(
+    forks: Forks, processes: Any, tmp_path: Path
+) -> None:
     folder = processes.prepare(tmp_path / "job", processes.settings())
     (folder / "rows.jsonl").write_text('{"text": "no colour"}\n', encoding="utf8")
 
-    code, said = ended(command(folder, processes.environment, "train", "run.yaml", "--run", "run", *TWO))
+    code, said = ended(forks.start(COMMAND, "partita", "train", "run.yaml", "--run", "run", *TWO, folder=folder))
 
     assert code == 2
     assert said.count("rows.jsonl has no column 'colour'") == 1, said
 
 
 def test_a_rank_that_is_killed_ends_the_job_in_seconds_with_a_word_on_what_to_do(
-    processes: Any, tmp_path: Path
+    forks: Forks, processes: Any, tmp_path: Path
 ) -> None:
     folder = processes.prepare(tmp_path / "job", processes.settings(max_steps=10_000))
-    job = command(folder, processes.environment, "train", "run.yaml", "--run", "run", *TWO)
+    job = forks.start(COMMAND, "partita", "train", "run.yaml", "--run", "run", *TWO, folder=folder)
     wait_for(lambda: lines_of(folder / "run" / "log.jsonl") >= 2, job)
 
     rank_of(job, 1).send_signal(signal.SIGKILL)
@@ -133,8 +140,8 @@ def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
 
     for ranks, lines in ((2, range(1, 5)), (4, range(4, 8)), (2, range(7, 12))):
         kill = killed(chance, ranks, "run/log.jsonl", lines)
-        status = processes.run(ranks, folder, "train:12", kill=kill)
-        assert status[kill["rank"]] == signal.SIGKILL, f"seed {seed}: {status}"
+        status = processes.kill(ranks, folder, "train:12", **kill)
+        assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert all(status), f"seed {seed}: no rank ends well where one was killed"
     found = processes.start(2, folder, "train:12")["train:12"]
 
@@ -165,8 +172,8 @@ def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
     done = 0
     for ranks in (3, 2):
         kill = killed(chance, ranks, "run/journal/many*.jsonl", range(done + 5, done + 60))
-        status = processes.run(ranks, folder, "predict:many", kill=kill)
-        assert status[kill["rank"]] == signal.SIGKILL, f"seed {seed}: {status}"
+        status = processes.kill(ranks, folder, "predict:many", **kill)
+        assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert not (folder / "many.out.jsonl").exists()
         done = sum(map(lines_of, (folder / "run" / "journal").glob("many*.jsonl")))
     found = processes.start(2, folder, "predict:many")["predict:many"]

@@ -97,8 +97,7 @@ def test_the_number_of_processes_may_change_and_one_may_be_killed(
     folder = processes.prepare(tmp_path / "job", all_weights(processes) | {"backend": SHARED})
     processes.start(4, folder, "train:4")
     started = time.monotonic()
-    kill = {"rank": 1, "pattern": "run/log.jsonl", "lines": 5, "delay": 0.0}
-    assert any(processes.run(2, folder, "train:12", kill=kill))
+    assert all(processes.kill(2, folder, "train:12", rank=1, pattern="run/log.jsonl", lines=5, delay=0.0))
     assert time.monotonic() - started < 30
     processes.start(1, folder, "train:9")
     found = processes.start(2, folder, "train:12")
@@ -112,7 +111,7 @@ def test_a_rank_whose_memory_ends_ends_the_job_and_says_what_to_write(
 ) -> None:
     folder = processes.prepare(tmp_path / "job", all_weights(processes, max_steps=12) | {"backend": SHARED})
     started = time.monotonic()
-    assert all(processes.run(2, folder, "train_out_of_memory:10"))
+    assert all(rank.wait() for rank in processes.launch(2, folder, "train_out_of_memory:10"))
 
     assert time.monotonic() - started < 30
     said = (folder / "error-1.txt").read_text()
