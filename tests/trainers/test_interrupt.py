@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from partita_trainers.interrupt import interruption
+from partita_trainers.interrupt import ask_to_stop, interruption
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -50,3 +50,18 @@ def test_other_threads_hear_nothing() -> None:
     thread.join()
     assert found == [False]
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_thread_is_asked_by_another_one() -> None:
+    found = []
+
+    def work() -> None:
+        with interruption("stopping soon") as asked:
+            found.extend([asked.asked, ask_to_stop(), asked.asked])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert found == [False, True, True]
+    assert not ask_to_stop(), "nobody listens any more"

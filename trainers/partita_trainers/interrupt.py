@@ -16,6 +16,19 @@ def never() -> bool:
     return False
 
 
+LISTENING: "list[Interruption]" = []
+"""What hears somebody now."""
+
+
+def ask_to_stop() -> bool:
+    """Ask what listens in this process to stop, as a first Ctrl-C does; False where nothing listens."""
+    listening = list(LISTENING)
+    for asked in listening:
+        if not asked.asked:
+            asked.remember()
+    return bool(listening)
+
+
 class Interruption:
     """Whether somebody asked to stop."""
 
@@ -30,25 +43,30 @@ class Interruption:
         """Remember the first signal; the second one stops at once."""
         if self.asked:
             raise KeyboardInterrupt
-        self.asked, self.since = True, time.monotonic()
+        self.remember()
         logger.info("%s; once more to stop at once", self.told)
+
+    def remember(self) -> None:
+        """Somebody asks now."""
+        self.asked, self.since = True, time.monotonic()
 
 
 @contextmanager
 def interruption(told: str) -> Iterator[Interruption]:
     """In this context the first Ctrl-C or SIGTERM is only remembered.
 
-    Outside the main thread nothing changes, nor for a signal that the process was started to ignore, as Ctrl-C is by
-    what a script runs in the background.
+    Outside the main thread no signal is heard, nor one that the process was started to ignore, as Ctrl-C is by what a
+    script runs in the background. `ask_to_stop` is heard in any thread.
     """
     asked = Interruption(told)
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    heard: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, asked.ask) for number in heard}
+    LISTENING.append(asked)
     try:
         yield asked
     finally:
+        LISTENING.remove(asked)
         for number, handler in before.items():
             signal.signal(number, handler)

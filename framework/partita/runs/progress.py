@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
 LINE_EVERY_SECONDS = 10.0
@@ -56,14 +56,31 @@ class Bar:
         self.bar.update(self.task, advance=amount, **({"shown": text} if shown else {}))
 
 
+ELSEWHERE: list[Callable[..., AbstractContextManager[Any]]] = []
+"""What shows the progress of this process, the last of them; none, where it shows it itself."""
+
+
+@contextmanager
+def shown_by(show: Callable[..., AbstractContextManager[Any]]) -> Iterator[None]:
+    """In this context `show(total, description, completed=0)` shows all progress."""
+    ELSEWHERE.append(show)
+    try:
+        yield
+    finally:
+        ELSEWHERE.remove(show)
+
+
 @contextmanager
 def show_progress(
     total: int, description: str, *, completed: int = 0, quiet: bool = False, stream: TextIO | None = None
-) -> Iterator[Quiet | Lines | Bar]:
+) -> Iterator[Any]:
     """A progress display on standard error, so that output can be piped."""
     stream = stream or sys.stderr
     if quiet:
         yield Quiet()
+    elif ELSEWHERE:
+        with ELSEWHERE[-1](total, description, completed=completed) as display:
+            yield display
     elif stream.isatty():
         with rich_bar(stream) as bar:
             yield Bar(bar, bar.add_task(description, total=total, completed=completed, shown=""))
