@@ -59,6 +59,19 @@ def test_what_only_the_machine_knows_is_left_open() -> None:
     assert told({"processes": 2}, batching="token_budget") == ["1 machine, 2 processes on each"]
 
 
+def test_workers_of_ray_share_a_step_wherever_they_are() -> None:
+    ray = {"type": "ray", "workers": 4}
+
+    assert told(ray, batch_size=4, effective_batch_size=64) == [
+        "4 workers, on machines that Ray finds",
+        "a step: 64 rows = 4 processes x 4 batches x 4 rows",
+    ]
+    assert told({"type": "ray"}, batch_size=4, effective_batch_size=32) == [
+        "one worker for each GPU of the Ray cluster, else one",
+        "a step: 32 rows = the processes x 4 rows",
+    ]
+
+
 def test_a_file_of_one_process_has_no_layout() -> None:
     config = Config.model_validate(
         {

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from partita_schema.backend import TorchrunBackend
+from partita_schema.backend import RayBackend, TorchrunBackend
 from partita_schema.batching import PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.trainer import FinetuneTrainer
@@ -13,9 +13,10 @@ from partita_schema.trainer import FinetuneTrainer
 class Layout:
     """Processes, and the rows of a step; None for what only the machine or the data can tell."""
 
-    nodes: int
+    nodes: int | None
+    """Machines; None where Ray finds them."""
     processes: int | None
-    """On each machine; None for one a GPU."""
+    """On each machine, or on all where Ray finds these; None for one a GPU."""
     step_rows: int | None
     """Rows of a step on all processes together."""
     batch_size: int | None
@@ -28,7 +29,7 @@ class Layout:
     @property
     def ranks(self) -> int | None:
         """Processes on all machines."""
-        return None if self.processes is None else self.nodes * self.processes
+        return None if self.processes is None else (self.nodes or 1) * self.processes
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
@@ -36,10 +37,7 @@ class Layout:
 
     def lines(self) -> list[str]:
         """What a person wants to know."""
-        each = "one process for each GPU" if self.processes is None else counted(self.processes, "process", "processes")
-        machines = counted(self.nodes, "machine", "machines")
-        whole = f", {self.ranks} in all" if self.ranks is not None and self.nodes > 1 else ""
-        found = [f"{machines}, {each} on each{whole}"]
+        found = [self.processes_line]
         if self.step_rows is not None and self.ranks is not None and self.step_rows % self.ranks:
             found.append(
                 f"a step: {self.step_rows} rows, which {self.ranks} processes cannot share evenly; write another "
@@ -58,6 +56,18 @@ class Layout:
         return found
 
     @property
+    def processes_line(self) -> str:
+        """What is started, and where."""
+        if self.nodes is None:
+            if self.processes is None:
+                return "one worker for each GPU of the Ray cluster, else one"
+            return f"{counted(self.processes, 'worker', 'workers')}, on machines that Ray finds"
+        each = "one process for each GPU" if self.processes is None else counted(self.processes, "process", "processes")
+        machines = counted(self.nodes, "machine", "machines")
+        whole = f", {self.ranks} in all" if self.ranks is not None and self.nodes > 1 else ""
+        return f"{machines}, {each} on each{whole}"
+
+    @property
     def open_size(self) -> str:
         """A word on a size that is yet to be found."""
         return "" if self.batch_size is not None else "; batch_size is auto and found when the run begins"
@@ -66,15 +76,19 @@ class Layout:
 def layout_of(config: Config) -> Layout | None:
     """What a file that asks for processes comes to; None for any other."""
     backend, trainer = config.backend, config.trainer
-    if not isinstance(backend, TorchrunBackend):
+    if isinstance(backend, TorchrunBackend):
+        nodes, wanted = backend.nodes, backend.processes
+    elif isinstance(backend, RayBackend):
+        nodes, wanted = None, backend.workers
+    else:
         return None
-    processes = backend.processes if isinstance(backend.processes, int) else None
+    processes = wanted if isinstance(wanted, int) else None
     if not isinstance(trainer, FinetuneTrainer):
-        return Layout(backend.nodes, processes, None, None, None)
-    ranks = None if processes is None else backend.nodes * processes
+        return Layout(nodes, processes, None, None, None)
+    ranks = None if processes is None else (nodes or 1) * processes
     by_tokens = isinstance(config.data.batching, TokenBudgetBatching | PackBatching)
     sharded = backend.sharding == "full"
-    return Layout(backend.nodes, processes, *step_of(trainer, ranks, by_tokens=by_tokens), sharded=sharded)
+    return Layout(nodes, processes, *step_of(trainer, ranks, by_tokens=by_tokens), sharded=sharded)
 
 
 def step_of(
