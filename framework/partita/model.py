@@ -27,7 +27,14 @@ from partita.inference.predict import predict_rows
 from partita.inference.prompts import PromptSource
 from partita.inference.streaming import stream_requests
 from partita.lm.base import GenerationRequest
-from partita.on_ray import assemble_on_ray, evaluate_on_ray, fleet_capacity, is_on_ray, refuse_on_ray
+from partita.on_ray import (
+    assemble_on_ray,
+    evaluate_on_ray,
+    fleet_capacity,
+    is_on_ray,
+    refuse_on_ray,
+    train_on_ray,
+)
 from partita.plain_prompts import plain_requests
 from partita.runs.directory import RunDirectory, open_run_of_team
 from partita.runs.finding import choose_folder, find_finished
@@ -133,7 +140,21 @@ class Model:
         finished is not trained again. Default: runs/NAME, or the next free NAME-2.
         """
         refuse_served(self.config, what=TRAIN)
-        refuse_on_ray(self.config, verb="train")
+        if not is_on_ray(self.config):
+            return self.train_here(dataset, run)
+        check_validation_metric(self.config)
+        build_trainer(self.config.trainer, folder=self.loaded.folder)
+        folder = Path(run) if run is not None else self.free_folder()
+        manifest = read_manifest(folder)
+        if manifest.get("status") == "done" and manifest.get("config") == self.config.model_dump(mode="json"):
+            return self.train_here(dataset, folder)
+        self._assembly = self._served = self._sizing = None
+        result = train_on_ray(self, dataset, folder=folder)
+        self.run, self._splits = folder, {} if dataset is None else self.open_data(dataset).splits
+        return result
+
+    def train_here(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
+        """`train` in this process and those that it was started with, whatever the backend."""
         check_validation_metric(self.config)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         team = self.team
@@ -145,7 +166,7 @@ class Model:
                 logger.info("the run in %s is finished already", folder)
                 if dataset is not None:
                     check_same_rows(directory, self.open_data(dataset))
-                self.run, self._assembly, self._sizing = folder, None, None
+                self.run, self._assembly, self._served, self._sizing = folder, None, None, None
                 return finished_result(directory)
             with together(team, "opening the data"):
                 data = self.open_data(dataset)
@@ -387,6 +408,12 @@ class Model:
         return upload(name, private=private, write=lambda folder: self.write(folder, origin=None))
 
     # What the verbs share
+
+    def sent(self) -> "Model":
+        """This model for another process: the file, with paths that start where they do here, and nothing in memory."""
+        model = Model(self.config, quiet=self.quiet)
+        model.loaded = replace(self.loaded, folder=self.loaded.folder.resolve())
+        return model
 
     def write(self, folder: Path, *, origin: Path | None) -> Path:
         """Write the model; relative paths of its file start in `origin`, or where it is read."""

@@ -2,9 +2,14 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -12,28 +17,33 @@ from partita.assembly import FleetAssembly, Labels, assemble_fleet
 from partita.data.encoded import EncodedRows
 from partita.data.evaluation_batches import EvaluationBatches
 from partita.data.rows import Rows
-from partita.distributed.ray import RayCrew
+from partita.distributed.follow import follow
+from partita.distributed.place import own_place
+from partita.distributed.ray import RayCrew, RayRanks
 from partita.evaluation import Examination, score
 from partita.inference.fleet.fleet import Fleet
 from partita.inference.fleet.messages import ModelOrder
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import ShowProgress
+from partita.runs.files import writing
 from partita.tuning.run import asked_prompts, most_learned
 from partita_schema.backend import RayBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
 from partita_schema.model import ScratchModel
-from partita_trainers.base import Batch
+from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.trial import BatchSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from partita.model import Model
+
 logger = logging.getLogger(__name__)
 
 INSTEAD = {
-    "train": "write backend: {type: torchrun}, which trains in several processes, or remove backend",
-    "tune": "predict and evaluate find the sizes of the workers themselves; remove backend for those of this process",
+    "train with trainer: {type: none}": "evaluate scores rows with the workers",
+    "tune": "the workers find their sizes themselves; remove backend for those of this process",
     "generate": "remove backend for a few texts, or predict a data set",
     "save": "remove backend: this process does not hold the model",
 }
@@ -46,9 +56,67 @@ def is_on_ray(config: Config) -> bool:
 
 
 def refuse_on_ray(config: Config, *, verb: str) -> None:
-    """Raises PartitaError where Ray's workers have the model, which answer rows and nothing else."""
+    """Raises PartitaError where Ray's workers have the model, and this is nothing that they do."""
     if is_on_ray(config):
-        raise PartitaError(f"backend: {{type: ray}} answers rows and does not {verb}: {INSTEAD[verb]}")
+        raise PartitaError(f"backend: {{type: ray}} does not {verb}: {INSTEAD[verb]}")
+
+
+def train_on_ray(model: "Model", dataset: Any, *, folder: Path) -> TrainResult:
+    """Train in ranks that Ray starts, each of which calls `train_here` with the folder of the run."""
+    config = model.config
+    backend = config.backend
+    if not isinstance(backend, RayBackend):
+        raise AssertionError("only a file with backend: {type: ray} is trained on Ray")
+    if config.trainer.type == "none":
+        refuse_on_ray(config, verb="train with trainer: {type: none}")
+    if own_place().ranks > 1:
+        raise PartitaError(
+            f"backend: {{type: ray}} starts the processes itself, and here are {own_place().ranks}; start the command "
+            "by itself, or remove backend"
+        )
+    with seen_by_all(folder) as mark:
+        ranks = RayRanks(
+            backend,
+            partial(train_as_rank, model.sent(), dataset, folder=folder.resolve(), mark=mark, start=Path.cwd()),
+            device=config.model_parameters.device,
+            threads=os.environ.get("OMP_NUM_THREADS", ""),
+            quiet=model.quiet,
+            storage=mark,
+        )
+        result: TrainResult = follow(
+            ranks,
+            workers=ranks.workers,
+            max_failures=backend.max_failures,
+            timeout_seconds=backend.timeout_seconds,
+            quiet=model.quiet,
+        )
+    return replace(result, run=folder)
+
+
+def train_as_rank(model: "Model", dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
+    """What a rank does: `train_here`, where the command was started. Raises PartitaError where it has other files."""
+    if not mark.is_dir():
+        raise PartitaError(
+            f"the folder of the run, {folder}, is another one on {own_place().node}: name one with --run that all "
+            "machines of the cluster see under this name"
+        )
+    if start.is_dir():
+        os.chdir(start)
+    return model.train_here(dataset, folder)
+
+
+@contextmanager
+def seen_by_all(folder: Path) -> Iterator[Path]:
+    """Make the folder of a run. In this context it has a folder in it by which other machines know that it is it."""
+    mark = folder.resolve() / f".ray-{uuid4().hex}"
+    with writing(folder):
+        mark.mkdir()
+    try:
+        yield mark
+    finally:
+        shutil.rmtree(mark, ignore_errors=True)
+        with suppress(OSError):  # where nothing came of it
+            folder.rmdir()
 
 
 def assemble_on_ray(

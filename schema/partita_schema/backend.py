@@ -65,13 +65,15 @@ class TorchrunBackend(Base):
 
 
 class RayBackend(Base):
-    """Processes that Ray starts, on this machine or on those of a cluster; they answer rows, and nothing is trained."""
+    """Processes that Ray starts, on this machine or on those of a cluster, and may start again when one dies."""
 
     type: Literal["ray"]
-    """Ray (`pip install 'partita[ray]'`): predict and evaluate deal rows to workers, and one that dies is replaced."""
+    """Ray (`pip install 'partita[ray]'`): workers train together, or answer the rows that predict and evaluate deal."""
     workers: Count | Literal["auto"] = "auto"
     """Processes that hold the model, each on a GPU of its own where there are any. `auto`: one for each GPU of the
     cluster, else one."""
+    max_failures: NonNegativeCount = 3
+    """How often a training whose worker has died is started again, at its newest checkpoint."""
     address: Name | None = None
     """Where a Ray cluster is, such as `ray-head:6379`; `auto` finds the one that this machine belongs to. Default: Ray
     is started on this machine, and ends with the job."""

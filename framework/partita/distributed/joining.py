@@ -5,7 +5,7 @@ import os
 from functools import cache
 
 from partita.distributed.place import Place, own_place
-from partita_schema.backend import TorchrunBackend
+from partita_schema.backend import RayBackend, TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_trainers.team import ALONE, Team
@@ -29,7 +29,7 @@ def own_team(config: Config) -> Team:
         message = f"{device} is one device, and each of {place.local_ranks} processes needs its own; write {kind}"
         raise ConfigError([Problem("model_parameters.device", message)])
     backend = config.backend
-    timeout = backend.timeout_seconds if isinstance(backend, TorchrunBackend) else DEFAULT_TIMEOUT
+    timeout = backend.timeout_seconds if isinstance(backend, TorchrunBackend | RayBackend) else DEFAULT_TIMEOUT
     return join(timeout, on_cpu=device == "cpu")
 
 

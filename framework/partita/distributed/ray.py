@@ -1,7 +1,8 @@
-"""Workers of a fleet as Ray's actors, on this machine or on those of a cluster. Nothing else here imports Ray.
+"""Workers of a fleet as Ray's actors, and ranks of a training as Ray Train's. Nothing else here imports Ray.
 
-Ray starts and ends processes, finds machines for them and carries messages. It restarts nothing: a worker that is gone
-is told of as such, and who dealt its rows knows which of them were answered.
+Ray starts and ends processes, finds machines for them and carries messages. Of a fleet it restarts nothing: a worker
+that is gone is told of as such, and who dealt its rows knows which of them were answered. Of a training it starts all
+ranks again when one is gone; they go on at the newest checkpoint by themselves.
 """
 
 import itertools
@@ -9,16 +10,20 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+from partita.distributed.board import Board, Message, Over, Posted
 from partita.distributed.joining import available_cores
+from partita.distributed.rank import run_rank
 from partita.inference.fleet.crew import Ended, Event, Failed, Lost, Replied, Told
 from partita.inference.fleet.messages import Errand
 from partita.inference.fleet.parcels import Parcel
 from partita_schema.backend import RayBackend
-from partita_schema.errors import ConfigError, PartitaError, Problem
+from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 
 POST = "post"
 """The thread of a worker that takes what is handed to it while another one answers."""
@@ -26,6 +31,11 @@ POSTED = ("hand", "end")
 """Methods that run there."""
 STORE_BYTES = 256 * 2**20
 """Memory that a Ray of our own may keep objects in: nothing large travels."""
+SEAT = "partita"
+"""A resource of a Ray of our own, of which each rank takes one: nothing else has to be counted there."""
+SEATS = 1_000_000
+END_SECONDS = 20.0
+"""Time that Ray has to end what belongs to a training."""
 KNOCK_SECONDS = 20
 """Time that the machine of an address has to answer."""
 SETTINGS = {
@@ -36,6 +46,11 @@ SETTINGS = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     # Ray prints a long text on standard output, where results go; the fleet says it in its own words.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
+    # How soon a rank that is gone is noticed.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # Relative paths begin where the command was started.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 """Variables that Ray reads when it is imported, unless somebody has set them."""
 
@@ -50,13 +65,11 @@ class RayCrew:
         """
         from partita.distributed.worker import Worker
 
-        self.ray, is_own = connect(backend)
+        self.ray = connect(backend)
         # A Ray of our own has nothing else to count processors for.
-        self.cpus = 0 if is_own else 1
+        self.cpus = 0 if is_own(self.ray) else 1
         self.kind = self.ray.remote(concurrency_groups={POST: 1})(Worker)
-        total = self.ray.cluster_resources()
-        self.gpus = 0 if device == "cpu" else int(total.get("GPU", 0))
-        self.workers = (self.gpus or 1) if backend.workers == "auto" else backend.workers
+        self.workers, self.gpus = places(self.ray, backend, device=device)
         self.numbers = itertools.count()
         self.actors: dict[int, Any] = {}
         self.waiting: list[tuple[Any, int, str]] = []
@@ -131,14 +144,163 @@ class RayCrew:
 
     def resources(self) -> Mapping[str, float]:
         """Processors and GPUs of all machines."""
-        total = self.ray.cluster_resources()
-        return {"CPUs": total.get("CPU", 0.0), "GPUs": total.get("GPU", 0.0)}
+        return resources(self.ray)
 
 
-def connect(backend: RayBackend) -> tuple[Any, bool]:
+class RayRanks:
+    """`partita.distributed.follow.Ranks` that Ray Train's TorchTrainer starts; they end with the process."""
+
+    def __init__(
+        self, backend: RayBackend, work: Callable[[], Any], *, device: str, threads: str, quiet: bool, storage: Path
+    ) -> None:
+        """Each rank does the `work`. Ray may write into the folder `storage`.
+
+        `device`, `threads` and `quiet` are those of the command. Raises ConfigError where Ray is not installed,
+        PartitaError where it does not answer, and DataError where the work cannot be sent.
+        """
+        self.ray = connect(backend)
+        warnings.filterwarnings("ignore", module=r"ray\.")  # what Ray says of its own parts is for its makers
+        train, torch_trainer = train_library()
+        self.workers, gpus = places(self.ray, backend, device=device)
+        here = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self.ray.get_runtime_context().get_node_id(), soft=False
+        )
+        self.board = self.ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        self.known: dict[str, Any] = {}
+        try:
+            sent = self.ray.put(work)
+        except Exception as error:  # pickle's own, or whatever an object of the user's raises
+            message = f"the data set cannot be sent to workers ({error}); write it to a file, and name that"
+            raise DataError(message) from error
+        board = self.board
+
+        def rank() -> None:
+            """The function of every worker."""
+            work_as_rank(sent, board, threads=threads, quiet=quiet)
+
+        each = {SEAT: 1.0} if is_own(self.ray) else {"CPU": 1.0}
+        self.trainer = torch_trainer.TorchTrainer(
+            rank,
+            torch_config=torch_trainer.TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if gpus else "gloo", timeout_s=int(backend.timeout_seconds)
+            ),
+            scaling_config=train.ScalingConfig(
+                num_workers=self.workers,
+                use_gpu=bool(gpus),
+                resources_per_worker={**each, "GPU": 1.0} if gpus else each,
+            ),
+            run_config=train.RunConfig(
+                name="partita",
+                storage_path=str(storage),
+                failure_config=train.FailureConfig(max_failures=backend.max_failures),
+                callbacks=[judge(train, board)],
+            ),
+        )
+        self.thread = threading.Thread(target=self.fit, name="partita-ray-train", daemon=True)
+        self.thread.start()
+
+    def fit(self) -> None:
+        """Train, and tell that it is over; in a thread of its own."""
+        over = Over()
+        try:
+            self.trainer.fit()
+        except Exception as error:  # of Ray's own; what a rank raised was told by the rank
+            over = Over(" ".join(str(error).split()), type(error).__name__ == "WorkerGroupError")
+        with suppress(Exception):  # where the process ends, Ray may be gone before
+            self.ray.get(self.board.tell.remote("", over))
+
+    def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+        """What has been told."""
+        self.thread.join(timeout_seconds)
+        told, self.known = self.ray.get(self.board.fetch.remote())
+        return list(told)
+
+    def stop(self) -> None:
+        """Ask all ranks to stop."""
+        self.ray.get(self.board.stop.remote())
+
+    def end(self, sender: str) -> None:
+        """Kill the actor of a rank."""
+        with suppress(self.ray.exceptions.RayError):
+            self.ray.kill(self.known[sender])
+
+    def close(self) -> None:
+        """Kill what is left of the ranks, and wait for Ray."""
+        if self.thread.is_alive():
+            self.stop()
+            self.happened(0)
+            for sender in [sender for sender, rank in self.known.items() if rank is not None]:
+                self.end(sender)
+            self.thread.join(END_SECONDS)
+
+    def resources(self) -> Mapping[str, float]:
+        """Processors and GPUs of all machines."""
+        return resources(self.ray)
+
+
+def work_as_rank(sent: Any, board: Any, *, threads: str, quiet: bool) -> None:
+    """Do what was sent, as one of Ray Train's workers."""
+    import ray
+
+    context = ray.get_runtime_context()
+    sender, actor = context.get_actor_id(), context.current_actor
+
+    def tell(message: Message) -> None:
+        ray.get(board.tell.remote(sender, message, actor))
+
+    def is_stopping() -> bool:
+        return bool(ray.get(board.is_stopping.remote()))
+
+    run_rank(lambda: ray.get(sent)(), tell=tell, is_stopping=is_stopping, threads=threads, quiet=quiet)
+
+
+def judge(train: Any, board: Any) -> Any:
+    """What Ray asks when a worker has ended before its time: it raises where no start helps, and Ray makes none."""
+
+    class Judge(train.UserCallback):  # type: ignore[misc]  # Ray's classes are known once it is imported
+        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
+            import ray
+
+            if ray.get(board.lose.remote(list(worker_exceptions))):
+                raise PartitaError("the training is over")
+
+    return Judge()
+
+
+def train_library() -> tuple[Any, Any]:
+    """ray.train and ray.train.torch. Raises ConfigError where this Ray has none that can be used."""
+    try:
+        import ray.train
+        import ray.train.torch
+
+        _ = ray.train.UserCallback
+    except (ImportError, AttributeError) as error:
+        message = f"this Ray cannot train ({error}); run `pip install 'partita[ray]'`"
+        raise ConfigError([Problem("backend.type", message)]) from None
+    return ray.train, ray.train.torch
+
+
+def places(ray: Any, backend: RayBackend, *, device: str) -> tuple[int, int]:
+    """Number of workers, and of the cluster's GPUs that they may use."""
+    gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    return (gpus or 1) if backend.workers == "auto" else backend.workers, gpus
+
+
+def resources(ray: Any) -> dict[str, float]:
+    """Processors and GPUs of all machines."""
+    total = ray.cluster_resources()
+    return {"CPUs": total.get("CPU", 0.0), "GPUs": total.get("GPU", 0.0)}
+
+
+def is_own(ray: Any) -> bool:
+    """Whether this is a Ray that `connect` has started."""
+    return SEAT in ray.cluster_resources()
+
+
+def connect(backend: RayBackend) -> Any:
     """The module of Ray, connected: to what this process is connected to already, else to the address.
 
-    Without an address, to a Ray of its own, which ends with the process; whether it is that comes second.
+    Without an address, to a Ray of its own, which ends with the process.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -148,9 +310,14 @@ def connect(backend: RayBackend) -> tuple[Any, bool]:
         message = "Ray is not installed; run `pip install 'partita[ray]'`, or remove backend"
         raise ConfigError([Problem("backend.type", message)]) from None
     if ray.is_initialized():
-        return ray, False
+        return ray
     place = f"at {backend.address} (backend.address)" if backend.address else "on this machine"
-    own = {"num_cpus": available_cores(), "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    own = {
+        "num_cpus": available_cores(),
+        "resources": {SEAT: SEATS},
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+    }
     with same_signals():
         try:
             if backend.address is not None:
@@ -164,7 +331,7 @@ def connect(backend: RayBackend) -> tuple[Any, bool]:
         except (OSError, RuntimeError, ValueError) as error:
             advice = "start a cluster with `ray start --head`, or correct it" if backend.address else "see its logs"
             raise PartitaError(f"Ray cannot be reached {place}: {error}; {advice}") from error
-    return ray, backend.address is None
+    return ray
 
 
 def check_is_there(address: str) -> None:

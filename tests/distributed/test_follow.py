@@ -1,0 +1,159 @@
+"""What the command makes of ranks that run elsewhere: their words, their end, their death."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from partita.distributed.board import Board, Came, Closed, Died, Left, Moved, Opened, Over, Posted, Said
+from partita.distributed.follow import follow
+from partita_schema.errors import DataError, LostRankError, PartitaError, TrainingError
+
+BOTH: tuple[Posted, ...] = (("a", Came(0, 2, "node-0", 11)), ("b", Came(1, 2, "node-1", 12)))
+ANEW: tuple[Posted, ...] = (("c", Came(0, 2, "node-0", 21)), ("d", Came(1, 2, "node-0", 22)))
+DEATH: tuple[Posted, ...] = (("a", Left(LostRankError("gone"))), ("", Died([0, 1], ["a", "b"])))
+
+
+class Script:
+    """Ranks that tell what stands in a script, some of it at a time; then they are silent."""
+
+    def __init__(self, *parts: Sequence[Posted], after_stop: Sequence[Posted] = ()) -> None:
+        self.parts, self.after_stop = list(parts), after_stop
+        self.done: list[str] = []
+
+    def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+        """The next part."""
+        if not self.parts:
+            time.sleep(0.01)
+        return self.parts.pop(0) if self.parts else ()
+
+    def stop(self) -> None:
+        """Tell what comes of it."""
+        self.done.append("stop")
+        self.parts.append(self.after_stop)
+
+    def end(self, sender: str) -> None:
+        """Remember it."""
+        self.done.append(f"end {sender}")
+
+    def close(self) -> None:
+        """Remember it."""
+        self.done.append("close")
+
+    def resources(self) -> Mapping[str, float]:
+        """Of one machine."""
+        return {"CPUs": 2.0, "GPUs": 0.0}
+
+
+def followed(ranks: Script, *, max_failures: int = 3, timeout_seconds: float = 60.0, quiet: bool = True) -> Any:
+    return follow(ranks, workers=2, max_failures=max_failures, timeout_seconds=timeout_seconds, quiet=quiet)
+
+
+def test_what_rank_0_has_made_is_what_comes_of_it(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shown: list[Posted] = [
+        ("a", Opened(1, 4, "training", 1)),
+        ("a", Moved(1, 3, {"loss": 0.5})),
+        ("a", Said("partita.training", 30, "2 rows left out")),
+        ("a", Closed(1)),
+    ]
+    ranks = Script(BOTH, shown, [("b", Left(None, "second")), ("a", Left(None, "first"))], [("", Over())])
+
+    assert followed(ranks, quiet=False) == "first"
+    assert capsys.readouterr() == ("", "training 4/4  loss 0.5\n")
+    assert caplog.messages == ["2 rows left out"]
+    assert ranks.done == ["close"]
+
+
+def test_an_error_is_raised_once_the_others_have_ended_with_it() -> None:
+    ranks = Script(BOTH, [("b", Left(DataError("row 7 is empty")))], [("a", Left(LostRankError("gone")))])
+
+    with pytest.raises(DataError, match="row 7 is empty"):
+        followed(ranks)
+
+    assert ranks.done == ["end b", "close"], "nobody waits for a rank that has ended"
+
+
+def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.distributed.follow.END_SECONDS", 0.05)
+
+    with pytest.raises(DataError, match="row 7 is empty"):
+        followed(Script(BOTH, [("b", Left(DataError("row 7 is empty")))]))
+
+
+def test_a_death_is_told_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    late: list[Posted] = [("b", Said("partita", 40, "too late")), ("b", Left(DataError("too late")))]
+    end: list[Posted] = [("c", Left(None, "made")), ("d", Left(None)), ("", Over())]
+
+    assert followed(Script(BOTH, [("a", Opened(1, 9, "training", 0))], DEATH, late, ANEW, end)) == "made"
+    assert caplog.messages == [
+        "rank 1 (process 12 on node-1) is gone; all start again at the newest checkpoint (1 of 3 times)"
+    ]
+
+
+def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    again: list[Posted] = [
+        ("c", Left(LostRankError("gone"))),
+        ("", Died([1], ["c", "d"])),
+        ("", Over("...", is_death=True)),
+    ]
+
+    with pytest.raises(TrainingError) as error:
+        followed(Script(BOTH, DEATH, ANEW, again), max_failures=1)
+
+    assert str(error.value) == (
+        "rank 1 (process 22 on node-0) is gone, and backend.max_failures: 1 allows no further start; what was saved "
+        "is kept, start the same command again to go on"
+    )
+    assert len(caplog.messages) == 1
+
+
+def test_what_ray_itself_ends_with_is_told() -> None:
+    with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
+        followed(Script([("", Over("no room for workers"))]))
+
+
+def test_ranks_that_do_not_come_are_not_waited_for_without_an_end() -> None:
+    with pytest.raises(PartitaError) as error:
+        followed(Script(BOTH[:1]), timeout_seconds=0.05)
+
+    assert str(error.value) == (
+        "1 of 2 workers have started within 0 s (backend.timeout_seconds). In all there are 2 CPUs, 0 GPUs: write a "
+        "smaller backend.workers, add machines, or write a longer time"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: signal.Signals) -> None:
+    class Asked(Script):
+        def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+            if not self.parts and not self.done:
+                os.kill(os.getpid(), number)
+            return super().happened(timeout_seconds)
+
+    ranks = Asked(BOTH, after_stop=[("a", Left(KeyboardInterrupt())), ("b", Left(KeyboardInterrupt()))])
+
+    with pytest.raises(KeyboardInterrupt):
+        followed(ranks)
+
+    assert ranks.done[0] == "stop"
+    assert ranks.done[-1] == "close"
+
+
+def test_the_board_says_whether_a_death_ends_all() -> None:
+    board = Board()
+    board.tell("a", Came(0, 2, "node-0", 11), "actor")
+    board.tell("a", Left(LostRankError("gone")), "actor")
+    assert not board.lose([0, 1]), "it has ended with another one"
+    board.tell("c", Left(DataError("row 7 is empty")), "another")
+    assert board.lose([0])
+
+    told, ranks = board.fetch()
+
+    assert [message for _, message in told if isinstance(message, Died)] == [Died([0, 1], ["a"])]
+    assert ranks == {"a": "actor", "": None, "c": "another"}
+    assert board.fetch()[0] == []

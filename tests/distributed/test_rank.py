@@ -1,0 +1,131 @@
+"""A rank in a thread: what it tells of its work, and how it is stopped."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from partita.distributed.board import Came, Closed, Left, Message, Moved, Opened, Said
+from partita.distributed.rank import RankEndedError, run_rank
+from partita.runs.progress import show_progress
+from partita_schema.errors import DataError
+from partita_trainers.interrupt import interruption
+
+NAMES = ("partita", "partita_trainers", "partita_schema", "partita.file")
+
+
+@pytest.fixture(autouse=True)
+def same_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rank changes what the process logs, and where."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    loggers = [logging.getLogger(name) for name in NAMES]
+    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, quiet: bool = False) -> list[Message]:
+    """What a rank tells of its work."""
+    told: list[Message] = []
+    stopping = stop or threading.Event()
+
+    def rank() -> None:
+        try:
+            run_rank(work, tell=told.append, is_stopping=stopping.is_set, threads="1", quiet=quiet)
+        except RankEndedError:
+            told.append(Said("raised", 0, ""))
+
+    thread = threading.Thread(target=rank)
+    thread.start()
+    thread.join()
+    return told
+
+
+def test_what_it_says_and_shows_is_told_in_order() -> None:
+    def work() -> str:
+        logging.getLogger("partita.training").info("%d rows", 7)
+        with show_progress(3, "training", completed=1) as progress:
+            progress.advance(1, loss=0.5)
+            progress.advance(1, loss=0.25)
+        return "made"
+
+    came, *told = told_of(work)
+
+    assert isinstance(came, Came)
+    assert (came.rank, came.ranks) == (0, 1)
+    assert told == [
+        Said("partita.training", logging.INFO, "7 rows"),
+        Opened(1, 3, "training", 1),
+        Moved(1, 2, {"loss": 0.25}),
+        Closed(1),
+        Left(None, "made"),
+    ]
+
+
+def test_what_is_quiet_is_not_told() -> None:
+    assert len(told_of(lambda: logging.getLogger("partita.training").info("7 rows"), quiet=True)) == 2
+
+
+@pytest.mark.parametrize("error", [DataError("row 7 is empty"), ZeroDivisionError("division by zero")])
+def test_an_error_is_told_with_its_traceback(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    *_, left, raised = told_of(fail)
+
+    assert isinstance(left, Left)
+    assert type(left.error) is type(error)
+    assert str(left.error) == str(error)
+    assert "in fail" in left.error.__notes__[0]
+    assert left.error.__notes__[0].startswith("raised in rank 0 on ")
+    assert raised == Said("raised", 0, "")
+
+
+def test_an_error_that_cannot_be_sent_is_told_by_its_name() -> None:
+    class Local(Exception):  # noqa: N818 -- no error of anybody's
+        pass
+
+    def fail() -> None:
+        raise Local("of a class that only exists here")
+
+    left = told_of(fail)[-2]
+
+    assert isinstance(left, Left)
+    assert str(left.error) == "Local: of a class that only exists here"
+
+
+def test_who_takes_steps_is_stopped_behind_one() -> None:
+    stop = threading.Event()
+
+    def work() -> int:
+        with interruption("stopping after this step") as asked:
+            for step in range(10_000):
+                stop.set()
+                time.sleep(0.01)
+                if asked.asked:
+                    return step
+        return -1
+
+    left = told_of(work, stop=stop)[-1]
+
+    assert isinstance(left, Left)
+    assert left.result >= 0
+
+
+def test_anything_else_is_interrupted() -> None:
+    stop = threading.Event()
+
+    def work() -> None:
+        stop.set()
+        for _ in range(10_000):
+            time.sleep(0.01)
+
+    left = told_of(work, stop=stop)[-2]
+
+    assert isinstance(left, Left)
+    assert isinstance(left.error, KeyboardInterrupt)

@@ -1,0 +1,120 @@
+"""Training by workers that Ray starts: the same steps as in one process, whoever dies, and errors as they were."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+from partita import DataError, Model
+
+pytestmark = pytest.mark.distributed
+
+ON_RAY = ["backend.type=ray", "backend.workers=2"]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A Ray on this machine."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
+    terminate = signal.getsignal(signal.SIGTERM)
+    settings = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    ray.init(log_to_driver=False, logging_level="ERROR", **settings)
+    signal.signal(signal.SIGTERM, terminate)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def folder(processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with rows and a file, where the command is started."""
+    prepared: Path = processes.prepare(tmp_path / "job", processes.settings())
+    monkeypatch.chdir(prepared)
+    return prepared
+
+
+def kill_worker(killed: list[int]) -> None:
+    """Kill a worker that trains, by SIGKILL."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if not killed and process.name().startswith("ray::RayTrainW"):
+                process.kill()
+                killed.append(process.pid)
+
+
+def steps(run: Path = Path("run")) -> int:
+    """Steps in the log of a run."""
+    path = run / "log.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """A thread that acts as soon as something is so."""
+
+    def wait() -> None:
+        end = time.monotonic() + 100
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.001)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.faults
+def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_process(
+    ray: Any,
+    folder: Path,
+    processes: Any,
+    straight: tuple[Path, dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Model("run.yaml", overrides=ON_RAY)
+
+    stopped = when(lambda: steps() >= 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        model.train("rows.jsonl", run="run")
+    stopped.join()
+    after = steps()
+    assert json.loads(Path("run/manifest.json").read_text("utf8"))["status"] == "interrupted"
+    assert 2 <= after < 12
+
+    pids: list[int] = []
+    killed = when(lambda: steps() >= min(after + 2, 11), lambda: kill_worker(pids))
+    found = model.train("rows.jsonl", run="run")
+    killed.join()
+
+    assert (found.run, found.steps) == (Path("run"), 12)
+    assert found.resumed_from is not None
+    gone = f"(process {pids[0]} on {os.uname().nodename}) is gone; all start again at the newest checkpoint (1 of 3 "
+    assert gone in caplog.text
+    for key, exact in (("step", True), ("batch_hash", True), ("rows", True), ("loss", False)):
+        one, other = ([line[key] for line in processes.log(place)] for place in (folder, straight[0]))
+        assert one == other if exact else one == pytest.approx(other, rel=2e-4)
+    assert found.metrics["test"] == pytest.approx(straight[1]["train:12"]["metrics"]["test"], rel=1e-3)
+
+    assert model.result == Path("run/model"), "what predict takes"
+    assert model.train(run="run").steps == 12, "finished, and not trained again"
+    assert not list(Path("run").glob(".ray-*"))
+
+
+def test_a_mistake_in_the_data_is_said_as_in_one_process_and_nothing_is_started_again(
+    ray: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = pd.DataFrame({"text": ["no colour"] * 40})
+
+    with pytest.raises(DataError, match="has no column 'colour'"):
+        Model("run.yaml", overrides=ON_RAY).train(frame, run="run")
+
+    assert "is gone" not in caplog.text
+    assert json.loads(Path("run/manifest.json").read_text("utf8"))["status"] == "failed"
