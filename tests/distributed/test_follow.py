@@ -149,7 +149,10 @@ def test_the_board_says_whether_a_death_ends_all() -> None:
     board.tell("a", Came(0, 2, "node-0", 11), "actor")
     board.tell("a", Left(LostRankError("gone")), "actor")
     assert not board.lose([0, 1]), "it has ended with another one"
+    board.tell("c", Came(0, 2, "node-0", 21), "another")
+    assert board.is_at_work()
     board.tell("c", Left(DataError("row 7 is empty")), "another")
+    assert not board.is_at_work()
     assert board.lose([0])
 
     told, ranks = board.fetch()

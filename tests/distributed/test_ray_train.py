@@ -18,6 +18,20 @@ from partita import DataError, Model
 
 pytestmark = pytest.mark.distributed
 
+COLLATE = """
+import os
+from partita import DataError
+from partita.data.collate import collate
+
+class Failing:
+    calls = 0
+
+    def __call__(self, encoded, planned, pad_token_id):
+        self.calls += 1
+        if os.environ["RANK"] == "1" and self.calls == 5:
+            raise DataError("no such ball")
+        return collate(encoded, planned, pad_token_id=pad_token_id)
+"""
 ON_RAY = ["backend.type=ray", "backend.workers=2"]
 
 
@@ -25,6 +39,7 @@ ON_RAY = ["backend.type=ray", "backend.workers=2"]
 def ray() -> Iterator[Any]:
     """A Ray on this machine."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    os.environ |= {"RAY_worker_niceness": "0"}  # else whatever runs beside these tests comes first
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
     terminate = signal.getsignal(signal.SIGTERM)
     settings = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100 * 2**20}
@@ -108,13 +123,19 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
     assert not list(Path("run").glob(".ray-*"))
 
 
-def test_a_mistake_in_the_data_is_said_as_in_one_process_and_nothing_is_started_again(
+def test_what_one_rank_raises_comes_out_as_it_was_and_nothing_is_started_again(
     ray: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frame = pd.DataFrame({"text": ["no colour"] * 40})
+    Path("balls.py").write_text(COLLATE, encoding="utf8")
+    model = Model("run.yaml", overrides=[*ON_RAY, "data.collate=balls:Failing"])
+    frame = pd.read_json("rows.jsonl", lines=True)
 
-    with pytest.raises(DataError, match="has no column 'colour'"):
-        Model("run.yaml", overrides=ON_RAY).train(frame, run="run")
+    with pytest.raises(DataError) as error:
+        model.train(frame, run="run")
 
+    assert str(error.value) == "no such ball"
+    assert error.value.__notes__[0].startswith(f"raised in rank 1 on {os.uname().nodename}:\nTraceback")
     assert "is gone" not in caplog.text
-    assert json.loads(Path("run/manifest.json").read_text("utf8"))["status"] == "failed"
+    manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
+    assert manifest["status"] == "failed", "rank 0 did not wait for it"
+    assert manifest["data"]["training"]["rows"] == 101

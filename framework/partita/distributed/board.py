@@ -96,14 +96,18 @@ class Board:
     def __init__(self) -> None:
         self.told: list[Posted] = []
         self.ranks: dict[str, Any] = {}
+        self.at_work: set[str] = set()
         self.stopping = self.over = False
 
     def tell(self, sender: str, message: Message | Died | Over, rank: Any = None) -> None:
         """Keep a message; a rank gives its actor with it, so that it can be ended."""
         self.ranks.setdefault(sender, rank)
         self.told.append((sender, message))
-        if isinstance(message, Left) and message.error is not None:
-            self.over = self.over or not isinstance(message.error, OtherRankError)
+        if isinstance(message, Came):
+            self.at_work.add(sender)
+        if isinstance(message, Left):
+            self.at_work.discard(sender)
+            self.over = self.over or not isinstance(message.error, OtherRankError | None)
 
     def fetch(self) -> tuple[list[Posted], dict[str, Any]]:
         """What was told since the last time, and all ranks that there were."""
@@ -114,7 +118,12 @@ class Board:
         """Ranks have ended before their time: whether that ends all. Else it is told that all start again."""
         if not self.over:
             self.tell("", Died(ranks, [sender for sender in self.ranks if sender]))
+            self.at_work.clear()
         return self.over
+
+    def is_at_work(self) -> bool:
+        """Whether a rank has not told of its end yet."""
+        return bool(self.at_work)
 
     def stop(self) -> None:
         """All are to stop."""

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from partita.inference.fleet.crew import Ended, Event, Failed, Lost, Replied, To
 from partita.inference.fleet.messages import Errand
 from partita.inference.fleet.parcels import Parcel
 from partita_schema.backend import RayBackend
-from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
+from partita_schema.errors import ConfigError, DataError, PartitaError, Problem, TrainingError
 
 POST = "post"
 """The thread of a worker that takes what is handed to it while another one answers."""
@@ -34,6 +35,8 @@ STORE_BYTES = 256 * 2**20
 SEAT = "partita"
 """A resource of a Ray of our own, of which each rank takes one: nothing else has to be counted there."""
 SEATS = 1_000_000
+LEAVE_SECONDS = 5.0
+"""Time that ranks have to end by themselves before Ray ends them, once one of them has failed."""
 END_SECONDS = 20.0
 """Time that Ray has to end what belongs to a training."""
 KNOCK_SECONDS = 20
@@ -210,9 +213,13 @@ class RayRanks:
             self.ray.get(self.board.tell.remote("", over))
 
     def happened(self, timeout_seconds: float) -> Sequence[Posted]:
-        """What has been told."""
+        """What has been told. Raises PartitaError where Ray does not answer any more."""
         self.thread.join(timeout_seconds)
-        told, self.known = self.ray.get(self.board.fetch.remote())
+        try:
+            told, self.known = self.ray.get(self.board.fetch.remote())
+        except self.ray.exceptions.RayError as error:
+            message = f"Ray is gone ({error}); what was saved is kept, start the same command again to go on"
+            raise TrainingError(message) from error
         return list(told)
 
     def stop(self) -> None:
@@ -227,8 +234,9 @@ class RayRanks:
     def close(self) -> None:
         """Kill what is left of the ranks, and wait for Ray."""
         if self.thread.is_alive():
-            self.stop()
-            self.happened(0)
+            with suppress(self.ray.exceptions.RayError, TrainingError):
+                self.stop()
+                self.happened(0)
             for sender in [sender for sender, rank in self.known.items() if rank is not None]:
                 self.end(sender)
             self.thread.join(END_SECONDS)
@@ -262,6 +270,9 @@ def judge(train: Any, board: Any) -> Any:
             import ray
 
             if ray.get(board.lose.remote(list(worker_exceptions))):
+                end = time.monotonic() + LEAVE_SECONDS
+                while ray.get(board.is_at_work.remote()) and time.monotonic() < end:
+                    time.sleep(0.1)  # the others are about to notice, and note how the run has ended
                 raise PartitaError("the training is over")
 
     return Judge()
