@@ -473,7 +473,7 @@ MEASURED = IN_BATCHES | IN_SLOTS
 NO_PIECES = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """Freed memory goes back at once: pieces that the cases before have left in the heap came to 7 MB of 90."""
 MEASURE = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from partita.inference.engine import generate_requests
 from partita.inference.halving import BatchLimit, Capacity
@@ -519,16 +519,26 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
             rows, prompt_tokens=prompt, new_tokens=new, options=chosen, shared_tokens=prefix
         )
 
-    # What the heap happens to hold in pieces only ever adds to a peak.
+    # What is imported and set up once only adds to the first peak.
     found = [float("inf")] * 2
-    for _ in range(3):
+    for _ in range(2):
         for place, work in enumerate((whole, worst)):
             with memory.measure() as peak:
                 work()
             found[place] = min(found[place], peak.used_bytes)
     return found
 
-print(json.dumps({name: peaks(**case) for name, case in json.loads(sys.argv[1]).items()}))
+def forked(case):
+    # A process whose heap no other case has used.
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, json.dumps(peaks(**case)).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        return json.load(answer)
+
+print(json.dumps({name: forked(case) for name, case in json.loads(sys.argv[1]).items()}))
 """
 
 
