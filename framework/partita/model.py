@@ -20,7 +20,7 @@ from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns
 from partita.distributed.joining import own_team
 from partita.evaluation import Examination, mean_loss, prepare, remove_tokens, score, tokens_made_once
-from partita.identity import answer_fingerprint, journal_path
+from partita.identity import answer_fingerprint, journal_path, model_fingerprint
 from partita.inference.engine import generate_requests
 from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
@@ -41,7 +41,9 @@ from partita.runs.finding import choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
 from partita.saving import upload, write_card
-from partita.served import SAVE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
+from partita.served import SAVE, SIMULATE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
+from partita.simulation.report import SimulationReport
+from partita.simulation.run import section_of, simulate
 from partita.training import (
     check_same_rows,
     check_shared,
@@ -292,6 +294,32 @@ class Model:
             )
         self.note_memory(BatchSizes(generation=generation, evaluation=evaluation))
         return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
+
+    def simulate(
+        self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
+    ) -> SimulationReport:
+        """Dialogues of the file's `simulation`, with their transcripts in the folder `output`.
+
+        Dialogues are kept as they end: called again, only those that are missing are had. `fresh` begins anew.
+        """
+        section_of(self.config)
+        refuse_served(self.config, what=SIMULATE)
+        refuse_on_ray(self.config, verb="simulate")
+        if self.team.ranks > 1:
+            raise PartitaError(f"simulate needs one process, and here are {self.team.ranks}; start it by itself")
+        assembly = self.ready()
+        report, used = simulate(
+            assembly,
+            folder=Path(output) if output is not None else self.kept / "transcripts",
+            sizing=self.sizing,
+            seed=self.sampling_seed,
+            model=model_fingerprint(assembly, config=self.config, result=self.result),
+            batch_size=batch_size,
+            fresh=fresh,
+            progress=self.progress,
+        )
+        self.note_memory(used)
+        return report
 
     @overload
     def generate(

@@ -45,6 +45,7 @@ INSTEAD = {
     "train with trainer: {type: none}": "evaluate scores rows with the workers",
     "tune": "the workers find their sizes themselves; remove backend for those of this process",
     "generate": "remove backend for a few texts, or predict a data set",
+    "simulate": "remove backend: dialogues are had in one process",
     "save": "remove backend: this process does not hold the model",
 }
 """By verb, what to do."""

@@ -15,6 +15,7 @@ from partita_schema.features import Defaults, DialogueInput, InputFeature, Outpu
 from partita_schema.model import ModelParameters, Quantization, ScratchModel
 from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
 from partita_schema.sharding_rules import refused_by_sharding
+from partita_schema.simulation import Simulation
 from partita_schema.trainer import FinetuneTrainer, NoTrainer, Trainer
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
@@ -55,6 +56,8 @@ class Config(Base):
     """How weights change: none for zero-shot, finetune, or custom."""
     backend: Backend = LocalBackend()
     """Where the run takes place."""
+    simulation: Simulation | None = None
+    """Dialogues that the model has with a program, or with the questions of a data set (`partita simulate`)."""
     tracking: tuple[Tracker, ...] = ()
     """Experiment trackers that get the metrics, through accelerate."""
     defaults: Defaults = Defaults()
@@ -167,6 +170,15 @@ class Config(Base):
     def sharded_models_can_be_trained(self) -> "Config":
         for key, message in refused_by_sharding(self):
             raise broken(message, at=key)
+        return self
+
+    @model_validator(mode="after")
+    def simulated_dialogues_are_dialogues(self) -> "Config":
+        if self.simulation is not None and self.dialogue_input is None:
+            raise broken(
+                "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it",
+                at="simulation",
+            )
         return self
 
     @model_validator(mode="after")

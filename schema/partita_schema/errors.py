@@ -79,5 +79,9 @@ class TrainingError(PartitaError):
     """Training cannot go on."""
 
 
+class SimulationError(PartitaError):
+    """A simulation cannot go on."""
+
+
 class WriteError(PartitaError):
     """Results cannot be written, such as on a full disk."""

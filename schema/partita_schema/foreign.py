@@ -1,9 +1,4 @@
-"""Names that people know from elsewhere, and names that partita will have later: what to write instead."""
-
-NOT_YET = {
-    "simulation": "remove it; dialogues are not simulated yet",
-}
-"""Keys of later versions, by section without list places and tags."""
+"""Names that people know from elsewhere, and kinds that partita will have later: what to write instead."""
 
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),

@@ -7,7 +7,7 @@ from functools import cache
 
 from partita_schema.base import Base
 from partita_schema.config import Config
-from partita_schema.foreign import FOREIGN, NOT_YET
+from partita_schema.foreign import FOREIGN
 from partita_schema.ludwig_keys import IGNORED, RENAMED
 from partita_schema.nearest import folded, nearest
 from partita_schema.shapes import Items, Section, Tagged, keys_of, models_of
@@ -30,8 +30,6 @@ def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, secti
     """
     key, own = str(path[-1]), keys_of(model)
     where = re.sub(r"\[\d+\]", "", dotted(path))
-    if where in NOT_YET:
-        return Advice(f"{key} is not available yet; {NOT_YET[where]}")
     mangled = mangled_key(key, own)
     if mangled is not None:
         return mangled

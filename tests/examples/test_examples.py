@@ -133,6 +133,12 @@ def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> 
     orders = [row["messages"][0]["content"].removeprefix("I take ") for row in asked]
     right = sum(row["reply"] == f"that was {order}" for row, order in zip(predictions, orders, strict=True))
     assert right >= 18
+    report = model.simulate()
+    assert {history: outcomes.dialogues for history, outcomes in report.histories.items()} == {
+        "gold": 200,
+        "predicted": 200,
+    }
+    assert all(outcomes.means["reward"].mean > 0.9 for outcomes in report.histories.values())
     overrides = ["data.source=chats.parlai", "data.dialogue.mode=squash", "trainer.epochs=1"]
     result = Model("config.yaml", overrides=overrides, quiet=True).train(run="parlai")
     assert result.steps == 58  # of 360 chats with two or three answers

@@ -19,6 +19,7 @@ from partita.cli.init import init
 from partita.cli.predict import predict
 from partita.cli.preview import preview
 from partita.cli.schema import schema
+from partita.cli.simulate import simulate
 from partita.cli.train import train
 from partita.cli.tune import tune
 from partita.cli.validate import validate
@@ -37,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (init, validate, explain, preview, tune, train, predict, evaluate, convert, schema):
+for command in (init, validate, explain, preview, tune, train, predict, evaluate, simulate, convert, schema):
     app.command()(command)
 
 

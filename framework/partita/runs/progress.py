@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 LINE_EVERY_SECONDS = 10.0
 
-LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s"}
+LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s", "turns_per_second": "turns/s"}
 
 
 class Quiet:

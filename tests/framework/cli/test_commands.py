@@ -34,6 +34,7 @@ FLAGS = {
     "validate": {"--set"},
     "explain": {"--data", "--dataset", "--set", "--json"},
     "preview": {"--rows", "-n", "--dataset", "--ledger", "--set"},
+    "simulate": {"--output", "--batch-size", "--fresh", "--set", "--quiet", "-q", "--json"},
     "tune": {"--dataset", "--plot", "--fresh", "--set", "--quiet", "-q", "--json"},
     "train": {"--dataset", "--run", "--set", "--quiet", "-q", "--json"},
     "predict": {

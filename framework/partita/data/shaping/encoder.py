@@ -95,6 +95,25 @@ class Encoder:
         """A row for prediction."""
         return self.encode_prompts([row], [key])[0]
 
+    def encode_turn(self, row: Row, *, key: str, before: Sequence[int], behind: str) -> PromptExample:
+        """The prompt of a dialogue that goes on: the text `behind` has the tokens `before`, as it had them then.
+
+        Where that text does not stand at the beginning, or ends within a segment, the whole prompt is encoded anew.
+        """
+        [shaped], [ids] = self._tokens([row], [key], supervised=False)
+        if isinstance(shaped, RowError):
+            return PromptExample(key, "", [], str(shaped))
+        place, length = 0, 0
+        while place < len(shaped.segments) and length < len(behind):
+            length += len(shaped.segments[place].text)
+            place += 1
+        if not behind or length != len(behind) or not shaped.text.startswith(behind):
+            return self._prompt_example(shaped, ids, key)
+        parts, _ = self._parts(shaped, ids)
+        end = [self.end] if shaped.segments[place - 1].ends and self.end is not None else []
+        kept = [*before, *end, *(token for part, _ in parts[place:] for token in part)]
+        return self._checked_prompt(kept, shaped.text, key)
+
     def answer_ids(self, answer: str) -> tuple[int, ...]:
         """Tokens of an answer as it is learned, and of what a chat template writes behind it."""
         assert isinstance(self.shaper, Shaper), "a shaper of one's own knows no answers but those of rows"
@@ -126,12 +145,16 @@ class Encoder:
     def _prompt_example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> PromptExample:
         parts, _ = self._parts(shaped, ids)
         prompt = [*self._beginning(shaped), *(token for part, _ in parts for token in part)]
+        return self._checked_prompt(prompt, shaped.text, key)
+
+    def _checked_prompt(self, prompt: list[int], text: str, key: str) -> PromptExample:
+        """A prompt, with the reason where nothing can be generated for it."""
         error = None
         if not prompt:
             error = "the prompt is empty"
         elif self.max_length is not None and len(prompt) >= self.max_length:
             error = too_long(len(prompt), self.max_length) + self._advice()
-        return PromptExample(key, shaped.text, prompt, error)
+        return PromptExample(key, text, prompt, error)
 
     def _example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> Example:
         tokens, spans = self._beginning(shaped), list[Span]()

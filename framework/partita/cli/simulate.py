@@ -1,0 +1,31 @@
+"""`partita simulate`: dialogues of the file's `simulation` section."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, print_metrics, start_model
+
+
+def simulate(
+    source: FileOrRun,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the transcripts. Default: in the run.", show_default=False)
+    ] = None,
+    batch_size: BatchSize = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of continuing.")] = False,
+    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have dialogues with a program or the questions of a data set. Started again it continues where it was."""
+    model = start_model(source, overrides=overrides, quiet=quiet)
+    report = model.simulate(output, batch_size=batch_size, fresh=fresh)
+    if as_json:
+        from partita.runs.files import strict_json
+
+        print(strict_json(report.record(), indent=2))
+        return
+    print_metrics(report.flat(), as_json=False, title="dialogues by history")
+    print(f"transcripts in {report.folder}")

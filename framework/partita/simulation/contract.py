@@ -1,0 +1,149 @@
+"""What a program from outside has to do to be talked to, or to check a dialogue.
+
+An environment has the shape of Gymnasium's (Towers et al. 2024), with messages in place of observations and a text in
+place of an action. One instance serves one dialogue. What it does must follow from the seed of `reset` and from the
+answers alone: then a dialogue is the same whatever stands beside it, and wherever it is had.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from partita.simulation.dialogue import Dialogue
+
+Message = Mapping[str, Any]
+"""`role` (system, user, assistant or tool) and `content`."""
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Environment(Protocol):
+    """Somebody whom the model talks to. Messages may be a text as well, which the user says.
+
+    `info` may hold `gold`, the right answer to what was said last, and `metrics`, numbers by name.
+    """
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> "tuple[str | Sequence[Message], Mapping[str, Any]]":
+        """Begin a dialogue about a task: what is said first, and info."""
+
+    def step(self, action: str) -> "tuple[str | Sequence[Message], float | None, bool, bool, Mapping[str, Any]]":
+        """Hear the model's answer: what is said to it, a reward or None, terminated, truncated, info."""
+
+    def close(self) -> None:
+        """The dialogue is over."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a checker finds."""
+
+    ok: bool
+    """Whether the dialogue came to what it should."""
+    feedback: str | Sequence[Message] = ()
+    """What is said to the model where it may try again; nothing where that is of no use."""
+    target: str | None = None
+    """What the model's last answer should have been, where that is known."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by name."""
+
+
+class Checker(Protocol):
+    """Looks at a dialogue at its end."""
+
+    def check(self, dialogue: Dialogue) -> Verdict:
+        """What it came to. Only `task` and `messages` of the dialogue are to be looked at, and nothing changed."""
+
+
+class GarbageError(Exception):
+    """Something from outside does not keep its contract."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an environment has said."""
+
+    messages: Sequence[Message]
+    info: Mapping[str, Any]
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+
+
+def opened(found: Any) -> Said:
+    """What `reset` gave. Raises GarbageError."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise GarbageError(f"reset gave {shown(found)}; give (messages, info)")
+    messages, info = found
+    return Said(messages_of(messages, "reset"), info_of(info, "reset"))
+
+
+def answered(found: Any) -> Said:
+    """What `step` gave. Raises GarbageError."""
+    if not isinstance(found, tuple) or len(found) != 5:
+        raise GarbageError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
+    messages, reward, terminated, truncated, info = found
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float) or reward != reward):
+        raise GarbageError(f"step gave a reward of {shown(reward)}; give a number or None")
+    said = Said(
+        messages_of(messages, "step"),
+        info_of(info, "step"),
+        reward=None if reward is None else float(reward),
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+    )
+    if not (said.messages or said.terminated or said.truncated):
+        raise GarbageError("step said nothing, and the dialogue is not over; say something, or give terminated=True")
+    return said
+
+
+def judged(found: Any) -> Verdict:
+    """What `check` gave. Raises GarbageError."""
+    if not isinstance(found, Verdict):
+        raise GarbageError(f"check gave {shown(found)}; give a partita.simulation.Verdict")
+    metrics_of(found.metrics, "check")
+    if found.target is not None and not isinstance(found.target, str):
+        raise GarbageError(f"check gave a target of {shown(found.target)}; give a text or None")
+    return found
+
+
+def messages_of(given: Any, method: str) -> list[dict[str, str]]:
+    """Messages of a text or of a list of messages; none of an empty text. Raises GarbageError."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}] if given else []
+    if not isinstance(given, Sequence):
+        raise GarbageError(f"{method} gave messages of {shown(given)}; give a text, or a list of messages")
+    found = []
+    for message in given:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if role not in ROLES or not isinstance(content, str):
+            raise GarbageError(
+                f"{method} gave the message {shown(message)}; give a role ({', '.join(ROLES)}) and a text as content"
+            )
+        found.append({"role": str(role), "content": content})
+    return found
+
+
+def info_of(info: Any, method: str) -> Mapping[str, Any]:
+    """Info that is a dictionary, with gold as a text and metrics as numbers. Raises GarbageError."""
+    if not isinstance(info, Mapping):
+        raise GarbageError(f"{method} gave info of {shown(info)}; give a dictionary")
+    if not isinstance(info.get("gold"), str | None):
+        raise GarbageError(f"{method} gave gold of {shown(info['gold'])}; give a text")
+    metrics_of(info.get("metrics", {}), method)
+    return info
+
+
+def metrics_of(metrics: Any, method: str) -> None:
+    """Raises GarbageError unless these are numbers by name."""
+    fits = isinstance(metrics, Mapping) and all(
+        isinstance(name, str) and isinstance(value, int | float) and value == value for name, value in metrics.items()
+    )
+    if not fits:
+        raise GarbageError(f"{method} gave metrics of {shown(metrics)}; give numbers by name")
+
+
+def shown(value: Any) -> str:
+    """A value for people, not too long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

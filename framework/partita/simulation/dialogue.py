@@ -1,0 +1,149 @@
+"""One dialogue: what was said, what it came to, and its line in the transcripts."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["done", "truncated", "failed"]
+"""done: it came to its end. truncated: it reached a limit. failed: something in it raised, and it has no reward."""
+
+
+@dataclass
+class Reply:
+    """An answer of the model."""
+
+    place: int
+    """Its place among the messages."""
+    text: str
+    tokens: tuple[int, ...]
+    gold: str | None
+    """The right answer, where it is known."""
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether it is the right answer; None where that is not known."""
+        return None if self.gold is None else self.text.strip() == self.gold.strip()
+
+
+@dataclass
+class Dialogue:
+    """One dialogue about one task."""
+
+    key: str
+    """Names the dialogue, the same in every run: the task, and which of its repeats."""
+    task_key: str
+    """Names the task."""
+    task: Mapping[str, Any]
+    seed: int
+    """What its environment follows from."""
+    shows_gold: bool = False
+    """Whether the model sees the right answers of turns before, and not its own."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """All that was really said, in order: `role`, `content`, and `learned` where it was the model."""
+    replies: list[Reply] = field(default_factory=list)
+    gold: str | None = None
+    """The right answer to what was said last, where it is known."""
+    reward: float | None = None
+    """Sum of the rewards; None where there was none."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    ok: bool | None = None
+    """What the checker said last; None without one."""
+    target: str | None = None
+    """What the last answer should have been, where the checker knows."""
+    rounds: int = 0
+    """How often the checker has sent it back."""
+    status: Status | None = None
+    """None while it goes on."""
+    reason: str | None = None
+    """Which limit, or what failed and how."""
+
+    def hear(self, messages: Iterable[Mapping[str, Any]], *, gold: str | None = None) -> None:
+        """Somebody else says something."""
+        self.messages += [{"role": message["role"], "content": message["content"]} for message in messages]
+        self.gold = gold
+
+    def say(self, text: str, tokens: tuple[int, ...]) -> None:
+        """The model answers. Raises ValueError where the right answer is to be shown and not known."""
+        if self.shows_gold and self.gold is None:
+            raise ValueError("history: gold needs the right answer of each turn, in info['gold']")
+        self.replies.append(Reply(len(self.messages), text, tokens, self.gold))
+        self.messages.append({"role": "assistant", "content": text, "learned": True})
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """What the model sees: all that was said, with the right answers in place of its own where those are shown."""
+        if not self.shows_gold:
+            return self.messages
+        right = {reply.place: reply.gold for reply in self.replies}
+        return [
+            message | {"content": right[place]} if place in right else message
+            for place, message in enumerate(self.messages)
+        ]
+
+    def add_reward(self, reward: float | None) -> None:
+        """A reward for the last answer."""
+        if reward is not None:
+            self.reward = (self.reward or 0.0) + reward
+
+    def end(self, status: Status, reason: str | None = None) -> None:
+        """Nothing is said any more."""
+        self.status, self.reason = status, reason
+        if status == "failed":
+            self.reward, self.ok, self.metrics = None, None, {}
+
+    @property
+    def succeeded(self) -> bool | None:
+        """Whether it came to what it should: by the checker, else by a reward of at least 1, else by all answers.
+
+        None where nobody knows; a dialogue that failed did not.
+        """
+        if self.status == "failed":
+            return False
+        if self.ok is not None:
+            return self.ok
+        if self.reward is not None:
+            return self.reward >= 1
+        exact = [reply.exact for reply in self.replies]
+        return all(exact) if exact and None not in exact else None
+
+    def line(self) -> dict[str, Any]:
+        """Its line in the transcripts, which reads as a row of `messages`."""
+        answers = {reply.place: reply for reply in self.replies}
+        return {
+            "dialogue": self.key,
+            "task": self.task_key,
+            "seed": self.seed,
+            "status": self.status,
+            "reason": self.reason,
+            "reward": self.reward,
+            "ok": self.ok,
+            "rounds": self.rounds,
+            "metrics": self.metrics,
+            "target": self.target,
+            "messages": [
+                {"role": message["role"], "content": message["content"]}
+                | ({"tokens": list(answers[place].tokens)} if place in answers else {})
+                | ({"gold": answers[place].gold} if place in answers and answers[place].gold is not None else {})
+                for place, message in enumerate(self.messages)
+            ],
+        }
+
+
+def derived_seed(seed: int, *names: str) -> int:
+    """A seed that follows from another one and from names, 0 to 2**32 - 1."""
+    text = "\0".join((str(seed), *names)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+
+
+def from_line(line: Mapping[str, Any]) -> Dialogue:
+    """The dialogue of a line, with all that metrics look at."""
+    found = Dialogue(line["dialogue"], line["task"], {}, line["seed"])
+    for place, message in enumerate(line["messages"]):
+        found.messages.append({"role": message["role"], "content": message["content"]})
+        if "tokens" in message:
+            found.replies.append(Reply(place, message["content"], tuple(message["tokens"]), message.get("gold")))
+    found.reward, found.ok, found.rounds = line["reward"], line["ok"], line["rounds"]
+    found.metrics, found.target = dict(line["metrics"]), line["target"]
+    found.status, found.reason = line["status"], line["reason"]
+    return found

@@ -1,0 +1,262 @@
+"""A simulation from its section in the file to its report."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.assembly import Assembly
+from partita.data.parts import load_part, source_digest
+from partita.data.reading.sources import open_rows
+from partita.data.rows import Rows, digest
+from partita.inference.predict import ShowProgress
+from partita.simulation.dialogue import Dialogue, derived_seed
+from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
+from partita.simulation.rollout import Rollout
+from partita.simulation.transcripts import Transcripts
+from partita.simulation.turns import TurnEncoder
+from partita.simulation.worlds import CheckedWorld, EnvironmentWorld, ReplayWorld, World
+from partita.tuning.sizes import BatchSizes, Sizing
+from partita_schema.config import Config
+from partita_schema.dialogue_formats import FormatError, read_dialogue
+from partita_schema.errors import ConfigError, DataError, Problem, SimulationError
+from partita_schema.simulation import ReplayWorld as ReplaySection
+from partita_schema.simulation import Simulation
+from partita_trainers.interrupt import interruption
+
+logger = logging.getLogger(__name__)
+
+ROOM = 2048
+"""Tokens of a dialogue where neither the model nor the file has a limit."""
+FIRST = 20
+"""Dialogues that have ended before it is asked whether too many failed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a dialogue is about."""
+
+    key: str
+    values: Mapping[str, Any]
+
+
+def section_of(config: Config) -> Simulation:
+    """The section of the file. Raises ConfigError where there is none."""
+    if config.simulation is None:
+        message = "the file says nothing of dialogues; write simulation: {world: ..., tasks: ...}"
+        raise ConfigError([Problem("simulation", message)])
+    return config.simulation
+
+
+def simulate(
+    assembly: Assembly,
+    *,
+    folder: Path,
+    sizing: Sizing,
+    seed: int,
+    model: str,
+    batch_size: int | None,
+    fresh: bool,
+    progress: ShowProgress,
+) -> tuple[SimulationReport, BatchSizes]:
+    """All dialogues of the file, with their transcripts in `folder`, and the size that they were had with.
+
+    Those that are in the transcripts already are not had again. `model` is a hash of all weights. Raises
+    SimulationError where too many fail.
+    """
+    section = section_of(assembly.config)
+    tasks, about = open_tasks(assembly.config, section, folder=assembly.folder)
+    world, parts = build_world(section, folder=assembly.folder)
+    room = room_of(assembly, section)
+    size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
+    decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
+    found: dict[str, Outcomes] = {}
+    for history in section.history:
+        with (
+            Transcripts(folder, history, decided_by=decided_by, fresh=fresh) as transcripts,
+            sizing.work("generation", size) as capacity,
+        ):
+            dialogues = [
+                new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
+                for task in tasks
+                for repeat in range(section.repeats)
+            ]
+            owed = [dialogue for dialogue in dialogues if dialogue.key not in transcripts.done]
+            begin = partial(
+                Rollout,
+                assembly.lm,
+                world,
+                turn_encoder(assembly),
+                options=assembly.generation,
+                capacity=capacity,
+                room=room,
+                max_new_tokens=assembly.max_new_tokens,
+                seed=seed,
+                limits=section.limits,
+            )
+            have(owed, transcripts, begin=begin, section=section, history=history, progress=progress)
+            keys = [dialogue.key for dialogue in dialogues]
+            transcripts.finish(keys)
+            found[history] = outcomes_of([transcripts.done[key] for key in keys], repeats=section.repeats)
+        tell(history, found[history])
+    return SimulationReport(found, str(folder)), BatchSizes(generation=size)
+
+
+def have(
+    owed: list[Dialogue],
+    transcripts: Transcripts,
+    *,
+    begin: Callable[..., Rollout],
+    section: Simulation,
+    history: str,
+    progress: ShowProgress,
+) -> None:
+    """Have the dialogues that are owed, and keep them. Raises SimulationError where too many fail."""
+    before = len(transcripts.done)
+    if before and owed:
+        logger.info("%s of %s dialogues were had before", f"{before:,}", f"{before + len(owed):,}")
+    failed = sum(dialogue.status == "failed" for dialogue in transcripts.done.values())
+    started = time.perf_counter()
+    with (
+        interruption("ending the answers that were begun") as asked,
+        progress(before + len(owed), f"{history} history", completed=before) as display,
+    ):
+        rollout = begin(stopping=lambda: asked.asked)
+        for dialogue in rollout.have(iter(owed)):
+            transcripts.add(dialogue)
+            failed += dialogue.status == "failed"
+            rate = rollout.answered / (time.perf_counter() - started)
+            display.advance(1, live=len(rollout.live), failed=failed, turns_per_second=rate)
+            check_failures(transcripts, failed, section=section)
+        if asked.asked and len(transcripts.done) < before + len(owed):
+            logger.info("%s of %s dialogues are kept", f"{len(transcripts.done):,}", f"{before + len(owed):,}")
+            raise KeyboardInterrupt
+    anew = rollout.turns.anew
+    if anew:
+        logger.info("%s prompts were encoded anew: the template writes earlier turns in one piece", f"{anew:,}")
+
+
+def check_failures(transcripts: Transcripts, failed: int, *, section: Simulation) -> None:
+    """Raises SimulationError where more dialogues failed than the file allows."""
+    ended = len(transcripts.done)
+    if ended < FIRST or failed <= section.limits.fail_fraction * ended:
+        return
+    reasons = [dialogue.reason for dialogue in transcripts.done.values() if dialogue.status == "failed"]
+    raise SimulationError(
+        f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {section.limits.fail_fraction:g} "
+        f"allows; the last one: {reasons[-1]}. What was had is kept in {transcripts.path.parent}"
+    )
+
+
+def tell(history: str, outcomes: Outcomes) -> None:
+    """Say how many dialogues did not come to an end of their own."""
+    for status, count in sorted(outcomes.statuses.items()):
+        if status != "done":
+            logger.info("%s history: %s of %s dialogues %s", history, count, outcomes.dialogues, status)
+
+
+# What the file says
+
+
+def open_tasks(config: Config, section: Simulation, *, folder: Path) -> tuple[list[Task], str]:
+    """Tasks, and a hash of them. Raises DataError where rows cannot be used."""
+    tasks = section.tasks
+    if tasks.count is not None:
+        return [Task(f"task-{number}", {"number": number}) for number in range(tasks.count)], str(tasks.count)
+    source = tasks.source if tasks.source is not None else config.data.test
+    if source is None:
+        message = "replay needs dialogues; write tasks: {source: FILE}, or data.test"
+        raise ConfigError([Problem("simulation.tasks", message)])
+    rows = open_rows(source, folder=folder, name="tasks")
+    if not isinstance(section.world, ReplaySection):
+        return list(tasks_of(rows, lambda row: row)), rows.fingerprint
+    dialogue = config.dialogue_input
+    assert dialogue is not None, "the schema asks for one"
+    form = config.data.dialogue.format
+    return list(
+        tasks_of(rows, lambda row: read_dialogue(row, column=dialogue.source_column, form=form))
+    ), rows.fingerprint
+
+
+def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[Task]:
+    """A task of each row. Raises DataError where one cannot be read."""
+    if rows.bad:
+        raise DataError(f"tasks: {rows.bad[0].key}: {rows.bad[0].reason}")
+    place = 0
+    for chunk in rows.iterate():
+        for row in chunk:
+            key = rows.key(place)
+            try:
+                yield Task(key, read(row))
+            except FormatError as error:
+                raise DataError(f"tasks: {key}: {error}") from error
+            place += 1
+    if not place:
+        raise DataError("tasks: there are no rows")
+
+
+def build_world(section: Simulation, *, folder: Path) -> tuple[World, dict[str, str]]:
+    """The world, and hashes of the programs of the user's in it. Raises ConfigError where one is not there."""
+    parts: dict[str, str] = {}
+    world: World
+    if isinstance(section.world, ReplaySection):
+        world = ReplayWorld(max_turns=section.max_turns)
+    else:
+        kind = load_part(section.world.environment, key="simulation.world.environment", folder=folder)
+        world = EnvironmentWorld(
+            made(kind, section.world.options, key="simulation.world.options"), max_turns=section.max_turns
+        )
+        parts["environment"] = source_digest(kind)
+    if section.checker is None:
+        return world, parts
+    kind = load_part(section.checker.type, key="simulation.checker.type", folder=folder)
+    checker = made(kind, section.checker.options, key="simulation.checker.options")()
+    parts["checker"] = source_digest(kind)
+    return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
+
+
+def made(kind: type, options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
+    """What makes objects of a class from outside; one is made to see that it can be. Raises ConfigError."""
+    try:
+        kind(**options)
+    except Exception as error:
+        message = f"{kind.__name__} cannot be made with {dict(options)}: {type(error).__name__}: {error}"
+        raise ConfigError([Problem(key, message)]) from error
+    return lambda: kind(**options)
+
+
+def room_of(assembly: Assembly, section: Simulation) -> int:
+    """Tokens of a prompt and its answer. Raises ConfigError where an answer alone has more."""
+    limits = [limit for limit in (assembly.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
+    room = min(limits, default=ROOM)
+    if room <= assembly.max_new_tokens:
+        message = f"{room} tokens leave no room for a prompt beside an answer of {assembly.max_new_tokens}; "
+        message += "write a smaller generation.max_new_tokens"
+        raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
+    return room
+
+
+def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Dialogue:
+    """A dialogue that has not begun."""
+    key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
+    return Dialogue(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
+
+
+def turn_encoder(assembly: Assembly) -> TurnEncoder:
+    """What makes the model's prompts."""
+    feature = assembly.config.dialogue_input
+    assert feature is not None, "the schema asks for one"
+    return TurnEncoder(assembly.encoder, feature.name, assembly.lm.tokenizer.decode)
+
+
+def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
+    """Hashes of what the file says that decides dialogues, by section."""
+    sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
+    said = section.model_dump(mode="json", exclude={"limits", "history", "tasks"})
+    sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
+    return {name: digest(repr(value)) for name, value in sections.items()}

@@ -1,0 +1,120 @@
+"""Who says what when. A world plays one dialogue: it yields whenever the model is to answer, and is sent its words."""
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Protocol
+
+from partita.simulation.contract import (
+    Checker,
+    Environment,
+    GarbageError,
+    Verdict,
+    answered,
+    judged,
+    messages_of,
+    opened,
+)
+from partita.simulation.dialogue import Dialogue
+
+Play = Generator[None, None, None]
+"""Yields when the model is to answer; goes on when the answer stands in the dialogue."""
+
+
+class World(Protocol):
+    """Plays dialogues."""
+
+    def play(self, dialogue: Dialogue) -> Play:
+        """From the first word to the end, which it notes in the dialogue. What it raises is a failure."""
+
+
+class EnvironmentWorld:
+    """A program answers the model."""
+
+    def __init__(self, make: Callable[[], Environment], *, max_turns: int) -> None:
+        """`make` gives a new environment for each dialogue."""
+        self.make, self.max_turns = make, max_turns
+
+    def play(self, dialogue: Dialogue) -> Play:
+        """Reset, and step until the environment or the limit ends it."""
+        environment = self.make()
+        try:
+            said = opened(environment.reset(seed=dialogue.seed, task=dialogue.task))
+            dialogue.hear(said.messages, gold=said.info.get("gold"))
+            while True:
+                yield
+                said = answered(environment.step(dialogue.replies[-1].text))
+                dialogue.add_reward(said.reward)
+                dialogue.metrics |= said.info.get("metrics", {})
+                if said.terminated or said.truncated:
+                    dialogue.hear(said.messages)
+                    dialogue.end(*(("done",) if said.terminated else ("truncated", "environment")))
+                    return
+                dialogue.hear(said.messages, gold=said.info.get("gold"))
+                if len(dialogue.replies) >= self.max_turns:
+                    dialogue.end("truncated", "turns")
+                    return
+        finally:
+            # What it raises at its end changes nothing of what was said.
+            with suppress(Exception):
+                environment.close()
+
+
+class ReplayWorld:
+    """What others said in a dialogue of a data set is said again."""
+
+    def __init__(self, *, max_turns: int) -> None:
+        self.max_turns = max_turns
+
+    def play(self, dialogue: Dialogue) -> Play:
+        """All messages in order; where the model's own would stand, it answers."""
+        for message in dialogue.task["messages"]:
+            if not message.get("learned"):
+                dialogue.hear([message])
+                continue
+            if len(dialogue.replies) >= self.max_turns:
+                dialogue.end("truncated", "turns")
+                return
+            dialogue.gold = message["content"]
+            yield
+        dialogue.end("done")
+
+
+class CheckerError(Exception):
+    """A checker has raised; why stands as its cause."""
+
+
+class CheckedWorld:
+    """Another world, at whose end a checker looks at the dialogue and may send it back."""
+
+    def __init__(self, world: World, checker: Checker, *, rounds: int) -> None:
+        self.world, self.checker, self.rounds = world, checker, rounds
+
+    def play(self, dialogue: Dialogue) -> Play:
+        """The other world's dialogue, its verdict, and a further answer as often as the rounds allow."""
+        yield from self.world.play(dialogue)
+        verdict = self.verdict(dialogue)
+        while not verdict.ok and verdict.feedback and dialogue.rounds < self.rounds and dialogue.status == "done":
+            dialogue.status = None
+            dialogue.rounds += 1
+            dialogue.hear(messages_of(verdict.feedback, "check"), gold=verdict.target)
+            yield
+            dialogue.end("done")
+            verdict = self.verdict(dialogue)
+        dialogue.ok, dialogue.target = verdict.ok, verdict.target
+        dialogue.metrics |= verdict.metrics
+
+    def verdict(self, dialogue: Dialogue) -> Verdict:
+        """What the checker finds. Raises CheckerError."""
+        try:
+            return judged(self.checker.check(dialogue))
+        except Exception as error:
+            raise CheckerError from error
+
+
+def failure(error: BaseException) -> str:
+    """What is noted of a dialogue in which something from outside raised."""
+    where, cause = "environment", error
+    if isinstance(error, CheckerError) and error.__cause__ is not None:
+        where, cause = "checker", error.__cause__
+    name = "" if isinstance(cause, GarbageError) else f"{type(cause).__name__}: "
+    return f"{where}: {name}{cause}"

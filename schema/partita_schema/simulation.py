@@ -1,0 +1,111 @@
+"""Dialogues that the model has with a program, or with the questions of a data set: `simulation`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
+from partita_schema.target import check_target
+
+History = Literal["predicted", "gold"]
+"""Whose answers the model sees when it looks back: its own, or the right ones."""
+
+
+def one_or_several(value: object) -> object:
+    """A single word is a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+class EnvironmentWorld(Base):
+    """A program that the model talks to: it says something, is answered, and in the end gives a reward."""
+
+    type: Literal["environment"]
+    """A program that answers the model."""
+    environment: Annotated[str, AfterValidator(check_target)]
+    """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`."""
+    options: dict[str, Any] = {}
+    """What the class is made with, by name."""
+
+
+class ReplayWorld(Base):
+    """Dialogues of a data set: what others said is said again, and the model answers in its own words."""
+
+    type: Literal["replay"]
+    """Dialogues of a data set, with the model's answers in place of those that it holds."""
+
+
+World = Annotated[EnvironmentWorld | ReplayWorld, Field(discriminator="type")]
+
+
+class Tasks(Base):
+    """What the dialogues are about."""
+
+    count: Count | None = None
+    """So many tasks, numbered from 0: the environment makes of each what its seed says."""
+    source: Name | None = None
+    """Rows of a data set, each a task; for replay each a dialogue. Default for replay: data.test."""
+
+    @model_validator(mode="after")
+    def tasks_are_said_once(self) -> "Tasks":
+        if self.count is not None and self.source is not None:
+            raise broken("count and source say the same; keep one", at="count")
+        return self
+
+
+class Checker(Base):
+    """A program that looks at a dialogue at its end, and may send it back."""
+
+    type: Annotated[str, AfterValidator(check_target)]
+    """`module:Class` with `check(dialogue)`."""
+    options: dict[str, Any] = {}
+    """What the class is made with, by name."""
+    rounds: NonNegativeCount = 0
+    """How often a dialogue is sent back, with what the checker says, for another answer."""
+
+
+class Limits(Base):
+    """What a dialogue may take."""
+
+    step_seconds: Positive = 30.0
+    """Time of the environment or the checker for one answer."""
+    dialogue_seconds: Positive = 600.0
+    """Time from the first word to the last."""
+    fail_fraction: Share = 0.1
+    """Share of failed dialogues above which the simulation ends, once 20 have ended."""
+
+
+class Simulation(Base):
+    """Dialogues that the model has, several turns long, with metrics and transcripts of them."""
+
+    world: World
+    """Who the model talks to."""
+    tasks: Tasks = Tasks()
+    """What about."""
+    repeats: Count = 1
+    """Dialogues about each task, with other seeds. Above 1, pass@k and pass^k are told."""
+    history: Annotated[tuple[History, ...], BeforeValidator(one_or_several), Field(min_length=1)] = ("predicted",)
+    """Which answers the model sees when it looks back: `predicted`, its own; `gold`, the right ones, where the world
+    knows them. A list of both gives a report for each."""
+    max_turns: Count = 20
+    """Answers of the model in a dialogue; one that is longer is truncated."""
+    max_dialogue_tokens: Count | None = None
+    """Tokens of a prompt and its answer; a dialogue that needs more is truncated. Default: the model's context, or
+    2048 where it has none."""
+    checker: Checker | None = None
+    """Looks at each dialogue at its end."""
+    limits: Limits = Limits()
+    """What a dialogue may take."""
+
+    @model_validator(mode="after")
+    def histories_are_said_once(self) -> "Simulation":
+        if len(set(self.history)) < len(self.history):
+            raise broken("write predicted and gold once each", at="history")
+        return self
+
+    @model_validator(mode="after")
+    def tasks_fit_the_world(self) -> "Simulation":
+        if isinstance(self.world, ReplayWorld) and self.tasks.count is not None:
+            raise broken("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
+        if isinstance(self.world, EnvironmentWorld) and self.tasks == Tasks():
+            raise broken("write tasks: {count: 100}, or a source of tasks", at="tasks")
+        return self

@@ -1,0 +1,338 @@
+"""Dialogues from a file: the same whatever stands beside them, whole after a kill, with the numbers that they have."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import ConfigError, Model, PartitaError, ResumeError
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.report import outcomes_of
+
+from ...forks import COMMAND, Forks
+
+WORLDS = Path(__file__).with_name("worlds_of_tests.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, dialogues to replay, and programs to talk to."""
+    folder = tmp_path_factory.mktemp("simulation")
+    shutil.copy(WORLDS, folder / "worlds_of_tests.py")
+    chance = random.Random(0)
+    words = ["say", "once", "more", "what", "red", "green", "blue", "one", "two", "three", "ball", "box", *"0123456"]
+    rows = []
+    for _ in range(30):
+        said = [" ".join(chance.choices(words, k=3)) for _ in range(6)]
+        messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
+        rows.append({"messages": messages})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    scratch = {
+        "type": "scratch",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "context_length": 96,
+        "tokenizer": "word",
+        "vocab_size": 64,
+    }
+    made = settings(folder) | {"base_model": scratch, "data": {"source": str(folder / "rows.jsonl")}}
+    del made["simulation"]
+    Model(made, quiet=True).save(folder / "base")
+    return folder
+
+
+def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
+    """A file; keys of its simulation may be others."""
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo"}
+    return {
+        "base_model": str(folder / "base"),
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 5, "do_sample": True, "temperature": 1.0},
+        "trainer": {"type": "none", "batch_size": 8},
+        "simulation": {"world": world, "tasks": {"count": 60}, **simulation},
+    }
+
+
+def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **simulation: Any) -> Any:
+    """The report of a simulation with its transcripts in a folder."""
+    (folder / "run.yaml").write_text(json.dumps(settings(folder, **simulation)), encoding="utf8")
+    return Model(folder / "run.yaml", quiet=True).simulate(output, batch_size=batch_size)
+
+
+def transcripts(output: Path, history: str = "predicted") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / f"{history}.jsonl").read_text("utf8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def straight(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Sampled dialogues, eight at a time."""
+    output = tmp_path_factory.mktemp("straight")
+    return output, simulated(folder, output)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_dialogues_are_the_same_whatever_stands_beside_them(
+    folder: Path, straight: tuple[Path, Any], tmp_path: Path, batch_size: int
+) -> None:
+    report = simulated(folder, tmp_path, batch_size=batch_size)
+
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
+    assert report.histories == straight[1].histories
+
+
+def test_each_task_has_its_own_dialogue(straight: tuple[Path, Any]) -> None:
+    lines = transcripts(straight[0])
+
+    assert [line["dialogue"] for line in lines] == [f"task-{number}" for number in range(60)]
+    assert len({line["seed"] for line in lines}) == 60
+    assert len({json.dumps(line["messages"]) for line in lines}) == 60
+    assert {line["status"] for line in lines} == {"done"}
+    turns = [sum("tokens" in message for message in line["messages"]) for line in lines]
+    assert set(turns) == {2, 3, 4}
+    outcomes = straight[1].histories["predicted"]
+    assert outcomes.dialogues == 60
+    assert outcomes.statuses == {"done": 60}
+    assert outcomes.turns == sum(turns) / 60
+    assert outcomes.means["reward"].mean == sum(line["reward"] for line in lines) / 60
+    assert outcomes.means["length"].n == 60
+
+
+def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
+    folder: Path, straight: tuple[Path, Any], tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
+    report = simulated(folder, tmp_path, world=world, limits={"step_seconds": 1.0})
+
+    assert time.monotonic() - started < 30
+    before, after = transcripts(straight[0]), transcripts(tmp_path)
+    bad = {
+        3: "environment: OSError: the desk is closed",
+        43: "environment: step gave 'what?'; give (messages, reward, terminated, truncated, info)",
+        23: "timeout: no answer within 1 s (limits.step_seconds)",
+    }
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        if number not in bad:
+            assert one == other
+            continue
+        assert (other["status"], other["reason"], other["reward"]) == ("failed", bad[number], None)
+    outcomes = report.histories["predicted"]
+    assert outcomes.statuses == {"done": 57, "failed: environment": 2, "failed: timeout": 1}
+    reward = outcomes.means["reward"]
+    assert (reward.n, reward.n_with_failures) == (57, 60)
+    assert reward.with_failures == pytest.approx(reward.mean * 57 / 60)
+
+
+def test_too_many_failures_end_it_with_the_reason(folder: Path, tmp_path: Path) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
+    limits = {"step_seconds": 0.5, "fail_fraction": 0.01}
+
+    with pytest.raises(PartitaError, match=r"dialogues failed, more than limits.fail_fraction: 0.01 allows; the last"):
+        simulated(folder, tmp_path, world=world, limits=limits)
+    kept = (tmp_path / ".predicted.jsonl").read_bytes().count(b"\n") - 1
+    assert kept >= 20
+    again = simulated(folder, tmp_path, world=world, limits={"step_seconds": 0.5})
+    assert again.histories["predicted"].dialogues == 60
+
+
+KILLED = """
+import sys
+from partita import Model
+Model("run.yaml", quiet=True).simulate(sys.argv[1])
+"""
+
+
+def test_a_simulation_that_was_killed_goes_on(
+    folder: Path, straight: tuple[Path, Any], tmp_path: Path, forks: Forks
+) -> None:
+    (folder / "run.yaml").write_text(json.dumps(settings(folder)), encoding="utf8")
+    growing, chance = tmp_path / ".predicted.jsonl", random.Random()
+    for wanted in (5, 25, 45):
+        program = forks.start(KILLED, "simulate", tmp_path, folder=folder)
+        end = time.monotonic() + 60
+        while (growing.read_bytes().count(b"\n") if growing.exists() else 0) < wanted and program.poll() is None:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.02))
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    had = growing.read_bytes().count(b"\n") - 1
+    assert had > 0
+    assert not forks.run(KILLED, "simulate", tmp_path, folder=folder).returncode
+
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
+    keys = [json.loads(line)["dialogue"] for line in growing.read_text("utf8").splitlines()[1:]]
+    assert len(keys) == len(set(keys)) == 60, "none is had twice"
+
+
+def test_another_file_does_not_go_on_where_this_one_was(folder: Path, straight: tuple[Path, Any]) -> None:
+    (folder / "other.yaml").write_text(json.dumps(settings(folder) | {"seed": 7}), encoding="utf8")
+
+    with pytest.raises(ResumeError, match="holds dialogues of another simulation; write --fresh to begin anew, or --o"):
+        Model(folder / "other.yaml", quiet=True).simulate(straight[0])
+
+
+def test_replayed_dialogues_show_right_answers_or_the_models_own(folder: Path, tmp_path: Path) -> None:
+    report = simulated(
+        folder,
+        tmp_path,
+        world={"type": "replay"},
+        tasks={"source": "rows.jsonl"},
+        history=["gold", "predicted"],
+        max_turns=2,
+    )
+    gold, own = transcripts(tmp_path, "gold"), transcripts(tmp_path)
+
+    assert len(gold) == len(own) == 30
+    first = [line["messages"][1]["content"] for line in gold]
+    assert first == [line["messages"][1]["content"] for line in own], "nothing stands before"
+    assert any(message["content"] != message["gold"] for line in gold for message in line["messages"][1:2])
+    second = [[line["messages"][3]["content"] for line in lines] for lines in (gold, own)]
+    assert second[0] != second[1]
+    assert {line["status"] for line in gold} == {"truncated"}
+    assert set(report.histories["gold"].by_turn) == {1, 2}
+    assert report.histories["gold"].by_turn[1] == report.histories["predicted"].by_turn[1]
+
+
+def test_a_checker_sends_dialogues_back(folder: Path, tmp_path: Path) -> None:
+    checker = {"type": "worlds_of_tests:Short", "rounds": 2}
+    report = simulated(folder, tmp_path, checker=checker)
+    lines = transcripts(tmp_path)
+
+    assert {line["rounds"] for line in lines} == {0, 1, 2}
+    for line in lines:
+        last = line["messages"][-1]
+        assert line["ok"] == (len(last["content"]) % 2 == 0)
+        assert line["target"] == "two"
+        assert sum(message["content"] == "once more" for message in line["messages"]) == line["rounds"]
+        assert line["ok"] or line["rounds"] == 2
+    outcomes = report.histories["predicted"]
+    assert outcomes.means["success"].mean == sum(line["ok"] for line in lines) / 60
+
+
+def test_repeats_have_other_seeds_and_pass_rates(folder: Path, tmp_path: Path) -> None:
+    checker = {"type": "worlds_of_tests:Short"}
+    report = simulated(folder, tmp_path, checker=checker, tasks={"count": 20}, repeats=3)
+    lines = transcripts(tmp_path)
+
+    assert [line["dialogue"] for line in lines[:3]] == ["task-0#1", "task-0#2", "task-0#3"]
+    oks = [[line["ok"] for line in lines[3 * task : 3 * task + 3]] for task in range(20)]
+    outcomes = report.histories["predicted"]
+    assert outcomes.pass_at_k == sum(map(any, oks)) / 20
+    assert outcomes.pass_hat_k == sum(map(all, oks)) / 20
+    assert 0 < outcomes.pass_hat_k < outcomes.pass_at_k < 1
+
+
+def test_dialogues_that_are_too_long_are_truncated(folder: Path, tmp_path: Path) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Endless"}
+    simulated(folder, tmp_path / "turns", world=world, tasks={"count": 10}, max_turns=3)
+    simulated(folder, tmp_path / "tokens", world=world, tasks={"count": 10}, max_dialogue_tokens=24)
+
+    assert {(line["status"], line["reason"]) for line in transcripts(tmp_path / "turns")} == {("truncated", "turns")}
+    lines = transcripts(tmp_path / "tokens")
+    assert {(line["status"], line["reason"]) for line in lines} == {("truncated", "tokens")}
+    assert all(any("tokens" in message for message in line["messages"]) for line in lines)
+
+
+def test_what_the_model_said_keeps_its_tokens(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from partita.simulation.turns import TurnEncoder
+
+    prompts: dict[str, list[list[int]]] = {}
+    encode = TurnEncoder.encode
+
+    def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
+        found = encode(self, dialogues, shown)
+        for dialogue, prompt in zip(dialogues, found, strict=True):
+            prompts.setdefault(dialogue.key, []).append(prompt.input_ids)
+        return found
+
+    monkeypatch.setattr(TurnEncoder, "encode", watched)
+    simulated(folder, tmp_path, tasks={"count": 20})
+
+    for line in transcripts(tmp_path):
+        replies = [message["tokens"] for message in line["messages"] if "tokens" in message]
+        shown = prompts[line["dialogue"]]
+        assert len(shown) == len(replies)
+        for before, reply, after in zip(shown, replies, shown[1:], strict=False):
+            assert after[: len(before) + len(reply)] == before + reply
+
+
+def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> None:
+    changed = settings(folder, world={"type": "replay"}, tasks={"source": "rows.jsonl"}, history="gold", max_turns=1)
+    changed["generation"] = {"max_new_tokens": 5}
+    (folder / "greedy.yaml").write_text(json.dumps(changed), encoding="utf8")
+    model = Model(folder / "greedy.yaml", quiet=True)
+    model.simulate(tmp_path)
+    lines = transcripts(tmp_path, "gold")
+
+    found = [row["answer_raw"] for row in model.predict([{"messages": line["messages"][:1]} for line in lines])]
+    assert found == [line["messages"][1]["content"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"world": {"type": "environment", "environment": "worlds_of_tests:Nobody"}}, "simulation.world.environment: "),
+        (
+            {"world": {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"size": 3}}},
+            "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
+        ),
+        ({"max_dialogue_tokens": 5}, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt beside an "),
+        ({"world": {"type": "replay"}, "tasks": {}}, "simulation.tasks: replay needs dialogues; write tasks: {source"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulated(folder, tmp_path, **changes)
+    assert str(error.value).startswith(text), str(error.value)
+
+
+def test_a_file_without_the_section_says_what_to_write(folder: Path) -> None:
+    changed = settings(folder)
+    del changed["simulation"]
+    with pytest.raises(ConfigError, match=r"simulation: the file says nothing of dialogues; write simulation: \{world"):
+        Model(changed, quiet=True).simulate()
+
+
+def test_failures_are_left_out_or_count_as_0() -> None:
+    good, bad = Dialogue("a", "a", {}, 1, reward=0.5, status="done"), Dialogue("b", "b", {}, 1, reward=0.7)
+    bad.end("failed", "environment: OSError: no")
+    outcomes = outcomes_of([good, bad], repeats=1)
+
+    assert bad.reward is None
+    assert (outcomes.means["reward"].mean, outcomes.means["reward"].with_failures) == (0.5, 0.25)
+    assert outcomes.statuses == {"done": 1, "failed: environment": 1}
+    assert outcomes.pass_at_k is None
+
+
+def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks: Forks) -> None:
+    (folder / "run.yaml").write_text(json.dumps(settings(folder, tasks={"count": 10})), encoding="utf8")
+    words = ("partita", "simulate", "run.yaml", "--output", tmp_path)
+    table = forks.run(COMMAND, *words, folder=folder)
+    told = forks.run(COMMAND, *words, "--json", "--quiet", folder=folder)
+
+    assert table.returncode == 0, table.stderr
+    assert "dialogues by history" in table.stdout
+    assert "predicted" in table.stdout
+    assert f"transcripts in {tmp_path}" in table.stdout
+    found = json.loads(told.stdout)
+    assert told.stderr == ""
+    assert found["histories"]["predicted"]["dialogues"] == 10
+    assert found["folder"] == str(tmp_path)
+
+
+def test_the_environment_hears_the_models_own_words_also_where_right_ones_are_shown(
+    folder: Path, tmp_path: Path
+) -> None:
+    simulated(folder, tmp_path, tasks={"count": 20}, history="gold")
+
+    for line in transcripts(tmp_path, "gold"):
+        said = [message for message in line["messages"] if "tokens" in message]
+        assert line["reward"] == sum(message["content"].strip() == message["gold"] for message in said)

@@ -1,0 +1,65 @@
+"""Programs that dialogues of tests are had with; tasks say by their number which of them misbehave."""
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from partita.simulation import Verdict
+
+WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
+
+
+class Echo:
+    """Asks for words, two to four times; what it asks next hangs on what it heard."""
+
+    def __init__(self, misbehaves: bool = False, seconds: float = 60.0) -> None:
+        self.misbehaves, self.seconds = misbehaves, seconds
+        self.misdeed = ""
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.chance = random.Random(seed)
+        self.turns = self.chance.randint(2, 4)
+        number = task["number"]
+        if self.misbehaves and number % 20 == 3:
+            self.misdeed = ("raises", "hangs", "garbage")[number // 20 % 3]
+        return self.ask(""), {"gold": self.word}
+
+    def ask(self, heard: str) -> str:
+        self.word = self.chance.choice(WORDS)
+        return f"say {self.word} {sum(map(ord, heard)) % 7}"
+
+    def step(self, action: str) -> Any:
+        if self.misdeed == "raises":
+            raise OSError("the desk is closed")
+        if self.misdeed == "hangs":
+            time.sleep(self.seconds)
+        if self.misdeed == "garbage":
+            return "what?"
+        right = float(action.strip() == self.word)
+        self.turns -= 1
+        metrics = {"length": float(len(action))}
+        if not self.turns:
+            return "", right, True, False, {"metrics": metrics}
+        return self.ask(action), right, False, False, {"gold": self.word, "metrics": metrics}
+
+    def close(self) -> None:
+        pass
+
+
+class Endless(Echo):
+    """Never ends, and says more each time."""
+
+    def step(self, action: str) -> Any:
+        self.turns += 1
+        return super().step(action)
+
+
+class Short:
+    """Finds answers of an even number of letters right, and says so."""
+
+    def check(self, dialogue: Any) -> Verdict:
+        last = dialogue.messages[-1]["content"]
+        if "broken" in dialogue.task:
+            raise KeyError("no goal")
+        return Verdict(len(last) % 2 == 0, feedback="once more", target="two", metrics={"letters": float(len(last))})
