@@ -94,7 +94,7 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
     straight: tuple[Path, dict[str, Any]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = Model("run.yaml", overrides=ON_RAY)
+    model = Model("run.yaml", overrides=[*ON_RAY, "backend.sharding=full"])
 
     stopped = when(lambda: steps() >= 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
@@ -118,6 +118,8 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
         assert one == other if exact else one == pytest.approx(other, rel=2e-4)
     assert found.metrics["test"] == pytest.approx(straight[1]["train:12"]["metrics"]["test"], rel=1e-3)
 
+    manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
+    assert manifest["numbers_of_a_process"] < 0.6 * manifest["parameters"]
     assert model.result == Path("run/model"), "what predict takes"
     assert model.train(run="run").steps == 12, "finished, and not trained again"
     assert not list(Path("run").glob(".ray-*"))

@@ -98,7 +98,7 @@ def test_the_number_of_processes_may_change_and_one_may_be_killed(
     processes.start(4, folder, "train:4")
     started = time.monotonic()
     assert all(processes.kill(2, folder, "train:12", rank=1, pattern="run/log.jsonl", lines=5, delay=0.0))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50, "nobody waits for the timeout"
     processes.start(1, folder, "train:9")
     found = processes.start(2, folder, "train:12")
 
@@ -113,7 +113,7 @@ def test_a_rank_whose_memory_ends_ends_the_job_and_says_what_to_write(
     started = time.monotonic()
     assert all(rank.wait() for rank in processes.launch(2, folder, "train_out_of_memory:10"))
 
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50, "nobody waits for the timeout"
     said = (folder / "error-1.txt").read_text()
     assert said.startswith("OutOfStepError: step 5: out of memory on rank 1 with 4 rows of ")
     assert said.endswith(

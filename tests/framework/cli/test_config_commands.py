@@ -72,13 +72,17 @@ def test_validate_takes_no_torch_and_little_time(file: Path) -> None:
     code = (
         "import sys, time; sys.argv = ['partita', 'validate', sys.argv[1]]; from partita.cli.main import run\n"
         "try: run()\nexcept SystemExit: pass\n"
-        "print({'torch', 'transformers', 'pandas', 'numpy', 'marshmallow'} & set(sys.modules), time.process_time())"
+        "print({'torch', 'transformers', 'pandas', 'numpy', 'marshmallow'} & set(sys.modules), time.process_time())\n"
+        "begun, total = time.process_time(), 0\n"
+        "for number in range(5_000_000): total += number\n"
+        "print(time.process_time() - begun)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    line, measured = done.stdout.splitlines()
+    line, measured, counting = done.stdout.splitlines()
     assert line.endswith("ok (zero-shot of scratch llama; 1 input, 1 output)")
     assert measured.startswith("set() ")
-    assert float(measured.removeprefix("set() ")) < 0.5
+    # A machine that is slow, or busy, counts to five million in more than the 0.3 s of others.
+    assert float(measured.removeprefix("set() ")) < max(0.5, float(counting))
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -109,14 +109,14 @@ def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
 ) -> None:
     started = time.monotonic()
     world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
-    report = simulated(folder, tmp_path, world=world, limits={"step_seconds": 1.0})
+    report = simulated(folder, tmp_path, world=world, limits={"step_seconds": 3.0})
 
     assert time.monotonic() - started < 30
     before, after = transcripts(straight[0]), transcripts(tmp_path)
     bad = {
         3: "environment: OSError: the desk is closed",
         43: "environment: step gave 'what?'; give (messages, reward, terminated, truncated, info)",
-        23: "timeout: no answer within 1 s (limits.step_seconds)",
+        23: "timeout: no answer within 3 s (limits.step_seconds)",
     }
     for number, (one, other) in enumerate(zip(before, after, strict=True)):
         if number not in bad:
@@ -132,13 +132,13 @@ def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
 
 def test_too_many_failures_end_it_with_the_reason(folder: Path, tmp_path: Path) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
-    limits = {"step_seconds": 0.5, "fail_fraction": 0.01}
+    limits = {"step_seconds": 3.0, "fail_fraction": 0.01}
 
     with pytest.raises(PartitaError, match=r"dialogues failed, more than limits.fail_fraction: 0.01 allows; the last"):
         simulated(folder, tmp_path, world=world, limits=limits)
     kept = (tmp_path / ".predicted.jsonl").read_bytes().count(b"\n") - 1
     assert kept >= 20
-    again = simulated(folder, tmp_path, world=world, limits={"step_seconds": 0.5})
+    again = simulated(folder, tmp_path, world=world, limits={"step_seconds": 3.0})
     assert again.histories["predicted"].dialogues == 60
 
 
