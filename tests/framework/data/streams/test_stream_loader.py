@@ -259,8 +259,8 @@ def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, encode = write_shards(tmp_path / "data", [300, 300]), ChunkEncoder.__call__
-    monkeypatch.setattr(ChunkEncoder, "__call__", lambda self, chunk: (time.sleep(0.6), encode(self, chunk))[1])
-    options = LoaderOptions(workers=1, timeout=1.5, start_method="fork")
+    monkeypatch.setattr(ChunkEncoder, "__call__", lambda self, chunk: (time.sleep(1.0), encode(self, chunk))[1])
+    options = LoaderOptions(workers=1, timeout=3.0, start_method="fork")
 
     with closing(make(folder, batches_per_step=4, options=options).steps()) as steps:
         first = plain(next(steps))
