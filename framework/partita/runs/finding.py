@@ -11,6 +11,9 @@ from partita_schema.errors import ResumeError
 WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
 """What a run writes under names that a user may have in use."""
 
+NEVER_LEARNED = ("backend", "simulation")
+"""What may differ between starts of the same file: where a run takes place, and what is asked of its result."""
+
 FREE_KEYS = (
     "trainer.epochs",
     "trainer.max_steps",
@@ -26,6 +29,7 @@ FREE_KEYS = (
     "data.resume",
     "tracking",
     "backend",
+    "simulation",
 )
 """What may change when a run is continued; anything else would make it another run."""
 
@@ -45,6 +49,7 @@ USE_KEYS = (
     "data.test",
     "data.max_bad_rows",
     "backend",
+    "simulation",
 )
 """What may differ when a finished run is only used: none of it changes what was learned."""
 
@@ -99,7 +104,7 @@ def choose_folder(name: str, *, config: Config, base: Path) -> Path:
     Where data.resume says how to go on with other data, an unfinished run of other data is this file's as well.
     """
     settings = config.model_dump(mode="json")
-    free = ("backend",) if config.data.resume == "strict" else changeable(settings)
+    free = NEVER_LEARNED if config.data.resume == "strict" else changeable(settings)
     return next(
         folder
         for folder, manifest in numbered(name, base=base)

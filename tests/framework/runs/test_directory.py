@@ -19,6 +19,7 @@ from partita.runs.manifest import read_manifest
 from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
+from partita_schema.simulation import EnvironmentWorld, Simulation, Tasks
 
 
 def config_of(**changes: Any) -> Config:
@@ -178,6 +179,17 @@ def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path
             run.note(status="done")
     assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run-4"
     assert find_finished("run", config=config, base=tmp_path)[0] == tmp_path / "run-2", "the newest of this file"
+
+
+def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as run:
+        pass
+    world = EnvironmentWorld(type="environment", environment="guest:Guest")
+    asking = config_of().model_copy(update={"simulation": Simulation(world=world, tasks=Tasks(count=3))})
+    assert choose_folder("run", config=asking, base=tmp_path) == tmp_path / "run"
+    check_same(run.manifest["config"], asking.model_dump(mode="json"), folder=tmp_path)
+    run.note(status="done")
+    assert find_finished("run", config=asking, base=tmp_path)[0] == tmp_path / "run"
 
 
 @pytest.mark.parametrize(
