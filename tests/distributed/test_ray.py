@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from partita import ConfigError, Model, ModelError, PartitaError
+
+from .moments import when
 
 pytestmark = pytest.mark.distributed
 
@@ -127,20 +129,6 @@ def recorded(output: str) -> list[int]:
     """The rows that stand in the journal of an output."""
     [path] = Path("runs/run/journal").glob(f"{output}-*.jsonl")
     return [json.loads(line)["row"] for line in path.read_text("utf8").splitlines()[1:]]
-
-
-def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
-    """A thread that acts as soon as something is so."""
-
-    def wait() -> None:
-        end = time.monotonic() + 60
-        while not condition() and time.monotonic() < end:
-            time.sleep(0.001)
-        act()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 def test_greedy_answers_are_those_of_one_process(fleet: Model, folder: Path) -> None:

@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ import psutil
 import pytest
 
 from partita import DataError, Model
+
+from .moments import when
 
 pytestmark = pytest.mark.distributed
 
@@ -70,20 +70,6 @@ def steps(run: Path = Path("run")) -> int:
     """Steps in the log of a run."""
     path = run / "log.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
-    """A thread that acts as soon as something is so."""
-
-    def wait() -> None:
-        end = time.monotonic() + 100
-        while not condition() and time.monotonic() < end:
-            time.sleep(0.001)
-        act()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 @pytest.mark.faults

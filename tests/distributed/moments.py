@@ -1,0 +1,19 @@
+"""Acting while a job is under way."""
+
+import threading
+import time
+from collections.abc import Callable
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """A thread that acts as soon as something is so."""
+
+    def wait() -> None:
+        end = time.monotonic() + 100
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.001)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
