@@ -2,10 +2,10 @@
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -19,7 +19,7 @@ from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns
 from partita.distributed.joining import own_team
-from partita.evaluation import Examination, mean_loss, prepare, remove_tokens, score, tokens_made_once
+from partita.evaluation import Examination, mean_loss, prepare, score, tokens_made_once
 from partita.identity import answer_fingerprint, journal_path, model_fingerprint
 from partita.inference.engine import generate_requests
 from partita.inference.halving import Capacity
@@ -36,6 +36,7 @@ from partita.on_ray import (
     train_on_ray,
 )
 from partita.plain_prompts import plain_requests
+from partita.rounds import Rounds, check_rounds, rounds_of
 from partita.runs.directory import RunDirectory, open_run_of_team
 from partita.runs.finding import choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
@@ -50,7 +51,7 @@ from partita.training import (
     check_validation_metric,
     find_sizes,
     finished_result,
-    run_trainer,
+    train_in,
 )
 from partita.tuning.run import answering_sizes, asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
@@ -59,6 +60,7 @@ from partita_schema.dump import resolved_yaml
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
+from partita_schema.rounds import TrainOn
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
@@ -158,8 +160,9 @@ class Model:
     def train_here(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
         """`train` in this process and those that it was started with, whatever the backend."""
         check_validation_metric(self.config)
+        check_rounds(self.config, dataset)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
-        team = self.team
+        team, rounds = self.team, rounds_of(self.config)
         check_shared(trainer, self.config, team)
         chosen = run if run is not None else team.lead(self.free_folder, "the folder of the run")
         folder = Path(chosen)
@@ -173,22 +176,41 @@ class Model:
             with together(team, "opening the data"):
                 data = self.open_data(dataset)
                 labels = find_labels(self.config, data.training)
-            tokenizer = folder / "tokenizer"
             trains = self.config.trainer.type != "none"
-            with in_turn(team, "loading the model"):
-                if team.rank == 0:
-                    remove_tokens(folder)
-                if team.rank == 0 and not directory.has_checkpoints:
-                    shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
-                assembly = self.assemble(labels, data.training, trainable=trains, tokenizer_folder=tokenizer)
-            sizing = Sizing(assembly, cache=Cache.of_user(), team=team)
-            with tokens_made_once(team, assembly, folder=folder) as parts:
-                result = run_trainer(trainer, parts, data, directory, sizing=sizing, team=team)
+            if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
+                assembly, sizing, result = train_in(
+                    directory,
+                    data,
+                    trainer=trainer,
+                    team=team,
+                    assemble=partial(self.assemble, labels, data.training, trains),
+                )
+                self._assembly, self._sizing = assembly, sizing
+                directory.note(steps=result.steps, stopped_early=result.stopped_early)
+            if rounds is not None:
+                self._assembly = self._sizing = None  # the model of each round is read anew
+                result = self.train_rounds(rounds, directory, data)
             model = "model" if (folder / "model").is_dir() else None
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
         team.gather(None, "the end of the run")  # no rank may look for it before it is there
-        self.run, self._assembly, self._splits, self._sizing = folder, assembly, data.splits, sizing
+        self.run, self._splits = folder, data.splits
         return replace(result, batch_sizes=directory.manifest["batch_sizes"])
+
+    def train_rounds(self, plan: TrainOn, directory: RunDirectory, data: RunData) -> TrainResult:
+        """The rounds of dialogues and training of a run that has been trained on data."""
+        if "rounds" not in directory.manifest:
+            before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
+            directory.note(rounds=[], before_rounds=before)
+        return Rounds(
+            config=self.config,
+            plan=plan,
+            origin=self.loaded.folder,
+            directory=directory,
+            team=self.team,
+            seed=self.sampling_seed,
+            data=data,
+            open_run=self.open_run,
+        ).train()
 
     def predict(
         self,
@@ -516,7 +538,7 @@ class Model:
         return labels or find_labels(self.config, training), training
 
     def assemble(
-        self, labels: Labels, training: Rows | None, *, trainable: bool, tokenizer_folder: Path | None = None
+        self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
     ) -> Assembly:
         return assemble(
             self.config,
@@ -591,14 +613,15 @@ class Model:
         """The directory of a run that is told none."""
         return choose_folder(self.name, config=self.config, base=RUNS)
 
-    def open_run(self, folder: Path) -> AbstractContextManager[RunDirectory]:
-        """The run directory `folder`, new or continued."""
+    def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:
+        """The run directory `folder`, new or continued, of the file or of what was made of it."""
+        loaded = self.loaded if config is None else load_config(config)
         return open_run_of_team(
             self.team,
             folder,
-            config=self.config,
-            text=self.loaded.text,
-            resolved=resolved_yaml(self.loaded),
+            config=loaded.config,
+            text=loaded.text,
+            resolved=resolved_yaml(loaded),
             origin=self.loaded.folder,
             quiet=self.quiet,
         )

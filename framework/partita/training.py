@@ -1,7 +1,8 @@
 """A run from its rows to its result: what `Model.train` does inside a run directory."""
 
 import logging
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from typing import Any
 from partita.assembly import Assembly
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
-from partita.evaluation import mean_loss, score
+from partita.evaluation import mean_loss, remove_tokens, score, tokens_made_once
 from partita.inference.metrics import metric_names
 from partita.material import Material, read_material, training_loader
 from partita.runs.directory import RunDirectory
@@ -21,8 +22,9 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainResult, Work
+from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.trial import BatchSize
-from partita_trainers.team import Team, together
+from partita_trainers.team import Team, in_turn, together
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,32 @@ WORTH_TELLING = 10.0
 """Seconds of waiting for rows above which it is said."""
 LONG_WAIT = 0.1
 """And the share of the time."""
+
+
+def train_in(
+    directory: RunDirectory,
+    data: RunData,
+    *,
+    trainer: Trainer,
+    team: Team,
+    assemble: Callable[[Path], Assembly],
+) -> tuple[Assembly, Sizing, TrainResult]:
+    """A run inside its directory, from loading the model to its result; its status is still to be noted.
+
+    `assemble` makes the parts; it is given the folder where a new model's tokenizer is kept.
+    """
+    folder = directory.folder
+    tokenizer = folder / "tokenizer"
+    with in_turn(team, "loading the model"):
+        if team.rank == 0:
+            remove_tokens(folder)
+        if team.rank == 0 and not directory.has_checkpoints:
+            shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
+        assembly = assemble(tokenizer)
+    sizing = Sizing(assembly, cache=Cache.of_user(), team=team)
+    with tokens_made_once(team, assembly, folder=folder) as parts:
+        result = run_trainer(trainer, parts, data, directory, sizing=sizing, team=team)
+    return assembly, sizing, result
 
 
 def run_trainer(

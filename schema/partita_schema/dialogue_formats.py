@@ -22,6 +22,9 @@ SAME_ROLES = {
 SPEAKERS = {"system": "assistant", "user1": "user", "user2": "assistant"}
 """Roles by speakers of task-oriented data sets, in which the system is who answers."""
 
+ONE_FORM = ("messages", "labels", "learn_all")
+"""Keys of a row that is made of a dialogue."""
+
 Message = dict[str, Any]
 Dialogue = dict[str, Any]
 
@@ -39,6 +42,8 @@ def read_dialogue(row: Mapping[str, Any], *, column: str, form: str = "auto") ->
     given = row.get(column)
     if is_read(given):
         return dict(given)
+    if is_read(row):
+        return {name: row[name] for name in ONE_FORM}
     if form == "auto":
         form, column = told_format(row, column)
     elif form in LISTS and given is None:
@@ -47,8 +52,8 @@ def read_dialogue(row: Mapping[str, Any], *, column: str, form: str = "auto") ->
 
 
 def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a cell holds a dialogue in its one form already, as rows that are made of dialogues do."""
-    return isinstance(value, Mapping) and {"messages", "labels", "learn_all"} <= set(value)
+    """Whether a cell, or a row, holds a dialogue in its one form already, as rows that are made of dialogues do."""
+    return isinstance(value, Mapping) and set(value) >= {*ONE_FORM}
 
 
 def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
@@ -81,7 +86,7 @@ def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
 
 def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") -> bool:
     """Whether rows with these columns can hold dialogues."""
-    if column in columns:
+    if column in columns or set(columns) >= {*ONE_FORM}:
         return True
     lists = [names for name, names in LISTS.items() if form in ("auto", name)]
     spread = [needed for name, (needed, _) in COLUMNS.items() if form in ("auto", name)]

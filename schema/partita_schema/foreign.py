@@ -3,7 +3,6 @@
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
     "backend": ("deepspeed",),
-    "data.source": ("simulation",),
 }
 """Values of `type` of later versions."""
 

@@ -139,7 +139,7 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
             found = read_dialogue(value, column=self.column, form=self.form)
         except FormatError as error:
             raise ValidationError(str(error)) from None
-        if is_read(value.get(self.column)) and (found["labels"] or not self.supervised):
+        if (is_read(value.get(self.column)) or is_read(value)) and (found["labels"] or not self.supervised):
             return found
         messages = found["messages"]
         if self.supervised:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
+from partita_schema.rounds import RoundTasks, TrainOn
 from partita_schema.target import check_target
 
 History = Literal["predicted", "gold"]
@@ -95,6 +96,8 @@ class Simulation(Base):
     """Looks at each dialogue at its end."""
     limits: Limits = Limits()
     """What a dialogue may take."""
+    train_on: TrainOn | None = None
+    """Rounds of dialogues and of training on them, behind the training on data. Default: none."""
 
     @model_validator(mode="after")
     def histories_are_said_once(self) -> "Simulation":
@@ -108,4 +111,18 @@ class Simulation(Base):
             raise broken("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
         if isinstance(self.world, EnvironmentWorld) and self.tasks == Tasks():
             raise broken("write tasks: {count: 100}, or a source of tasks", at="tasks")
+        return self
+
+    @model_validator(mode="after")
+    def tasks_of_rounds_fit_the_world(self) -> "Simulation":
+        if self.train_on is None:
+            return self
+        tasks = self.train_on.tasks
+        if isinstance(self.world, ReplayWorld) and tasks.count is not None:
+            raise broken(
+                "replay takes dialogues of a data set; write source, or nothing for those of data.source",
+                at="train_on.tasks.count",
+            )
+        if isinstance(self.world, EnvironmentWorld) and tasks == RoundTasks():
+            raise broken("write tasks: {count: 600}, or a source of tasks", at="train_on.tasks")
         return self

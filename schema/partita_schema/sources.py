@@ -53,7 +53,29 @@ class CustomSource(Base):
     """Read rows while they are used; the source may be without end."""
 
 
-Source = Annotated[FileSource | HubSource | CustomSource, Field(discriminator="type")]
+Select = Literal["corrected", "succeeded", "all"]
+"""Dialogues to learn from. corrected: those that came to something else than they should, where that is known.
+succeeded: those that came to what they should, as they are. all: both."""
+Target = Literal["last_agent_turn", "every_agent_turn"]
+"""Answers to learn of a dialogue, each in a row behind what was said before it, the model's own words included."""
+
+
+class SimulationSource(Base):
+    """Rows of dialogues that a simulation has had: the right answers in place of those that were wrong."""
+
+    type: Literal["simulation"]
+    """Transcripts of a simulation."""
+    path: Name
+    """A file of transcripts, such as runs/desk/transcripts/predicted.jsonl, or a glob."""
+    select: Select = "corrected"
+    """Dialogues to learn from. corrected: those that came to something else than they should, where that is known, with
+    the right answer. succeeded: those that came to what they should, as they are. all: both."""
+    target: Target = "last_agent_turn"
+    """Answers to learn. last_agent_turn: the last one. every_agent_turn: each one whose right answer is known, in a row
+    of its own. Before it stands what was really said, wrong answers included."""
+
+
+Source = Annotated[FileSource | HubSource | CustomSource | SimulationSource, Field(discriminator="type")]
 """A source by its type; a plain text stands for a path whose ending tells the type, or a Hub id."""
 
 

@@ -20,6 +20,7 @@ from partita_schema.dialogue_formats import has_dialogues
 from partita_schema.errors import DataError
 from partita_schema.features import DialogueInput, TextInput
 from partita_schema.nearest import nearest
+from partita_schema.sources import SimulationSource
 
 TRAINING, VALIDATION, TEST = "training", "validation", "test"
 DIALOGUES_LOOKED_AT = 100
@@ -45,15 +46,18 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
     opened = {name: open_rows(place, folder=folder, name=name) for name, place in own.items() if place is not None}
     supervised = config.trainer.type != "none"
+    makes_rows = config.simulation is not None and config.simulation.train_on is not None
     splits = dict(opened)
     without = frozenset(opened)
     if dataset is not None and not is_streamed(config, dataset):
         splits |= divide(open_rows(dataset, folder=Path.cwd()), config, without=without)
+    elif isinstance(config.data.source, SimulationSource):
+        splits[TRAINING] = open_rows(config.data.source, folder=folder)
     elif config.data.source is not None and not config.data.streaming:
         splits |= divide(open_rows(config.data.source, folder=folder), config, without=without)
     elif config.data.mix is not None and not config.data.streaming:
         splits |= divide_mix(open_mix(config.data, folder=folder), config, without=without)
-    elif not config.data.streaming and (supervised or not opened):
+    elif not config.data.streaming and not makes_rows and (supervised or not opened):
         raise DataError("there are no rows: write data.source in the file, or give a dataset (--dataset PATH)")
     for rows in splits.values():
         check_columns(rows, config, supervised=supervised)
@@ -117,11 +121,19 @@ def require_column(rows: Rows, column: str, *, user: str) -> None:
 
 
 def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[str]) -> dict[str, Rows]:
-    """Each source divided by itself, so that it has its share of every split; the parts of a split joined."""
+    """Each source divided by itself, so that it has its share of every split; the parts of a split joined.
+
+    What a model has made itself is learned from and nothing else: transcripts are not divided.
+    """
     for rows in sources.values():
         check_columns(rows, config, supervised=config.trainer.type != "none")
-    total = sum(map(len, sources.values()))
-    divided = {name: divide(rows, config, without=without, total=total) for name, rows in sources.items()}
+    mix = zip(config.data.mix_names, config.data.mix or (), strict=True)
+    made = {name for name, part in mix if isinstance(part.source, SimulationSource)}
+    total = sum(len(rows) for name, rows in sources.items() if name not in made)
+    divided = {
+        name: {TRAINING: rows} if name in made else divide(rows, config, without=without, total=total)
+        for name, rows in sources.items()
+    }
     splits = {}
     for split in (TRAINING, VALIDATION, TEST):
         parts = {name: rows[split] for name, rows in divided.items() if len(rows.get(split, ()))}

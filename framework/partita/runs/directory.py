@@ -162,7 +162,7 @@ def open_run(
             check_free(folder)
         for change in differences(begun, settings, without=()) if begun else ():
             logger.info("changed since the run began: %s", change)
-        if begun and differences(begun, settings, without=FREE_KEYS):
+        if begun and differences(begun, settings, without=(*FREE_KEYS, "simulation")):
             run.note(batch_sizes={})  # other batches, whose sizes are to be found again
         run.note(
             format_version=FORMAT_VERSION,

@@ -11,8 +11,12 @@ from partita_schema.errors import ResumeError
 WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
 """What a run writes under names that a user may have in use."""
 
-NEVER_LEARNED = ("backend", "simulation")
-"""What may differ between starts of the same file: where a run takes place, and what is asked of its result."""
+NEVER_LEARNED = ("backend",)
+"""What may differ between starts of the same file: where a run takes place. So may what is asked of its result, see
+`asked_of_result`."""
+
+BESIDE_ROUNDS = ("simulation.tasks", "simulation.history", "simulation.repeats", "simulation.limits")
+"""What no round of training hangs on."""
 
 FREE_KEYS = (
     "trainer.epochs",
@@ -29,9 +33,9 @@ FREE_KEYS = (
     "data.resume",
     "tracking",
     "backend",
-    "simulation",
+    "simulation.train_on.rounds",
 )
-"""What may change when a run is continued; anything else would make it another run."""
+"""What may change when a run is continued; anything else would make it another run, but for `asked_of_result`."""
 
 DATA_KEYS = ("data", "preprocessing", "seed")
 """What may change as well where data.resume says how to go on."""
@@ -49,9 +53,8 @@ USE_KEYS = (
     "data.test",
     "data.max_bad_rows",
     "backend",
-    "simulation",
 )
-"""What may differ when a finished run is only used: none of it changes what was learned."""
+"""What may differ when a finished run is only used: none of it changes what was learned. See `asked_of_result`."""
 
 
 def check_free(folder: Path) -> None:
@@ -63,16 +66,22 @@ def check_free(folder: Path) -> None:
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
     """Raises ResumeError naming each value that differs, where continuing would make another run of it."""
-    changed = differences(old, new, without=changeable(new))
+    changed = differences(old, new, without=changeable(old, new))
     if changed:
         listing = "\n".join(f"  {line}" for line in changed[:20])
         raise ResumeError(f"{folder} holds a run of another file:\n{listing}\ngive this run another folder with --run")
 
 
-def changeable(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """What may change when a run is continued with these settings."""
-    strict = settings.get("data", {}).get("resume", "strict") == "strict"
-    return FREE_KEYS if strict else (*FREE_KEYS, *DATA_KEYS)
+def changeable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """What may change when a run with the old settings is continued with the new ones."""
+    strict = new.get("data", {}).get("resume", "strict") == "strict"
+    return (*FREE_KEYS, *asked_of_result(old, new), *(() if strict else DATA_KEYS))
+
+
+def asked_of_result(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is asked of a run's result and not learned from: dialogues, unless rounds of training are made of them."""
+    trains = any((settings.get("simulation") or {}).get("train_on") for settings in (old, new))
+    return BESIDE_ROUNDS if trains else ("simulation",)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
@@ -104,13 +113,14 @@ def choose_folder(name: str, *, config: Config, base: Path) -> Path:
     Where data.resume says how to go on with other data, an unfinished run of other data is this file's as well.
     """
     settings = config.model_dump(mode="json")
-    free = NEVER_LEARNED if config.data.resume == "strict" else changeable(settings)
-    return next(
-        folder
-        for folder, manifest in numbered(name, base=base)
-        if not manifest
-        or (manifest.get("status") != "done" and not differences(manifest.get("config", {}), settings, without=free))
-    )
+
+    def is_begun(manifest: Mapping[str, Any]) -> bool:
+        begun = manifest.get("config", {})
+        strict = (*NEVER_LEARNED, *asked_of_result(begun, settings))
+        free = strict if config.data.resume == "strict" else changeable(begun, settings)
+        return manifest.get("status") != "done" and not differences(begun, settings, without=free)
+
+    return next(folder for folder, manifest in numbered(name, base=base) if not manifest or is_begun(manifest))
 
 
 def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:
@@ -122,7 +132,8 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
     found, apart = None, list[str]()
     for folder, manifest in numbered(name, base=base):
         if manifest.get("status") == "done":
-            apart = differences(manifest.get("config", {}), settings, without=USE_KEYS)
+            there = manifest.get("config", {})
+            apart = differences(there, settings, without=(*USE_KEYS, *asked_of_result(there, settings)))
             found = folder if not apart else found
     return found, apart
 

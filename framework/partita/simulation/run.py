@@ -28,6 +28,7 @@ from partita_schema.errors import ConfigError, DataError, Problem, SimulationErr
 from partita_schema.simulation import ReplayWorld as ReplaySection
 from partita_schema.simulation import Simulation
 from partita_trainers.interrupt import interruption
+from partita_trainers.team import ALONE, Team
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +64,16 @@ def simulate(
     batch_size: int | None,
     fresh: bool,
     progress: ShowProgress,
+    rows: Rows | None = None,
+    team: Team = ALONE,
 ) -> tuple[SimulationReport, BatchSizes]:
     """All dialogues of the file, with their transcripts in `folder`, and the size that they were had with.
 
-    Those that are in the transcripts already are not had again. `model` is a hash of all weights. Raises
-    SimulationError where too many fail.
+    Those that are in the transcripts already are not had again. `model` is a hash of all weights. `rows` take the place
+    of the data set that replay has its dialogues from. Raises SimulationError where too many fail.
     """
     section = section_of(assembly.config)
-    tasks, about = open_tasks(assembly.config, section, folder=assembly.folder)
+    tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
     world, parts = build_world(section, folder=assembly.folder)
     room = room_of(assembly, section)
     size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
@@ -163,16 +166,19 @@ def tell(history: str, outcomes: Outcomes) -> None:
 # What the file says
 
 
-def open_tasks(config: Config, section: Simulation, *, folder: Path) -> tuple[list[Task], str]:
-    """Tasks, and a hash of them. Raises DataError where rows cannot be used."""
+def open_tasks(
+    config: Config, section: Simulation, *, folder: Path, rows: Rows | None = None
+) -> tuple[list[Task], str]:
+    """Tasks, and a hash of them; `rows` take the place of the file's. Raises DataError where rows cannot be used."""
     tasks = section.tasks
     if tasks.count is not None:
         return [Task(f"task-{number}", {"number": number}) for number in range(tasks.count)], str(tasks.count)
     source = tasks.source if tasks.source is not None else config.data.test
-    if source is None:
+    if rows is None and source is None:
         message = "replay needs dialogues; write tasks: {source: FILE}, or data.test"
         raise ConfigError([Problem("simulation.tasks", message)])
-    rows = open_rows(source, folder=folder, name="tasks")
+    if rows is None:
+        rows = open_rows(source, folder=folder, name="tasks")
     if not isinstance(section.world, ReplaySection):
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint
     dialogue = config.dialogue_input
@@ -257,6 +263,6 @@ def turn_encoder(assembly: Assembly) -> TurnEncoder:
 def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
     """Hashes of what the file says that decides dialogues, by section."""
     sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
-    said = section.model_dump(mode="json", exclude={"limits", "history", "tasks"})
+    said = section.model_dump(mode="json", exclude={"limits", "history", "tasks", "train_on"})
     sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
     return {name: digest(repr(value)) for name, value in sections.items()}

@@ -63,3 +63,29 @@ class Short:
         if "broken" in dialogue.task:
             raise KeyError("no goal")
         return Verdict(len(last) % 2 == 0, feedback="once more", target="two", metrics={"letters": float(len(last))})
+
+
+class Repeat:
+    """Asks for a word twice; right is who repeats it, or with `content` everybody."""
+
+    def __init__(self, content: bool = False) -> None:
+        self.content = content
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.chance, self.turns = random.Random(seed), 2
+        return self.ask()
+
+    def ask(self) -> tuple[str, dict[str, Any]]:
+        self.word = self.chance.choice(("red", "green", "blue"))
+        return f"say {self.word}", {"gold": self.word}
+
+    def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:
+        self.turns -= 1
+        right = self.content or action.strip() == self.word
+        if not self.turns:
+            return "", float(right), True, False, {}
+        text, info = self.ask()
+        return text, None, False, False, info
+
+    def close(self) -> None:
+        pass

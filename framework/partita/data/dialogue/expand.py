@@ -42,7 +42,7 @@ class Expander:
     def expand(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Row]]:
         """The rows of a dialogue with their keys: `key#1`, `key#2` ... where there is one for each answer."""
         try:
-            if is_read(row.get(self.column)):
+            if is_read(row.get(self.column)) or is_read(row):
                 return [(key, dict(row))]
             messages = read_dialogue(row, column=self.column, form=self.form)["messages"]
         except FormatError:
@@ -56,7 +56,7 @@ class Expander:
 
     def count(self, row: Mapping[str, Any]) -> int:
         """Number of rows that `expand` makes."""
-        if not self.numbered or is_read(row.get(self.column)):
+        if not self.numbered or is_read(row.get(self.column)) or is_read(row):
             return 1
         try:
             messages = read_dialogue(row, column=self.column, form=self.form)["messages"]

@@ -24,10 +24,11 @@ from partita.data.reading.custom_source import open_custom
 from partita.data.reading.in_memory import hash_rows, open_in_memory
 from partita.data.reading.readers import READERS
 from partita.data.reading.spool import SpoolWriter
+from partita.data.reading.transcripts import open_transcripts
 from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest
 from partita_schema.errors import DataError
 from partita_schema.nearest import nearest
-from partita_schema.sources import CustomSource, FileSource, HubSource, Source
+from partita_schema.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
 
 if TYPE_CHECKING:
     import datasets
@@ -57,6 +58,8 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset") -> Rows:
         return open_files(dataset, folder=folder)
     if isinstance(dataset, HubSource):
         return open_hub(dataset, folder=folder)
+    if isinstance(dataset, SimulationSource):
+        return open_transcripts(dataset, paths=find_files(dataset.path, folder=folder))
     if isinstance(dataset, CustomSource):
         return open_custom(dataset, folder=folder, name=dataset.target.partition(":")[2])
     return open_in_memory(dataset, name=name)

@@ -8,7 +8,7 @@ from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.custom import CustomStream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import open_hub_stream
-from partita_schema.sources import FileSource, HubSource, Source
+from partita_schema.sources import CustomSource, FileSource, HubSource, Source
 
 
 def open_stream(source: Source, *, folder: Path, least_shards: int) -> Stream:
@@ -22,6 +22,8 @@ def open_stream(source: Source, *, folder: Path, least_shards: int) -> Stream:
         return FileStream(source.type, paths, name=source.path, least_shards=least_shards)
     if isinstance(source, HubSource):
         return open_hub_stream(source, folder=folder, least_shards=least_shards)
+    if not isinstance(source, CustomSource):
+        raise AssertionError(f"a source of type {source.type} is not streamed")
     return CustomStream(source, folder=folder, least_shards=least_shards)
 
 

@@ -1,0 +1,287 @@
+"""Rounds of dialogues and training: what `simulation.train_on` asks for, behind the training on data.
+
+Round N stands in `rounds/N` of the run. Its dialogues are had with the weights of the round before, and once all have
+ended, `simulation.json` says what they came to. Then that folder is a run of its own, whose rows are a mix of data and
+the transcripts, and whose model begins with those weights. Whatever is killed goes on at the first of these steps that
+has not come to its end: dialogues and training steps that were done are not done again.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.assembly import Assembly, assemble
+from partita.data.reading.sources import open_rows
+from partita.data.reading.transcripts import NothingToLearnError
+from partita.data.run_data import RunData, open_run_data
+from partita.identity import model_fingerprint
+from partita.runs.directory import RunDirectory
+from partita.runs.files import strict_json, write_atomically
+from partita.simulation.dialogue import derived_seed
+from partita.simulation.run import section_of, simulate
+from partita.training import finished_result, train_in
+from partita.tuning.sizes import Sizing
+from partita_schema.config import Config
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.rounds import TrainOn
+from partita_schema.simulation import ReplayWorld, Tasks
+from partita_schema.sources import SimulationSource, default_name
+from partita_trainers.base import TrainResult
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.registry import build_trainer
+from partita_trainers.team import Team, together
+
+logger = logging.getLogger(__name__)
+
+HISTORY = "predicted"
+"""In the dialogues of a round the model sees its own words."""
+
+OpenRun = Callable[[Path, Config], AbstractContextManager[RunDirectory]]
+"""Opens a run directory for a file."""
+
+
+def rounds_of(config: Config) -> TrainOn | None:
+    """What the file says of rounds; None where it asks for none."""
+    return config.simulation.train_on if config.simulation is not None else None
+
+
+def check_rounds(config: Config, dataset: Any) -> None:
+    """Raises ConfigError where rounds would not find the rows that they are to be mixed with."""
+    if rounds_of(config) is not None and dataset is not None:
+        message = "rounds are mixed with the rows of data.source; write them there, not beside the file"
+        raise ConfigError([Problem("simulation.train_on", message)])
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds of a run, whose directory is open."""
+
+    config: Config
+    plan: TrainOn
+    origin: Path
+    """Where relative paths of the file start."""
+    directory: RunDirectory
+    team: Team
+    seed: int
+    """Of sampling."""
+    data: RunData
+    """The rows of the file."""
+    open_run: OpenRun
+
+    def train(self) -> TrainResult:
+        """All rounds that are missing; the last weights are the run's in the end."""
+        result = finished_result(self.directory)
+        ended: list[dict[str, Any]] = list(self.directory.manifest.get("rounds", []))
+        if ended and not ended[-1]["kept"]:
+            return self.finish(ended, result)
+        for number in range(len(ended) + 1, self.plan.rounds + 1):
+            dialogues = self.have_dialogues(number)
+            if ended and self.is_worse(dialogues, ended[-1]["dialogues"], number=number):
+                ended[-1]["kept"] = False
+                break
+            if not self.can_learn(number):
+                break
+            result = self.train_round(number)
+            ended.append({"dialogues": dialogues, "steps": result.steps, "metrics": result.metrics, "kept": True})
+            self.directory.note(rounds=ended)
+        else:
+            if self.plan.guard is not None and ended:
+                dialogues = self.have_dialogues(self.plan.rounds + 1)
+                ended[-1]["kept"] = not self.is_worse(dialogues, ended[-1]["dialogues"], number=self.plan.rounds + 1)
+        self.directory.note(rounds=ended)
+        return self.finish(ended, result)
+
+    # One round
+
+    def folder(self, number: int) -> Path:
+        """Folder of a round."""
+        return self.directory.folder / "rounds" / str(number)
+
+    def weights(self, number: int) -> Path | None:
+        """The weights that a round has come to; of round 0 those of before all rounds, None for the base model's."""
+        kept = self.folder(number) / "model"
+        if number or kept.is_dir():
+            return kept
+        return self.directory.folder / "model" if self.trained_on_data else None
+
+    @property
+    def trained_on_data(self) -> bool:
+        """Whether the file has rows to train on before the rounds."""
+        return self.data.training is not None
+
+    def have_dialogues(self, number: int) -> dict[str, Any]:
+        """The dialogues of a round, and what they came to."""
+        done = self.folder(number) / "simulation.json"
+        before = self.team.lead(lambda: json.loads(done.read_text("utf8")) if done.exists() else None, "a simulation")
+        if before is not None:
+            return dict(before)
+        section = section_of(self.config)
+        told = section.model_copy(
+            update={
+                "tasks": Tasks(count=self.plan.tasks.count, source=self.plan.tasks.source),
+                "history": (HISTORY,),
+                "repeats": 1,
+                "train_on": None,
+            }
+        )
+        config = self.config.model_copy(update={"simulation": told})
+        assembly = self.assemble(config, number, trainable=False)
+        report, _ = simulate(
+            assembly,
+            folder=self.folder(number) / "transcripts",
+            sizing=Sizing(assembly, cache=Cache.of_user(), team=self.team),
+            seed=derived_seed(self.seed, "round", str(number)),
+            model=model_fingerprint(assembly, config=config, result=self.weights(number - 1)),
+            batch_size=None,
+            fresh=False,
+            progress=self.directory.progress,
+            rows=self.data.training if isinstance(section.world, ReplayWorld) and told.tasks == Tasks() else None,
+            team=self.team,
+        )
+        found = report.flat()[HISTORY]
+        self.team.lead(lambda: write_atomically(done, strict_json(found, indent=2) + "\n"), "a simulation")
+        logger.info("round %d: %s", number, told_of(found))
+        return found
+
+    def is_worse(self, dialogues: dict[str, Any], before: dict[str, Any], *, number: int) -> bool:
+        """Whether fewer dialogues succeed than the guard allows."""
+        share, earlier = dialogues.get("success"), before.get("success")
+        if self.plan.guard is None or share is None or earlier is None or share >= earlier - self.plan.guard:
+            return False
+        logger.warning(
+            "round %d has made it worse: %.3f of its dialogues succeed, %.3f did before, and train_on.guard allows "
+            "%.3f less; the weights of before are kept",
+            *(number - 1, share, earlier, self.plan.guard),
+        )
+        return True
+
+    def can_learn(self, number: int) -> bool:
+        """Whether a round's dialogues give rows; where they give none, that is said."""
+
+        def why_not() -> str | None:
+            try:
+                open_rows(self.source(number), folder=self.origin)
+            except NothingToLearnError as error:
+                return str(error)
+            return None
+
+        reason = self.team.lead(why_not, "the rows of a round")
+        if reason is not None:
+            logger.info("round %d has nothing to learn, and training ends: %s", number, reason)
+        return reason is None
+
+    def train_round(self, number: int) -> TrainResult:
+        """Train on the dialogues of the newest rounds, mixed with the rows of the file."""
+        config = self.round_config(number)
+        with self.open_run(self.folder(number), config) as directory:
+            if directory.finished:
+                return finished_result(directory)
+            with together(self.team, "opening the data"):
+                data = open_run_data(config, folder=self.origin)
+            _, _, result = train_in(
+                directory,
+                data,
+                trainer=build_trainer(config.trainer, folder=self.origin),
+                team=self.team,
+                assemble=lambda _: self.assemble(config, number, trainable=True),
+            )
+            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
+        self.team.lead(lambda: shutil.rmtree(directory.checkpoints, ignore_errors=True), "the end of a round")
+        return result
+
+    def assemble(self, config: Config, number: int, *, trainable: bool) -> Assembly:
+        """The model of the round before; what there is in memory of another one is to be gone."""
+        with together(self.team, "loading the model"):
+            return assemble(
+                config,
+                folder=self.origin,
+                labels={},
+                training=self.data.training,
+                saved=self.weights(number - 1),
+                trainable=trainable,
+            )
+
+    def round_config(self, number: int) -> Config:
+        """The file of a round's training: what is written there can be trained by itself."""
+        plan, settings = self.plan, self.config.model_dump(mode="json")
+        settings["simulation"] = None
+        settings["data"] |= self.round_data(number)
+        trainer = settings["trainer"]
+        if plan.epochs is not None or plan.max_steps is not None:
+            trainer |= {"epochs": plan.epochs, "max_steps": plan.max_steps}
+        else:
+            trainer |= {"epochs": 1.0, "max_steps": None}
+        if plan.learning_rate is not None:
+            trainer["learning_rate"] = plan.learning_rate
+        return Config.model_validate(settings)
+
+    def round_data(self, number: int) -> dict[str, Any]:
+        """Sources of a round with their weights."""
+        data, plan = self.config.data, self.plan
+        parts: list[dict[str, Any]] = []
+        if data.mix is not None and plan.mix < 1:
+            total = sum(part.weight for part in data.mix)
+            for name, part in zip(data.mix_names, data.mix, strict=True):
+                weight = (1 - plan.mix) * part.weight / total
+                parts.append(part.model_dump(mode="json") | {"name": name, "weight": weight})
+        elif data.source is not None and plan.mix < 1:
+            source = data.source if isinstance(data.source, str) else data.source.model_dump(mode="json")
+            parts.append({"source": source, "name": default_name(data.source), "weight": 1 - plan.mix})
+        first = max(1, number - plan.keep_rounds + 1)
+        weight = (plan.mix if parts else 1.0) / (number - first + 1)
+        for kept in range(first, number + 1):
+            parts.append(
+                {"source": self.source(kept).model_dump(mode="json"), "name": f"round-{kept}", "weight": weight}
+            )
+        if len(parts) == 1:
+            return {"source": parts[0]["source"], "mix": None}
+        return {"source": None, "mix": parts}
+
+    def source(self, number: int) -> SimulationSource:
+        """The rows of a round's dialogues."""
+        path = self.folder(number) / "transcripts" / f"{HISTORY}.jsonl"
+        return SimulationSource(
+            type="simulation",
+            path=os.path.relpath(path.resolve(), self.origin.resolve()),
+            select=self.plan.select,
+            target=self.plan.target,
+        )
+
+    # The end
+
+    def finish(self, ended: list[dict[str, Any]], result: TrainResult) -> TrainResult:
+        """Give the run the weights of the last round that is kept, and their metrics."""
+        number = max((number for number, round_ in enumerate(ended, start=1) if round_["kept"]), default=0)
+        self.team.lead(lambda: self.take(number), "the result")
+        before = self.directory.manifest["before_rounds"]
+        metrics = ended[number - 1]["metrics"] if number else before["metrics"]
+        steps = before["steps"] + sum(round_["steps"] for round_ in ended)
+        self.directory.note(metrics=metrics)
+        return replace(result, run=self.directory.folder, metrics=metrics, steps=steps)
+
+    def take(self, number: int) -> None:
+        """Put the weights of a round where those of the run are; those of before all rounds go to round 0."""
+        chosen, final, first = self.weights(number), self.directory.folder / "model", self.folder(0) / "model"
+        if chosen is None or chosen == final:
+            return
+        beside = self.directory.folder / ".model.writing"
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.copytree(chosen, beside)
+        if final.exists() and not first.exists() and self.trained_on_data:
+            first.parent.mkdir(parents=True, exist_ok=True)
+            final.rename(first)
+        shutil.rmtree(final, ignore_errors=True)
+        beside.rename(final)
+
+
+def told_of(dialogues: dict[str, Any]) -> str:
+    """What dialogues came to, in a line."""
+    success = dialogues.get("success")
+    share = "" if success is None else f", {success:.3f} of them succeed"
+    return f"{dialogues['dialogues.n']:,} dialogues{share}"

@@ -1,0 +1,198 @@
+"""Rounds of dialogues and training: what they leave behind, also after a kill, and that a bad one is dropped."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from partita import ConfigError, Model
+
+from ...forks import COMMAND, Forks
+
+PROGRAMS = Path(__file__).with_name("worlds_of_tests.py")
+
+
+def settings(**train_on: Any) -> dict[str, Any]:
+    """A file whose rounds take 40 dialogues and 6 steps each."""
+    scratch = {
+        "type": "scratch",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "context_length": 96,
+        "tokenizer": "word",
+        "vocab_size": 64,
+    }
+    return {
+        "base_model": scratch,
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 3, "do_sample": True},
+        "data": {"source": "rows.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.1, 0.0]}},
+        "trainer": {"type": "finetune", "max_steps": 8, "batch_size": 8, "learning_rate": 0.01},
+        "simulation": {
+            "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
+            "tasks": {"count": 20},
+            "train_on": {"rounds": 2, "tasks": {"count": 40}, "max_steps": 6, **train_on},
+        },
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with rows and programs, from which commands are started."""
+    shutil.copy(PROGRAMS, tmp_path)
+    chance = random.Random(0)
+    with (tmp_path / "rows.jsonl").open("w", encoding="utf8") as file:
+        for _ in range(60):
+            word = chance.choice(("red", "green", "blue"))
+            messages = [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(run: str, **train_on: Any) -> Any:
+    """The result of training a file."""
+    Path("run.yaml").write_text(yaml.safe_dump(settings(**train_on)), encoding="utf8")
+    return Model("run.yaml", quiet=True).train(run=run)
+
+
+def manifest(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "manifest.json").read_text("utf8"))
+    return found
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> None:
+    result = train("run")
+
+    run = folder / "run"
+    assert [same(weights(run), weights(run / "rounds" / str(number))) for number in (0, 1, 2)] == [False, False, True]
+    noted = manifest(run)
+    assert noted["status"] == "done"
+    assert result.steps == noted["steps"] == 8 + 6 + 6
+    assert result.metrics == noted["metrics"] == manifest(run / "rounds" / "2")["metrics"]
+    assert [round_["kept"] for round_ in noted["rounds"]] == [True, True]
+    assert [round_["dialogues"]["dialogues.n"] for round_ in noted["rounds"]] == [40, 40]
+    # The first losses of a round are near the last ones of the round before, and not those of a new model.
+    losses = [
+        [json.loads(line)["loss"] for line in (place / "log.jsonl").read_text("utf8").splitlines()]
+        for place in (run, run / "rounds" / "1", run / "rounds" / "2")
+    ]
+    assert [len(found) for found in losses] == [8, 6, 6]
+    assert max(losses[1][0], losses[2][0]) < losses[0][0]
+
+
+def test_rows_of_a_round_are_a_mix_of_data_and_of_its_dialogues(folder: Path) -> None:
+    train("run", mix=0.25, keep_rounds=1, target="every_agent_turn")
+
+    first, second = (manifest(folder / "run" / "rounds" / number)["config"]["data"]["mix"] for number in "12")
+    assert [(part["name"], part["weight"]) for part in first] == [("rows", 0.75), ("round-1", 0.25)]
+    assert [(part["name"], part["weight"]) for part in second] == [("rows", 0.75), ("round-2", 0.25)]
+    assert second[1]["source"] == {
+        "type": "simulation",
+        "path": "run/rounds/2/transcripts/predicted.jsonl",
+        "select": "corrected",
+        "target": "every_agent_turn",
+    }
+    used = manifest(folder / "run" / "rounds" / "1")["sources"]
+    assert set(used) == {"rows", "round-1"}
+    lines = (folder / "run" / "rounds" / "1" / "transcripts" / "predicted.jsonl").read_text("utf8").splitlines()
+    others = (folder / "run" / "rounds" / "2" / "transcripts" / "predicted.jsonl").read_text("utf8").splitlines()
+    seeds = [{json.loads(line)["seed"] for line in found} for found in (lines, others)]
+    assert not seeds[0] & seeds[1]
+
+
+def test_a_round_that_makes_it_worse_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = settings(rounds=3, learning_rate=1000.0, select="all")
+    file["trainer"]["max_steps"] = 60
+    Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
+    Model("run.yaml", quiet=True).train(run="run")
+
+    run = folder / "run"
+    noted = manifest(run)
+    assert [round_["kept"] for round_ in noted["rounds"]] == [False]
+    assert not (run / "rounds" / "0").exists()
+    assert not same(weights(run), weights(run / "rounds" / "1"))
+    assert noted["metrics"] == noted["before_rounds"]["metrics"]
+    assert "round 1 has made it worse: 0.000 of its dialogues succeed, " in caplog.text
+
+
+def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    file = settings(select="corrected")
+    file["simulation"]["world"]["options"] = {"content": True}
+    Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
+
+    model = Model("run.yaml", quiet=True)
+    model.train(run="run")
+
+    assert manifest(folder / "run")["rounds"] == []
+    assert manifest(folder / "run")["status"] == "done"
+    assert "round 1 has nothing to learn, and training ends: predicted.jsonl: no dialogue can be learned from" in (
+        caplog.text
+    )
+    assert model.simulate("somewhere").histories["predicted"].means["success"].mean == 1.0
+
+
+def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
+    train("run", rounds=1)
+    first = weights(folder / "run")
+    train("run", rounds=2)
+
+    assert same(first, weights(folder / "run" / "rounds" / "1"))
+    assert same(weights(folder / "run"), weights(folder / "run" / "rounds" / "2"))
+    with pytest.raises(Exception, match=r"simulation.train_on.mix: 0.4 -> 0.5"):
+        train("run", rounds=2, mix=0.5)
+
+
+def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:
+    Path("run.yaml").write_text(yaml.safe_dump(settings()), encoding="utf8")
+
+    with pytest.raises(ConfigError, match=r"rounds are mixed with the rows of data.source; write them there"):
+        Model("run.yaml", quiet=True).train("rows.jsonl", run="run")
+
+
+@pytest.mark.faults
+def test_killed_at_any_moment_it_comes_to_the_same(folder: Path, forks: Forks) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    train("straight")
+    for _ in range(6):
+        program = forks.start(COMMAND, "partita", "train", "run.yaml", "--run", "killed", "--quiet", folder=folder)
+        end = time.monotonic() + chance.uniform(0.5, 6.0)
+        while time.monotonic() < end and program.poll() is None:
+            time.sleep(0.01)
+        program.send_signal(signal.SIGKILL)
+        program.communicate()
+    done = forks.run(COMMAND, "partita", "train", "run.yaml", "--run", "killed", "--quiet", folder=folder)
+
+    assert done.returncode == 0, done.stderr
+    straight, killed = folder / "straight", folder / "killed"
+    assert same(weights(straight), weights(killed)), f"seed {seed}"
+    for number in "123":
+        name = f"rounds/{number}/transcripts/predicted.jsonl"
+        assert (straight / name).read_bytes() == (killed / name).read_bytes(), f"seed {seed}"
+    for number in "12":
+        one, other = (
+            [json.loads(line) for line in (run / "rounds" / number / "log.jsonl").read_text("utf8").splitlines()]
+            for run in (straight, killed)
+        )
+        assert [line | {"seconds": 0} for line in one] == [line | {"seconds": 0} for line in other], f"seed {seed}"
+    assert manifest(straight)["metrics"] == manifest(killed)["metrics"]
