@@ -1,0 +1,182 @@
+"""Twenty SIGKILLs at random moments of three rounds of 400 dialogues and training, beside a job that nobody kills.
+
+A new model, sampled answers, two turns a dialogue, 8 steps on data and 10 in each round, one thread. Each attempt is a
+process of its own, forked behind the imports; the moments are drawn evenly from what the straight job took. In the end
+transcripts, the rows and losses of every step, and all weights are compared.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from forked import import_all
+from harness import ROOT, Limit, about, parse_arguments, report
+
+PROGRAMS = ROOT / "tests" / "framework" / "simulation" / "worlds_of_tests.py"
+ROUNDS = 3
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__ or "")
+    kills, dialogues = (4, 80) if arguments.quick else (20, 400)
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    import_all()
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        shutil.copy(PROGRAMS, name)
+        write_rows(Path("rows.jsonl"))
+        straight = attempt("straight", dialogues, kill_after=None)
+        stages: list[str] = []
+        while len(stages) < kills:
+            found = attempt("killed", dialogues, kill_after=chance.uniform(0.3, 2.0) * straight["seconds"] / kills)
+            if not found["killed"]:
+                break
+            stages.append(found["stage"])
+        attempt("killed", dialogues, kill_after=None)
+        differences = compare(Path("straight"), Path("killed"))
+    table = [
+        {
+            "kills": len(stages),
+            "in dialogues": stages.count("dialogues"),
+            "in training": stages.count("training"),
+            "elsewhere": stages.count("elsewhere"),
+            **differences,
+            "seed": seed,
+        }
+    ]
+    limits = [
+        Limit("kills", len(stages), kills, "min"),
+        Limit("differences", sum(differences.values()), 0, "max"),
+    ]
+    report("rounds_kills", table, limits, arguments=arguments, about=about(__doc__))
+
+
+def write_rows(path: Path) -> None:
+    """Written dialogues of one turn."""
+    chance = random.Random(0)
+    with path.open("w", encoding="utf8") as file:
+        for _ in range(200):
+            word = chance.choice(("red", "green", "blue"))
+            messages = [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def settings(dialogues: int) -> dict[str, Any]:
+    """The file of both jobs."""
+    return {
+        "base_model": {
+            "type": "scratch",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "context_length": 96,
+            "tokenizer": "word",
+            "vocab_size": 64,
+        },
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 3, "do_sample": True},
+        "data": {"source": "rows.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.1, 0.0]}},
+        "trainer": {
+            "type": "finetune",
+            "max_steps": 8,
+            "batch_size": 16,
+            "learning_rate": 0.003,
+            "steps_per_checkpoint": 2,
+        },
+        "simulation": {
+            "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
+            "tasks": {"count": 20},
+            "train_on": {
+                "rounds": ROUNDS,
+                "tasks": {"count": dialogues},
+                "max_steps": 10,
+                "select": "all",
+                "target": "every_agent_turn",
+                "guard": None,
+            },
+        },
+    }
+
+
+def attempt(run: str, dialogues: int, *, kill_after: float | None) -> dict[str, Any]:
+    """One process, which is killed after so many seconds if it has not ended."""
+    started = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            import torch
+
+            from partita.model import Model
+
+            torch.set_num_threads(1)
+            Model(settings(dialogues), quiet=True).train(run=run)
+            code = 0
+        finally:
+            os._exit(code)
+    status = None
+    while status is None:
+        done, value = os.waitpid(child, os.WNOHANG)
+        if done:
+            status = value
+        elif kill_after is not None and time.perf_counter() - started > kill_after:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+        time.sleep(0.001)
+    killed = os.WIFSIGNALED(status)
+    if not killed and os.WEXITSTATUS(status):
+        sys.exit("an attempt failed")
+    found = {"killed": killed, "seconds": time.perf_counter() - started, "stage": stage(Path(run))}
+    print(run, found, flush=True)
+    return found
+
+
+def stage(run: Path) -> str:
+    """What a job was at when it ended."""
+    for number in range(ROUNDS, 0, -1):
+        place = run / "rounds" / str(number)
+        if (place / "manifest.json").exists():
+            return "training"
+        if place.exists():
+            return "dialogues"
+    return "elsewhere"
+
+
+def compare(straight: Path, killed: Path) -> dict[str, int]:
+    """Files and weights that differ."""
+    from safetensors.torch import load_file
+
+    names = [f"rounds/{number}/transcripts/predicted.jsonl" for number in range(1, ROUNDS + 1)]
+    logs = ["log.jsonl", *(f"rounds/{number}/log.jsonl" for number in range(1, ROUNDS + 1))]
+    models = ["model", *(f"rounds/{number}/model" for number in range(ROUNDS + 1))]
+    weights = [[load_file(run / name / "model.safetensors") for run in (straight, killed)] for name in models]
+    return {
+        "transcripts that differ": sum(
+            (straight / name).read_bytes() != (killed / name).read_bytes() for name in names
+        ),
+        "logs of steps that differ": sum(
+            without_times(straight / name) != without_times(killed / name) for name in logs
+        ),
+        "weights that differ": sum(
+            one.keys() != other.keys() or any(not bool((one[name] == other[name]).all()) for name in one)
+            for one, other in weights
+        ),
+    }
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    """A log without the only thing in it that time decides; it has a hash of each step's rows."""
+    return [json.loads(line) | {"seconds": None} for line in path.read_text("utf8").splitlines()]
+
+
+if __name__ == "__main__":
+    main()
