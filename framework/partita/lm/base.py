@@ -35,6 +35,8 @@ class SlotRequest(GenerationRequest):
     """Names the row."""
     key: bytes = b""
     """What its random numbers follow from, next to the seed."""
+    keep: bool = False
+    """Whether its keys and values stay when it has ended, for a row of the same name that goes on from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,12 @@ class AnsweringSlots(Protocol):
 
     def step(self) -> list[SlotAnswer]:
         """Another token of every live row; answers that have ended with it."""
+
+    def unread(self, request: SlotRequest) -> int:
+        """Tokens of a prompt that are to be read: those behind the prefix, and behind what its row has kept of it."""
+
+    def forget(self, row: int) -> None:
+        """What a row has kept is needed no longer."""
 
     def close(self) -> None:
         """Leave the model as it was."""

@@ -43,9 +43,12 @@ class LastTokens:
         self.layer, self.number = layer, number
         self.signature = inspect.signature(layer.forward)
         self.pool: SlotPool | None = None
-        self.ends_N = torch.zeros(0)
-        self.mask_N11W: torch.Tensor | None = None
+        self.ends_N = self.positions_N1 = self.mask_N11W = torch.zeros(0)
         self.handle = layer.register_forward_pre_hook(self.narrow, with_kwargs=True)
+
+    def aim(self, pool: SlotPool, ends_N: torch.Tensor, positions_N1: torch.Tensor, mask_N11W: torch.Tensor) -> None:
+        """Switch it on for a pass whose last tokens are these of the L, stand there in their slots, and see W."""
+        self.pool, self.ends_N, self.positions_N1, self.mask_N11W = pool, ends_N, positions_N1, mask_N11W
 
     def close(self) -> None:
         """Leave the layer as it was."""
@@ -59,10 +62,7 @@ class LastTokens:
         self.write_keys(given)
         hidden_NLH = next(iter(given.arguments.values()))
         count, length = hidden_NLH.shape[:2]
-        place = self.pool.place
-        start = place.start
-        positions_N = self.ends_N + start
-        place.extend(place.first, positions_N, width=start + length)
+        self.pool.place.extend(self.pool.place.first, self.positions_N1, width=self.mask_N11W.shape[3])
         for name, value in given.arguments.items():
             given.arguments[name] = self.picked(value, count=count, length=length)
         extra = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)

@@ -111,6 +111,13 @@ class ScoringSlots:
         """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
         return self.slots.read_length(tokens)
 
+    def unread(self, request: SlotRequest) -> int:
+        """Tokens of a prompt that are to be read: those behind the prefix, for no row keeps any."""
+        return self.slots.unread(request)
+
+    def forget(self, row: int) -> None:
+        """No row keeps anything."""
+
     def close(self) -> None:
         """Leave the model as it was."""
         self.slots.close()

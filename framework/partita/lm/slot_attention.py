@@ -70,7 +70,7 @@ def slot_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return found
-    if place.positions_N is None:
+    if place.positions_NL is None or query.shape[2] > 1:
         return read(place, query, key, value, attention_mask, scaling), None
     rows, heads, _, size = key.shape
     factor = size**-0.5 if scaling is None else scaling

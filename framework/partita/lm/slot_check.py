@@ -2,7 +2,7 @@
 
 Most models of the library take a mask and positions for each row, and a cache that is not theirs. None of them says so,
 and one that does not would only answer something else. So a few short rows are read and continued in slots and alone,
-once before the first answer.
+token by token and then all at once, before the first answer.
 """
 
 import logging
@@ -107,7 +107,8 @@ def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
         alone = []
         for row in rows:
             ids = torch.tensor([row], device=lm.device)
-            alone.append(lm.base(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :].double())
+            logits = lm.base(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :].double()
+            alone.append(torch.cat([logits, logits[-1:]]))
         slots = Slots(
             lm,
             GenerationOptions({}),
@@ -126,14 +127,17 @@ def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
     errors = [
         (there[step] - here[step]).square().mean().sqrt() / spread
         for here, there in zip(alone, found, strict=True)
-        for step in range(STEPS + 1)
+        for step in range(len(here))
     ]
     worst = float(torch.stack(errors).max())
     return worst if worst == worst else float("inf")
 
 
 def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor]]:
-    """Logits after the prompt and after each further token of every row; the first is read alone, behind the prefix."""
+    """Logits after the prompt and each further token of every row, and after the last ones that are read again at once.
+
+    The first prompt is read alone, behind the prefix.
+    """
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     prompts = [row[PREFIX:-STEPS] for row in rows]
     groups = ([0], list(range(1, len(rows))))
@@ -146,4 +150,6 @@ def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor
         logits = slots.extend(ids_N1, lengths=[len(row) - STEPS + step + 1 for row in rows])
         for place, one in enumerate(logits.double()):
             found[place].append(one)
+    for place, one in enumerate(slots.go_on(rows, STEPS, first=0).double()):
+        found[place].append(one)
     return found

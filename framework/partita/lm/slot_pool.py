@@ -33,30 +33,30 @@ class Place:
     def read(self, first: int, rows: int, *, start: int) -> None:
         """The pass reads L tokens of each of these slots, from token `start` on."""
         self.first, self.rows, self.start = first, rows, start
-        self.positions_N: torch.Tensor | None = None
+        self.positions_NL: torch.Tensor | None = None
         self.width = 0
         self.indices: dict[int, torch.Tensor] = {}
 
     def extend(
-        self, first: int, positions_N: torch.Tensor, *, width: int, chunks: Sequence[tuple[int, int, int]] = ()
+        self, first: int, positions_NL: torch.Tensor, *, width: int, chunks: Sequence[tuple[int, int, int]] = ()
     ) -> None:
-        """The pass reads a token of each of N slots, each at its own position, and sees `width` tokens of them.
+        """The pass reads L tokens of each of N slots, at positions of each slot's own, and sees `width` tokens of them.
 
         `chunks` are first row, end and width of rows that see less together.
         """
-        self.first, self.rows = first, len(positions_N)
-        self.positions_N, self.width = positions_N, width
+        self.first, self.rows = first, len(positions_NL)
+        self.positions_NL, self.width = positions_NL, width
         self.chunks = chunks or [(0, self.rows, width)]
         self.indices = {}
 
     def index(self, heads: int) -> torch.Tensor:
-        """Where the N tokens stand in a pool of so many heads that is seen as [S * heads * T]: [N * heads]."""
+        """Where the N * L tokens stand in a pool of so many heads that is seen as [S * heads * T]: [N * heads * L]."""
         found = self.indices.get(heads)
         if found is None:
-            assert self.positions_N is not None
-            device = self.positions_N.device
+            assert self.positions_NL is not None
+            device = self.positions_NL.device
             lines = torch.arange(self.first * heads, (self.first + self.rows) * heads, device=device) * self.tokens
-            found = self.indices[heads] = (lines.view(-1, heads) + self.positions_N[:, None]).flatten()
+            found = self.indices[heads] = (lines.view(-1, heads, 1) + self.positions_NL[:, None]).flatten()
         return found
 
 
@@ -89,7 +89,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         place = self.place
         place.layer = self
         slots = slice(place.first, place.first + place.rows)
-        if place.positions_N is None:
+        if place.positions_NL is None:
             end = place.start + key_states.shape[2]
             self.keys[slots, :, place.start : end] = key_states
             self.values[slots, :, place.start : end] = value_states
@@ -136,6 +136,13 @@ class SlotPool(Cache):  # type: ignore[misc]
         for held in self.held if moves else ():
             for source, target in moves:
                 held[target, :, start:end] = held[source, :, start:end]
+
+    def swap(self, one: int, other: int, *, start: int, end: int) -> None:
+        """Exchange tokens `start` to `end` of two slots."""
+        for held in self.held:
+            before = held[one, :, start:end].clone()
+            held[one, :, start:end] = held[other, :, start:end]
+            held[other, :, start:end] = before
 
     def clear(self, slot: int, *, start: int) -> None:
         """Make all that stands in a slot from token `start` on a number again."""

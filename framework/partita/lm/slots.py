@@ -3,7 +3,8 @@
 Prompts are read in groups, then all rows make a token in each step. A row that has ended leaves at once, the last row
 takes its slot, and another prompt can be read. Greedy answers are those that the library's `generate` gives to each row
 alone. Where the model's sums are faster than the library's and differ in their last digits, and a token hangs on those
-digits, its row is read again with the library's sums before the token is chosen.
+digits, its row is read again with the library's sums before the token is chosen. A row may stay in its slot when it
+has ended: of the next prompt of its name only what is new is read.
 
 Shapes: N rows, L tokens of the longest prompt of a group after the common beginning, V vocabulary, W tokens of the
 longest row in use.
@@ -19,6 +20,7 @@ import torch
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import Chooser, Row
 from partita.lm.generation import end_token_ids, finish, first_stop
+from partita.lm.kept_rows import KeptRows
 from partita.lm.last_layer import LastTokens, last_layer
 from partita.lm.products import rounded, wide_products
 from partita.lm.slot_attention import attending, chunks
@@ -83,6 +85,7 @@ class Slots:
         self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
         self.pool = SlotPool(slots=slots, tokens=tokens)
         self.pool.place.lean = way.lean
+        self.kept = KeptRows(self.pool)
         self.rows: list[Row] = []
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
         self.largest_pass = SHORTEST_PASS
@@ -129,12 +132,24 @@ class Slots:
         """Rows that are being answered."""
         return self.rows
 
+    def unread(self, request: SlotRequest) -> int:
+        """Tokens of a prompt that are to be read: those behind the prefix, and behind what its row has kept of it."""
+        return self.kept.unread(request)
+
+    def forget(self, row: int) -> None:
+        """A row that has ended stays no longer."""
+        self.kept.forget([row])
+
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Read prompts, all in one pass, and choose the first token of each; answers that have ended with it."""
-        prompts = [list(request.input_ids[self.prefix :]) for request in requests]
         first = len(self.rows)
-        logits_NV = self.forward(prompts, first=first, start=self.prefix)
-        self.largest_pass = max(self.largest_pass, len(prompts) * max(map(len, prompts)))
+        requests, unread = self.kept.taken(requests, first=first)
+        prompts = [list(request.input_ids) for request in requests]
+        if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
+            logits_NV = self.forward([prompt[self.prefix :] for prompt in prompts], first=first, start=self.prefix)
+        else:
+            logits_NV = self.go_on(prompts, max(unread), first=first)
+        self.largest_pass = max(self.largest_pass, len(prompts) * max(unread))
         new = [Row(request) for request in requests]
         for row in new:
             self.chooser.prepare(row)
@@ -160,6 +175,7 @@ class Slots:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             for slot, row in enumerate([*self.rows[:first], *rows]):
                 self.read_again(row, slot=slot)
+            self.kept.rows.clear()
             self.wide = False
         return tokens_N
 
@@ -188,21 +204,42 @@ class Slots:
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
         length = self.read_length(max(map(len, prompts)), start=start)
-        # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
-        padded = [[*prompt, *[prompt[-1]] * (length - len(prompt))] for prompt in prompts]
-        ids_NL = torch.tensor(padded, device=self.lm.device)
-        ends_N = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.lm.device)
         positions_L = torch.arange(start, start + length, device=self.lm.device)
         self.pool.place.read(first, len(prompts), start=start)
         mask = self.mask(positions_L[None], width=start + length) if start else None
-        positions_NL = positions_L.expand(len(prompts), -1)
+        return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=start + length)
+
+    def go_on(self, prompts: Sequence[Sequence[int]], unread: int, *, first: int) -> torch.Tensor:
+        """Read at least the last `unread` tokens of whole prompts, whose slots hold those before; logits [N, V].
+
+        All prompts end together, so that what is read besides is what stands there already.
+        """
+        length = self.read_length(unread)
+        starts = [max(self.prefix, len(prompt) - length) for prompt in prompts]
+        positions_NL = torch.tensor(starts, device=self.lm.device)[:, None] + torch.arange(
+            length, device=self.lm.device
+        )
+        width = max(starts) + length
+        self.pool.place.extend(first, positions_NL, width=width)
+        last = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
+        return self.read(last, positions_NL, self.mask(positions_NL, width=width), width=width)
+
+    def read(
+        self, parts: Sequence[Sequence[int]], positions_NL: torch.Tensor, mask: torch.Tensor | None, *, width: int
+    ) -> torch.Tensor:
+        """Read parts of prompts at these positions of their slots, and see so many tokens; logits [N, V]."""
+        length = positions_NL.shape[1]
+        # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
+        padded = [[*part, *[part[-1]] * (length - len(part))] for part in parts]
+        ids_NL = torch.tensor(padded, device=self.lm.device)
+        ends_N = torch.tensor([len(part) - 1 for part in parts], device=self.lm.device)
+        rows_N = torch.arange(len(parts), device=self.lm.device)
         if self.narrow is None:
-            rows_N = torch.arange(len(prompts), device=self.lm.device)
             with self.lm.positions.only(rows_N * length + ends_N):
                 logits = self.run(ids_NL, positions_NL, mask)
             return logits[0] if self.lm.positions.attached else logits[rows_N, ends_N]
-        self.narrow.pool, self.narrow.ends_N = self.pool, ends_N
-        self.narrow.mask_N11W = self.mask((ends_N + start)[:, None], width=start + length)
+        lasts_N1 = positions_NL[rows_N, ends_N][:, None]
+        self.narrow.aim(self.pool, ends_N, lasts_N1, self.mask(lasts_N1, width=width))
         try:
             return self.run(ids_NL, positions_NL, mask)[:, -1]
         finally:
@@ -216,8 +253,10 @@ class Slots:
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])
             lengths = [*lengths, *[self.prefix + 1] * idle]
         positions_N1 = torch.tensor(lengths, device=self.lm.device)[:, None] - 1
+        if idle and self.kept.rows:
+            positions_N1[rows:] = self.pool.place.tokens - 1  # where no row that stays has anything
         width = max(lengths)
-        self.pool.place.extend(0, positions_N1[:, 0], width=width, chunks=chunks(lengths))
+        self.pool.place.extend(0, positions_N1, width=width, chunks=chunks(lengths))
         return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:rows, -1]
 
     @torch.no_grad()
@@ -277,17 +316,24 @@ class Slots:
         return first_stop(text, self.options.stop) is not None
 
     def leave(self, places: set[int]) -> None:
-        """Rows leave their slots, and the last rows take them."""
-        for place in places:
-            if self.rows[place].broken:
-                self.pool.clear(place, start=self.prefix)
+        """Rows leave their slots, and the last rows take them; a row that stays takes theirs."""
         left = len(self.rows) - len(places)
         movers = [place for place in range(left, len(self.rows)) if place not in places]
         moves = list(zip(movers, sorted(place for place in places if place < left), strict=True))
-        end = max((self.rows[source].length for source, _ in moves), default=0)
-        self.pool.move(moves, start=self.prefix, end=end)
-        order = list(range(left))
+        staying = {place for place in places if self.rows[place].request.keep and not self.rows[place].broken}
+        for place in places:
+            if self.rows[place].broken:
+                self.pool.clear(place, start=self.prefix)
+        order, slots = list(range(left)), {place: place for place in staying}
         for source, target in moves:
             order[target] = source
+            end = max(self.rows[source].length, self.rows[target].length)
+            if target in staying:
+                self.pool.swap(source, target, start=self.prefix, end=end)
+                slots[target] = source
+            else:
+                self.pool.move([(source, target)], start=self.prefix, end=end)
+        for place, slot in slots.items():
+            self.kept.keep(self.rows[place], slot=slot)
         self.rows = [self.rows[place] for place in order]
         self.tokens_N = self.tokens_N[torch.tensor(order, dtype=torch.long, device=self.lm.device)]

@@ -21,10 +21,11 @@ import numpy as np
 from partita.data.shaping.encoder import PromptExample
 from partita.inference.halving import Capacity
 from partita.inference.results import RowResult
-from partita.inference.slots import SlotRun, Work
+from partita.inference.slots import Work
 from partita.inference.static import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.dialogue import Dialogue
+from partita.simulation.slots import DialogueSlots
 from partita.simulation.turns import Shown, TurnEncoder
 from partita.simulation.worlds import Play, World, failure
 from partita_schema.simulation import Limits
@@ -55,17 +56,6 @@ class Live:
     since: float | None = None
     """When its world began to act; None while it is the model's turn, or waits for a thread."""
     is_over: bool = False
-
-
-class DialogueSlots(SlotRun):
-    """Slots for dialogues, which grow: each has room for the longest."""
-
-    room = 0
-    """Tokens of a prompt and its answer."""
-
-    def longest(self, rows: Sequence[int]) -> int:
-        """The room."""
-        return self.room
 
 
 class Rollout:
@@ -293,6 +283,8 @@ class Rollout:
             live.dialogue.end(*end)
         live.is_over = live.is_over or bool(end)
         del self.live[live.lane]
+        if self.run is not None:
+            self.run.forget(live.lane)
         self.free.append(live.lane)
         self.ended.append(live.dialogue)
         if end and live.since is None:

@@ -256,7 +256,7 @@ def test_more_slots_are_taken_for_shorter_rows_where_memory_holds_them(lm) -> No
 def kind_of(kwargs: dict[str, Any]) -> str:
     """What a forward pass of the model is for."""
     place = kwargs["past_key_values"].place
-    if place.positions_N is not None:
+    if place.positions_NL is not None:
         return "step"
     return "open" if place.start == 0 and kwargs["input_ids"].tolist() == [PREFIX] else "read"
 

@@ -1,0 +1,302 @@
+"""Rows that stay in their slots and go on are answered as rows that are read whole."""
+
+import random
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.lm import products
+from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.choosing import Row
+from partita.lm.kept_rows import KeptRows
+from partita.lm.slot_pool import SlotLayer, SlotPool
+from partita.lm.slots import Slots, SlotWay
+from partita_schema.model import Architecture
+
+GREEDY = GenerationOptions({"do_sample": False})
+SAMPLED = GenerationOptions({"do_sample": True, "temperature": 1.0})
+CONTEXT = 64
+PREFIX = tuple(range(11, 20))
+ROWS, TURNS = 7, 3
+
+
+class Talk:
+    """Rows that go on a few times, each from its answer; what is said next follows from the row and the turn alone.
+
+    Every third answer comes back with another last token, as one that is not shown as it was made.
+    """
+
+    def __init__(self, opened: Slots, *, seed: int = 0, keep: bool = True, prefix: tuple[int, ...] = ()) -> None:
+        self.opened, self.seed, self.keep, self.prefix = opened, seed, keep, prefix
+        self.answers: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.prompts: dict[tuple[int, int], SlotRequest] = {}
+        self.turns = [0] * ROWS
+        self.ready = [self.next_request(row, list(prefix)) for row in range(ROWS)]
+
+    def next_request(self, row: int, ids: list[int]) -> SlotRequest:
+        turn = self.turns[row]
+        chance = random.Random(f"{self.seed}/{row}/{turn}")
+        more = [chance.randrange(2, 250) for _ in range(chance.randint(1, 7))]
+        key = f"{row}/{turn}".encode()
+        self.prompts[row, turn] = SlotRequest([*ids, *more], chance.randint(1, 5), row, key, keep=self.keep)
+        return self.prompts[row, turn]
+
+    def run(self) -> "Talk":
+        """To the end, prompts and steps in an order by chance."""
+        chance = random.Random(self.seed)
+        with self.opened.lm.evaluating():
+            while self.ready or self.opened.live:
+                free = self.opened.pool.place.slots - len(self.opened.live)
+                count = min(chance.choice((0, 1, 2, 5)), free, len(self.ready))
+                if not count and not self.opened.live:
+                    count = 1
+                if not count:
+                    self.take(self.opened.step())
+                    continue
+                chance.shuffle(self.ready)
+                group, self.ready = self.ready[:count], self.ready[count:]
+                self.take(self.opened.admit(group))
+        self.opened.close()
+        return self
+
+    def take(self, ended: list[Any]) -> None:
+        for answer in ended:
+            row = answer.request.row
+            said = list(answer.generated.ids)
+            self.answers[row, self.turns[row]] = answer.generated.ids
+            if (row + self.turns[row]) % 3 == 0 and said:
+                said[-1] = 7
+            self.turns[row] += 1
+            if self.turns[row] == TURNS:
+                self.opened.forget(row)
+            else:
+                self.ready.append(self.next_request(row, [*answer.request.input_ids, *said]))
+
+
+def open_slots(
+    lm: Any,
+    slots: int,
+    *,
+    prefix: tuple[int, ...] = (),
+    options: GenerationOptions = GREEDY,
+    way: SlotWay | None = None,
+) -> Slots:
+    way = lm.slot_way if way is None else way
+    return Slots(lm, options, slots=slots, tokens=CONTEXT, prefix=prefix, seed=3, way=way)
+
+
+def assert_equal_to_rows_alone(small: Any, lm: Any, talk: Talk) -> None:
+    assert len(talk.answers) == ROWS * TURNS
+    for key, request in talk.prompts.items():
+        assert talk.answers[key] == small.greedy_alone(lm, request), key
+
+
+@contextmanager
+def reads(lm: Any) -> Iterator[list[torch.Size]]:
+    """Inside, the shapes of all that goes through the model are taken down."""
+    shapes: list[torch.Size] = []
+    hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: shapes.append(given[1][0].shape))
+    try:
+        yield shapes
+    finally:
+        hook.remove()
+
+
+@pytest.fixture(scope="module")
+def llama(small: Any) -> Any:
+    lm = small.load(small.config())
+    small.sharpen(lm.module)
+    return lm
+
+
+@pytest.mark.parametrize("architecture", typing.get_args(Architecture))
+def test_rows_that_go_on_are_answered_as_the_library_answers_them_whole(small: Any, architecture: str) -> None:
+    lm = small.load(small.config(architecture=architecture))
+    small.sharpen(lm.module)
+    for slots, prefix in ((ROWS, ()), (9, PREFIX)):
+        assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4, 64])
+@pytest.mark.parametrize("prefix", [(), PREFIX])
+@pytest.mark.parametrize("lean", [True, False])
+def test_however_few_slots_there_are_answers_are_alike(
+    small: Any, llama: Any, slots: int, prefix: tuple[int, ...], lean: bool
+) -> None:
+    for seed in range(2):
+        opened = open_slots(llama, slots, prefix=prefix, way=SlotWay(llama.slot_way.narrows, lean))
+        assert_equal_to_rows_alone(small, llama, Talk(opened, seed=seed, prefix=prefix).run())
+
+
+@pytest.mark.parametrize("slots", [1, 5, 40])
+def test_sampled_answers_are_the_same_whether_rows_stay_or_not(llama: Any, slots: int) -> None:
+    whole = Talk(open_slots(llama, ROWS, options=SAMPLED), keep=False).run()
+    kept = Talk(open_slots(llama, slots, options=SAMPLED)).run()
+    assert kept.answers == whole.answers
+
+
+@pytest.mark.parametrize("slots", [5, 9, 17])
+def test_faster_products_and_the_slots_that_fill_them_up_change_nothing(
+    small: Any, tmp_path: Any, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "is_faster", lambda: True)
+    monkeypatch.setattr(products, "LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1024)
+    base = small.load(small.config())
+    small.sharpen(base.module)
+    base.save(tmp_path / "base")
+    lm = small.load(small.config(base_model=str(tmp_path / "base"), trainer={"type": "none"}), trainable=False)
+    assert lm.wide
+    for prefix in ((), PREFIX):
+        assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
+
+
+def test_slots_that_fill_up_a_step_leave_rows_that_stay_as_they_are(small: Any, llama: Any) -> None:
+    opened = open_slots(llama, 18)
+    opened.wide = True
+    short = [SlotRequest(one.input_ids, 1, one.row, one.key, keep=True) for one in small.slot_requests((40, 1))]
+    assert len(opened.admit(short)) == 1
+    kept = opened.kept.rows[0]
+    opened.admit([SlotRequest(one.input_ids, 9, 1 + one.row) for one in small.slot_requests(*[(5, 9)] * 17)])
+    before = [held[kept.slot, :, : len(kept.ids)].clone() for held in opened.pool.held]
+    with reads(llama) as shapes:
+        opened.step()
+    assert shapes == [(18, 1)]
+    assert kept.slot == 17
+    for held, old in zip(opened.pool.held, before, strict=True):
+        assert torch.equal(held[17, :, : len(kept.ids)], old)
+    opened.close()
+
+
+def test_only_what_is_new_is_read(llama: Any) -> None:
+    opened = open_slots(llama, 3)
+    first = [SlotRequest([5, 6, 7, 8, 9, *range(20, 20 + row)], 1, row, keep=True) for row in range(3)]
+    answers = {answer.request.row: answer.generated for answer in opened.admit(first)}
+    later = [SlotRequest([*one.input_ids, *answers[one.row].ids, 30, 31], 2, one.row, keep=True) for one in first]
+    new = max(len(request.input_ids) - len(one.input_ids) for request, one in zip(later, first, strict=True))
+    with reads(llama) as shapes:
+        opened.admit(later)
+    assert shapes == [(3, new)]
+    changed = SlotRequest([5, 6, 7, 1, 1, 1], 2, 9, keep=True)
+    assert opened.unread(changed) == 6
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "unread"),
+    [
+        ([5, 6, 7, 8, 9, 30], 1),
+        ([5, 6, 7, 8, 9], 1),
+        ([5, 6, 7, 8], 1),
+        ([5, 6, 1, 8, 9, 30], 4),
+        ([1, 6, 7, 8, 9], 5),
+    ],
+)
+def test_what_prompts_have_in_common_with_their_slots_need_not_be_read(
+    small: Any, llama: Any, prompt: list[int], unread: int
+) -> None:
+    opened = open_slots(llama, 2)
+    opened.admit([SlotRequest([5, 6, 7, 8, 9], 1, 0, keep=True)])
+    request = SlotRequest(prompt, 4, 0)
+    assert opened.unread(request) == unread
+    assert opened.unread(SlotRequest(prompt, 4, 1)) == len(prompt), "another row"
+    ended = opened.admit([request])
+    while not ended:
+        ended = opened.step()
+    assert ended[0].generated.ids == small.greedy_alone(llama, request)
+    assert not opened.kept.rows, "it was not to stay"
+    opened.close()
+
+
+def test_a_row_that_is_forgotten_is_read_whole(llama: Any) -> None:
+    opened = open_slots(llama, 2)
+    opened.admit([SlotRequest([5, 6, 7], 1, 0, keep=True)])
+    opened.forget(0)
+    opened.forget(1)
+    assert opened.unread(SlotRequest([5, 6, 7, 8], 1, 0)) == 4
+    opened.close()
+
+
+def test_a_row_without_numbers_does_not_stay(small: Any) -> None:
+    lm = small.load(small.config())
+    opened = open_slots(lm, 2)
+
+    def poison(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.masked_fill((args[0] == 200)[..., None], torch.nan)
+
+    lm.base.get_input_embeddings().register_forward_hook(poison)
+    ended = opened.admit([SlotRequest([5, 200], 4, 0, keep=True), SlotRequest([5, 6], 1, 1, keep=True)])
+    assert {answer.request.row: answer.error is None for answer in ended} == {0: False, 1: True}
+    assert list(opened.kept.rows) == [1]
+    assert all(held.isfinite().all() for held in opened.pool.held)
+    opened.close()
+
+
+def test_after_a_pass_that_fails_rows_are_read_whole(small: Any, llama: Any) -> None:
+    opened = open_slots(llama, 3)
+    first = [SlotRequest([5, 6, 7 + row], 1, row, keep=True) for row in range(2)]
+    opened.admit(first)
+    later = [SlotRequest([5, 6, 7 + row, 8, 9], 3, row, keep=True) for row in range(2)]
+
+    def refuse(*given: Any) -> None:
+        raise ValueError("no")
+
+    hook = llama.base.register_forward_pre_hook(refuse)
+    with pytest.raises(ValueError, match="no"):
+        opened.admit(later)
+    hook.remove()
+    assert [opened.unread(request) for request in later] == [5, 5]
+    answers = {answer.request.row: answer.generated.ids for answer in opened.admit(later)}
+    while opened.live:
+        answers |= {answer.request.row: answer.generated.ids for answer in opened.step()}
+    assert answers == {request.row: small.greedy_alone(llama, request) for request in later}
+    opened.close()
+
+
+def marked_pool(slots: int) -> SlotPool:
+    """A pool of one layer."""
+    pool = SlotPool(slots=slots, tokens=4)
+    pool.layers.append(SlotLayer(pool.place))
+    pool.layers[0].lazy_initialization(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+    return pool
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_rows_come_to_their_slots_and_others_stay_wherever_there_is_room(data: st.DataObject) -> None:
+    draw: Callable[..., Any] = data.draw
+    slots = draw(st.integers(1, 9))
+    live = draw(st.integers(0, slots - 1))
+    places = draw(st.permutations(range(live, slots)))
+    staying = places[: draw(st.integers(0, len(places)))]
+    pool = marked_pool(slots)
+    kept = KeptRows(pool)
+    for name, slot in enumerate(staying):
+        kept.keep(Row(SlotRequest([name] * 3, 1, name), new=[9]), slot=slot)
+        for held in pool.held:
+            held[slot] = name + 1
+    names = draw(st.permutations(range(12)))[: draw(st.integers(1, slots - live))]
+    requests = [SlotRequest([name] * 3 + [9], 1, name) for name in names]
+
+    found, unread = kept.taken(requests, first=live)
+
+    assert sorted(one.row for one in found) == sorted(names)
+    for slot, (request, new) in enumerate(zip(found, unread, strict=True), start=live):
+        stayed = request.row < len(staying)
+        assert new == (1 if stayed else 4)
+        for held in pool.held:
+            assert not stayed or (held[slot, :, :3] == request.row + 1).all()
+    others = set(range(len(staying))) - set(names)
+    room = slots - live - len(names)
+    assert len(kept.rows) == min(len(others), room)
+    assert set(kept.rows) <= others
+    for name, row in kept.rows.items():
+        assert row.slot >= live + len(names)
+        assert all((held[row.slot, :, :3] == name + 1).all() for held in pool.held)
+    assert len({row.slot for row in kept.rows.values()}) == len(kept.rows)

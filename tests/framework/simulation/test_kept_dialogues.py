@@ -1,0 +1,107 @@
+"""What a dialogue's slot has read is kept between its turns, and changes nothing of what is said."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita import Model
+from partita.lm.base import SlotRequest
+from partita.lm.slots import Slots
+from partita.simulation.slots import DialogueSlots
+
+from . import test_simulate
+
+desk = test_simulate.folder
+"""A folder with a model and programs to talk to."""
+
+
+def dialogues(
+    desk: Path, output: Path, *, sampled: bool = True, batch_size: int = 8, stop: str | None = None, **simulation: Any
+) -> bytes:
+    """The transcripts of a simulation."""
+    changed = test_simulate.settings(desk, **simulation)
+    if not sampled:
+        changed["generation"] = {"max_new_tokens": 5}
+    if stop is not None:
+        changed["generation"]["stop"] = [stop]
+    (desk / "kept.yaml").write_text(json.dumps(changed), encoding="utf8")
+    Model(desk / "kept.yaml", quiet=True).simulate(output, batch_size=batch_size)
+    return (output / f"{simulation.get('history', 'predicted')}.jsonl").read_bytes()
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Tokens of each prompt, and how many of them were to be read."""
+    found: list[tuple[int, int]] = []
+    admit = Slots.admit
+
+    def noting(self: Slots, requests: Sequence[SlotRequest]) -> Any:
+        found.extend((len(request.input_ids), self.unread(request)) for request in requests)
+        return admit(self, requests)
+
+    monkeypatch.setattr(Slots, "admit", noting)
+    return found
+
+
+@pytest.mark.parametrize(("history", "sampled"), [("predicted", True), ("predicted", False), ("gold", True)])
+def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
+    desk: Path, tmp_path: Path, history: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        dialogues(desk, tmp_path / str(size), sampled=sampled, batch_size=size, history=history) for size in (1, 7, 64)
+    ]
+    monkeypatch.setattr(DialogueSlots, "keeps", False)
+    found.append(dialogues(desk, tmp_path / "whole", sampled=sampled, batch_size=7, history=history))
+
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+def test_a_turn_reads_what_is_new_and_a_new_dialogue_all_of_its_own(
+    desk: Path, tmp_path: Path, read: list[tuple[int, int]], batch_size: int
+) -> None:
+    dialogues(desk, tmp_path, batch_size=batch_size)
+
+    firsts = [(length, unread) for length, unread in read if length == unread]
+    assert len(firsts) == 60, "prompts begin alike, and yet no dialogue finds another one's in its slot"
+    later = [(length, unread) for length, unread in read if length != unread]
+    assert len(later) == len(read) - 60 > 60
+    assert max(unread for _, unread in later) < min(length for length, _ in later)
+
+
+def test_a_dialogue_with_right_answers_keeps_what_stands_before_them(
+    desk: Path, tmp_path: Path, read: list[tuple[int, int]]
+) -> None:
+    dialogues(desk, tmp_path, history="gold")
+
+    assert sum(length == unread for length, unread in read) == 60
+
+
+def test_a_stop_text_is_read_no_more(desk: Path, tmp_path: Path, read: list[tuple[int, int]]) -> None:
+    whole = dialogues(desk, tmp_path / "1", batch_size=1, stop="a")
+    assert any(b"tokens" in line for line in whole.splitlines())
+    assert dialogues(desk, tmp_path / "64", batch_size=64, stop="a") == whole
+    assert sum(length == unread for length, unread in read) == 2 * 60
+
+
+def test_with_fewer_slots_than_dialogues_they_are_the_same(
+    desk: Path, tmp_path: Path, read: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dialogues(desk, tmp_path / "whole", batch_size=8)
+    before = len(read)
+    step, steps = Slots.step, [0]
+
+    def short(self: Slots) -> Any:
+        steps[0] += 1
+        if steps[0] == 20 and self.pool.place.slots == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(self)
+
+    monkeypatch.setattr(Slots, "step", short)
+    assert dialogues(desk, tmp_path / "short", batch_size=8) == whole
+    assert steps[0] > 20
+    assert sum(length == unread for length, unread in read[before:]) > 60, "some had to be read whole again"
