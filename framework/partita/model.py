@@ -327,8 +327,6 @@ class Model:
         section_of(self.config)
         refuse_served(self.config, what=SIMULATE)
         refuse_on_ray(self.config, verb="simulate")
-        if self.team.ranks > 1:
-            raise PartitaError(f"simulate needs one process, and here are {self.team.ranks}; start it by itself")
         assembly = self.ready()
         report, used = simulate(
             assembly,
@@ -339,6 +337,7 @@ class Model:
             batch_size=batch_size,
             fresh=fresh,
             progress=self.progress,
+            team=self.team,
         )
         self.note_memory(used)
         return report

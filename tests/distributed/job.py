@@ -78,12 +78,20 @@ def tune(settings: Settings, name: str) -> dict[str, Any]:
     return sizes.records()
 
 
+def simulate(settings: Settings, output: str) -> dict[str, Any]:
+    """Have dialogues, with their transcripts in a folder; what each rank is told of them goes to a file."""
+    report = Model(Path("run.yaml"), quiet=True).simulate(output)
+    Path(f"report-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report.record()), encoding="utf8")
+    return report.record()
+
+
 STEPS: dict[str, Callable[[Settings, str], Any]] = {
     "train": train,
     "train_out_of_memory": train_out_of_memory,
     "predict": predict,
     "evaluate": evaluate,
     "tune": tune,
+    "simulate": simulate,
 }
 
 if __name__ == "__main__":

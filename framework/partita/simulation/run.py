@@ -1,8 +1,7 @@
 """A simulation from its section in the file to its report."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,24 +17,22 @@ from partita.inference.predict import ShowProgress
 from partita.simulation.dialogue import Dialogue, derived_seed
 from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
 from partita.simulation.rollout import Rollout
-from partita.simulation.transcripts import Transcripts
+from partita.simulation.sharing import have
+from partita.simulation.transcripts import Transcripts, open_transcripts
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import CheckedWorld, EnvironmentWorld, ReplayWorld, World
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue
-from partita_schema.errors import ConfigError, DataError, Problem, SimulationError
+from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.simulation import ReplayWorld as ReplaySection
 from partita_schema.simulation import Simulation
-from partita_trainers.interrupt import interruption
-from partita_trainers.team import ALONE, Team
+from partita_trainers.team import ALONE, Team, together
 
 logger = logging.getLogger(__name__)
 
 ROOM = 2048
 """Tokens of a dialogue where neither the model nor the file has a limit."""
-FIRST = 20
-"""Dialogues that have ended before it is asked whether too many failed."""
 
 
 @dataclass(frozen=True)
@@ -70,90 +67,74 @@ def simulate(
     """All dialogues of the file, with their transcripts in `folder`, and the size that they were had with.
 
     Those that are in the transcripts already are not had again. `model` is a hash of all weights. `rows` take the place
-    of the data set that replay has its dialogues from. Raises SimulationError where too many fail.
+    of the data set that replay has its dialogues from. The ranks of `team` call it together and come to the same; each
+    has the dialogues that it claims. Raises SimulationError where too many fail.
     """
     section = section_of(assembly.config)
-    tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
-    world, parts = build_world(section, folder=assembly.folder)
-    room = room_of(assembly, section)
+    with together(team, "opening the tasks and the world"):
+        tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
+        world, parts = build_world(section, folder=assembly.folder)
+        room = room_of(assembly, section)
     size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
     decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
     found: dict[str, Outcomes] = {}
     for history in section.history:
+        dialogues = [
+            new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
+            for task in tasks
+            for repeat in range(section.repeats)
+        ]
         with (
-            Transcripts(folder, history, decided_by=decided_by, fresh=fresh) as transcripts,
+            open_transcripts(folder, history, decided_by=decided_by, fresh=fresh, team=team) as transcripts,
             sizing.work("generation", size) as capacity,
         ):
-            dialogues = [
-                new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
-                for task in tasks
-                for repeat in range(section.repeats)
-            ]
-            owed = [dialogue for dialogue in dialogues if dialogue.key not in transcripts.done]
             begin = partial(
                 Rollout,
                 assembly.lm,
                 world,
                 turn_encoder(assembly),
                 options=assembly.generation,
-                capacity=capacity,
                 room=room,
                 max_new_tokens=assembly.max_new_tokens,
                 seed=seed,
                 limits=section.limits,
             )
-            have(owed, transcripts, begin=begin, section=section, history=history, progress=progress)
-            keys = [dialogue.key for dialogue in dialogues]
-            transcripts.finish(keys)
-            found[history] = outcomes_of([transcripts.done[key] for key in keys], repeats=section.repeats)
+            have(
+                in_order(dialogues, section),
+                transcripts,
+                begin=begin,
+                capacity=capacity,
+                limits=section.limits,
+                name=f"{history} history",
+                progress=progress,
+                team=team,
+            )
+            found[history] = team.lead(
+                partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
+            )
         tell(history, found[history])
     return SimulationReport(found, str(folder)), BatchSizes(generation=size)
 
 
-def have(
-    owed: list[Dialogue],
-    transcripts: Transcripts,
-    *,
-    begin: Callable[..., Rollout],
-    section: Simulation,
-    history: str,
-    progress: ShowProgress,
-) -> None:
-    """Have the dialogues that are owed, and keep them. Raises SimulationError where too many fail."""
-    before = len(transcripts.done)
-    if before and owed:
-        logger.info("%s of %s dialogues were had before", f"{before:,}", f"{before + len(owed):,}")
-    failed = sum(dialogue.status == "failed" for dialogue in transcripts.done.values())
-    started = time.perf_counter()
-    with (
-        interruption("ending the answers that were begun") as asked,
-        progress(before + len(owed), f"{history} history", completed=before) as display,
-    ):
-        rollout = begin(stopping=lambda: asked.asked)
-        for dialogue in rollout.have(iter(owed)):
-            transcripts.add(dialogue)
-            failed += dialogue.status == "failed"
-            rate = rollout.answered / (time.perf_counter() - started)
-            display.advance(1, live=len(rollout.live), failed=failed, turns_per_second=rate)
-            check_failures(transcripts, failed, section=section)
-        if asked.asked and len(transcripts.done) < before + len(owed):
-            logger.info("%s of %s dialogues are kept", f"{len(transcripts.done):,}", f"{before + len(owed):,}")
-            raise KeyboardInterrupt
-    anew = rollout.turns.anew
-    if anew:
-        logger.info("%s prompts were encoded anew: the template writes earlier turns in one piece", f"{anew:,}")
+def come_to(transcripts: Transcripts, dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
+    """What all dialogues came to; their file is written."""
+    return outcomes_of(transcripts.finish([dialogue.key for dialogue in dialogues]), repeats=repeats)
 
 
-def check_failures(transcripts: Transcripts, failed: int, *, section: Simulation) -> None:
-    """Raises SimulationError where more dialogues failed than the file allows."""
-    ended = len(transcripts.done)
-    if ended < FIRST or failed <= section.limits.fail_fraction * ended:
-        return
-    reasons = [dialogue.reason for dialogue in transcripts.done.values() if dialogue.status == "failed"]
-    raise SimulationError(
-        f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {section.limits.fail_fraction:g} "
-        f"allows; the last one: {reasons[-1]}. What was had is kept in {transcripts.path.parent}"
-    )
+def in_order(dialogues: Sequence[Dialogue], section: Simulation) -> Sequence[Dialogue]:
+    """Dialogues in the order in which they are begun: of a data set the longest first, as far as that is known.
+
+    What is begun last should not take long: the other processes have ended then.
+    """
+    if not isinstance(section.world, ReplaySection):
+        return dialogues
+
+    def length(dialogue: Dialogue) -> tuple[int, int]:
+        messages = dialogue.task["messages"]
+        answers = sum(bool(message.get("learned")) for message in messages)
+        return min(answers, section.max_turns), sum(len(message["content"]) for message in messages)
+
+    return sorted(dialogues, key=length, reverse=True)
 
 
 def tell(history: str, outcomes: Outcomes) -> None:

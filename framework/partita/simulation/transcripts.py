@@ -2,13 +2,17 @@
 
 A line is a dialogue, and is written once that has ended: what a kill interrupts leaves nothing, and is had again. The
 first line says what decides the dialogues; another file or model does not go on where this one was.
+
+Of several processes each has a file of its own, `.predicted.rank-3.jsonl` beside that of rank 0. Whenever a simulation
+is started, by whatever number of processes, what all of them have left is taken over first.
 """
 
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +20,7 @@ from typing import Any
 from partita.runs.files import writing
 from partita.simulation.dialogue import Dialogue, from_line
 from partita_schema.errors import ResumeError
+from partita_trainers.team import ALONE, Team, in_turn
 
 SYNC_SECONDS = 2.0
 """Time after which lines are forced onto the disk."""
@@ -24,17 +29,19 @@ SYNC_SECONDS = 2.0
 class Transcripts:
     """The dialogues of one history. A context manager; nobody else writes them meanwhile."""
 
-    def __init__(self, folder: Path, history: str, *, decided_by: Mapping[str, str], fresh: bool = False) -> None:
+    def __init__(
+        self, folder: Path, history: str, *, decided_by: Mapping[str, str], fresh: bool = False, rank: int = 0
+    ) -> None:
         """`decided_by` is what decides the dialogues, by part. With `fresh` those that are there are forgotten.
 
         Raises ResumeError where they were decided by something else, or another process writes them.
         """
         self.path = folder / f"{history}.jsonl"
         """The dialogues in the order of their tasks, once all are there."""
-        self.growing = folder / f".{history}.jsonl"
+        self.growing = folder / (f".{history}.rank-{rank}.jsonl" if rank else f".{history}.jsonl")
         self.decided_by, self.fresh = dict(decided_by), fresh
         self.done: dict[str, Dialogue] = {}
-        """Dialogues that have ended, by key."""
+        """Dialogues that have ended and stand in this file, by key."""
         self.descriptor: int | None = None
         self.synced = time.monotonic()
 
@@ -42,33 +49,42 @@ class Transcripts:
         with writing(self.path.parent):
             self.descriptor = os.open(self.growing, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.descriptor)
-            raise ResumeError(f"{self.path.parent} is in use by another process") from None
-        try:
+            self.lock(self.descriptor)
             self.read()
         except BaseException:
-            os.close(self.descriptor)
+            self.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.descriptor is not None
-        os.fsync(self.descriptor)
-        os.close(self.descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Force everything onto the disk and let go of the file."""
+        if self.descriptor is None:
+            return
+        descriptor, self.descriptor = self.descriptor, None
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, descriptor: int) -> None:
+        """Raises ResumeError where another process has it."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ResumeError(f"{self.path.parent} is in use by another process") from None
 
     def read(self) -> None:
         """Take in what is there; a torn last line is cut off."""
         assert self.descriptor is not None
         if self.fresh:
             os.ftruncate(self.descriptor, 0)
-        whole, _, torn = self.growing.read_bytes().rpartition(b"\n")
-        if torn:
-            os.ftruncate(self.descriptor, len(whole) + bool(whole))
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines, size = whole_lines(self.growing)
+        os.ftruncate(self.descriptor, size)
         if not lines:
             self.write({"decided_by": self.decided_by})
             return
@@ -81,22 +97,91 @@ class Transcripts:
             )
         self.done = {line["dialogue"]: from_line(line) for line in lines[1:]}
 
+    def absorb(self) -> None:
+        """Take over what other ranks keep of these dialogues, and remove their files. With `fresh` they are forgotten.
+
+        Raises ResumeError where one of them is still at work.
+        """
+        for left in rank_files(self.growing):
+            with left.open("rb") as file:
+                self.lock(file.fileno())
+                lines, _ = whole_lines(left)
+                if lines and lines[0] == {"decided_by": self.decided_by} and not self.fresh:
+                    # Some may stand here already: a kill has come before the file was removed.
+                    for line in (line for line in lines[1:] if line["dialogue"] not in self.done):
+                        self.write(line)
+                        self.done[line["dialogue"]] = from_line(line)
+                self.sync()
+                left.unlink()
+
     def add(self, dialogue: Dialogue) -> None:
         """Keep a dialogue that has ended."""
         self.write(dialogue.line())
         self.done[dialogue.key] = dialogue
 
+    @property
+    def last_failure(self) -> str | None:
+        """Why the last of the dialogues failed that did; None where none did."""
+        return next((done.reason for done in reversed(self.done.values()) if done.status == "failed"), None)
+
     def write(self, line: Mapping[str, Any]) -> None:
-        assert self.descriptor is not None
+        assert self.descriptor is not None, "the transcripts are closed"
         with writing(self.path.parent):
             os.write(self.descriptor, json.dumps(line, ensure_ascii=False).encode() + b"\n")
-            if time.monotonic() - self.synced > SYNC_SECONDS:
-                os.fsync(self.descriptor)
-                self.synced = time.monotonic()
+        if time.monotonic() - self.synced > SYNC_SECONDS:
+            self.sync()
 
-    def finish(self, keys: Sequence[str]) -> None:
-        """Write all dialogues in this order, as one file."""
-        write_lines(self.path, (self.done[key].line() for key in keys))
+    def sync(self) -> None:
+        """Force what was written onto the disk."""
+        assert self.descriptor is not None, "the transcripts are closed"
+        with writing(self.path.parent):
+            os.fsync(self.descriptor)
+        self.synced = time.monotonic()
+
+    def finish(self, keys: Sequence[str]) -> list[Dialogue]:
+        """The dialogues in this order, of all ranks, which have closed theirs; and write them so, as one file."""
+        self.fresh = False  # what ranks have kept since the start is not forgotten
+        self.absorb()
+        found = [self.done[key] for key in keys]
+        write_lines(self.path, (dialogue.line() for dialogue in found))
+        return found
+
+
+@contextmanager
+def open_transcripts(
+    folder: Path, history: str, *, decided_by: Mapping[str, str], fresh: bool = False, team: Team = ALONE
+) -> Iterator[Transcripts]:
+    """The transcripts of this process. Those of rank 0 hold what was had before, by whatever number of processes.
+
+    Raises as `Transcripts` does.
+    """
+    own = Transcripts(folder, history, decided_by=decided_by, fresh=fresh or team.rank > 0, rank=team.rank)
+    try:
+        with in_turn(team, "opening the transcripts"):
+            own.__enter__()
+            if team.rank == 0:
+                own.absorb()
+        yield own
+    finally:
+        own.close()
+
+
+def forget(folder: Path, history: str) -> None:
+    """Nothing was had in this folder. Raises ResumeError where a process is at it."""
+    with Transcripts(folder, history, decided_by={}, fresh=True) as transcripts:
+        transcripts.absorb()
+        transcripts.growing.unlink()
+
+
+def rank_files(growing: Path) -> list[Path]:
+    """Files beside the one of rank 0 in which other ranks keep dialogues."""
+    return sorted(growing.parent.glob(f"{growing.stem}.rank-*{growing.suffix}"))
+
+
+def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a file without one that is torn, and their size in bytes."""
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    return [json.loads(line) for line in whole.splitlines()], len(whole) + len(newline)
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -87,6 +87,24 @@ def test_dialogues_are_the_same_whatever_stands_beside_them(
     assert report.histories == straight[1].histories
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_dialogues_are_the_same_in_whatever_order_they_begin(
+    folder: Path, straight: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    begun: list[str] = []
+
+    def shuffled(dialogues: list[Dialogue], section: Any) -> list[Dialogue]:
+        found = random.Random(seed).sample(dialogues, len(dialogues))
+        begun.extend(dialogue.key for dialogue in found)
+        return found
+
+    monkeypatch.setattr("partita.simulation.run.in_order", shuffled)
+    simulated(folder, tmp_path, batch_size=7)
+
+    assert begun != [line["dialogue"] for line in transcripts(tmp_path)]
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
+
+
 def test_each_task_has_its_own_dialogue(straight: tuple[Path, Any]) -> None:
     lines = transcripts(straight[0])
 

@@ -13,8 +13,8 @@ WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
 class Echo:
     """Asks for words, two to four times; what it asks next hangs on what it heard."""
 
-    def __init__(self, misbehaves: bool = False, seconds: float = 60.0) -> None:
-        self.misbehaves, self.seconds = misbehaves, seconds
+    def __init__(self, misbehaves: bool = False, seconds: float = 60.0, pause: float = 0.0) -> None:
+        self.misbehaves, self.seconds, self.pause = misbehaves, seconds, pause
         self.misdeed = ""
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -30,6 +30,7 @@ class Echo:
         return f"say {self.word} {sum(map(ord, heard)) % 7}"
 
     def step(self, action: str) -> Any:
+        time.sleep(self.pause)
         if self.misdeed == "raises":
             raise OSError("the desk is closed")
         if self.misdeed == "hangs":
@@ -53,6 +54,13 @@ class Endless(Echo):
     def step(self, action: str) -> Any:
         self.turns += 1
         return super().step(action)
+
+
+class Closed(Echo):
+    """Has nothing to say."""
+
+    def step(self, action: str) -> Any:
+        raise OSError("the desk is closed")
 
 
 class Short:

@@ -1,0 +1,184 @@
+"""The dialogues of one history, had by all processes of a job: each is had by one of them, from its first word on.
+
+Nobody waits for anybody while dialogues are had: processes whose turns come at different times would be handed each
+other's objects. They claim dialogues from a number that they count up together, and tell in such numbers how far they
+are, and that the simulation is to end. At the end they meet once.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from partita.inference.claims import Claims, claimed
+from partita.inference.halving import Capacity
+from partita.inference.predict import ShowProgress
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.rollout import Rollout
+from partita.simulation.transcripts import Transcripts
+from partita_schema.errors import SimulationError
+from partita_schema.simulation import Limits
+from partita_trainers.base import Progress
+from partita_trainers.interrupt import interruption
+from partita_trainers.team import Team, together
+
+logger = logging.getLogger(__name__)
+
+FIRST = 20
+"""Dialogues that have ended before it is asked whether too many failed."""
+ASK_SECONDS = 0.25
+"""Time after which it is looked again whether another process ends the simulation."""
+
+
+class Standing:
+    """How far all processes are. Each makes one at the same point of its work."""
+
+    def __init__(self, team: Team, *, ended: int, failed: int) -> None:
+        """`ended` and `failed` dialogues there were before."""
+        self.alone = team.ranks == 1
+        self.before = (ended, failed)
+        self.count_ended = team.counter("dialogues that ended")
+        self.count_failed = team.counter("dialogues that failed")
+        self.count_turns = team.counter("answers of the model")
+        self.count_stops = team.counter("processes that end the simulation")
+        self.stops = False
+        self.looked = time.monotonic()
+
+    def note(self, *, failed: bool, turns: int) -> tuple[int, int, int]:
+        """A dialogue has ended here: how many have ended, how many of them failed, and answers since the start."""
+        return (
+            self.before[0] + self.count_ended(1) + 1,
+            self.before[1] + self.count_failed(int(failed)) + int(failed),
+            self.count_turns(turns) + turns,
+        )
+
+    @property
+    def ended(self) -> int:
+        """Dialogues that have ended."""
+        return self.before[0] + self.count_ended(0)
+
+    @property
+    def failed(self) -> int:
+        """Those of them that failed."""
+        return self.before[1] + self.count_failed(0)
+
+    def stop(self) -> None:
+        """The simulation is to end, on all processes."""
+        self.stops = True
+        self.count_stops(1)
+
+    def is_stopping(self) -> bool:
+        """Whether a process ends the simulation; the others are not asked each time."""
+        if not (self.stops or self.alone) and time.monotonic() - self.looked >= ASK_SECONDS:
+            self.stops = self.count_stops(0) > 0
+            self.looked = time.monotonic()
+        return self.stops
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process has come to the end of its part."""
+
+    asked: bool
+    """Whether somebody asked it to stop."""
+    too_many: bool
+    """Whether it has seen that too many dialogues failed."""
+    reason: str | None
+    """Of the last one that failed there."""
+
+
+def have(
+    dialogues: Sequence[Dialogue],
+    transcripts: Transcripts,
+    *,
+    begin: Callable[..., Rollout],
+    capacity: Capacity,
+    limits: Limits,
+    name: str,
+    progress: ShowProgress,
+    team: Team,
+) -> None:
+    """Have those dialogues that are not in the transcripts, in this order, and keep them there.
+
+    `begin` makes a rollout. Each rank of the team has the dialogues that it claims. Raises SimulationError where too
+    many fail, and KeyboardInterrupt where one was asked to stop; what was had is kept.
+    """
+    had = team.lead(lambda: {key: done.status for key, done in transcripts.done.items()}, "what was had before")
+    owed = [dialogue for dialogue in dialogues if dialogue.key not in had]
+    if had and owed:
+        logger.info("%s of %s dialogues were had before", f"{len(had):,}", f"{len(dialogues):,}")
+    standing = Standing(team, ended=len(had), failed=sum(status == "failed" for status in had.values()))
+    claims = Claims(len(owed), team=team)
+    # No rank begins more than its share at once: the others would be left without.
+    share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // team.ranks))))
+    with (
+        interruption("ending the answers that were begun") as asked,
+        progress(len(dialogues), name, completed=len(had)) as display,
+        together(team, "the dialogues"),
+        stopping_all(standing),
+    ):
+        rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
+        begun = (owed[place] for place in claimed(claims))
+        too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
+        if asked.asked or too_many:
+            standing.stop()
+    if rollout.turns.anew:
+        anew = f"{rollout.turns.anew:,}"
+        logger.info("%s prompts were encoded anew: the template writes earlier turns in one piece", anew)
+    ending = Ending(asked.asked, too_many, transcripts.last_failure)
+    if team.rank > 0:
+        transcripts.close()  # rank 0 takes over what is there
+    endings = team.gather(ending, "the end of the dialogues")
+    check_end(endings, standing, wanted=len(dialogues), limits=limits, folder=transcripts.path.parent, team=team)
+
+
+def keep(
+    rollout: Rollout,
+    dialogues: Iterator[Dialogue],
+    transcripts: Transcripts,
+    *,
+    standing: Standing,
+    display: Progress,
+    limits: Limits,
+) -> bool:
+    """Keep dialogues as they end; True as soon as so many have failed that the simulation is to end."""
+    started, shown = time.perf_counter(), standing.before[0]
+    for dialogue in rollout.have(dialogues):
+        transcripts.add(dialogue)
+        ended, failed, turns = standing.note(failed=dialogue.status == "failed", turns=len(dialogue.replies))
+        rate = turns / (time.perf_counter() - started)
+        display.advance(ended - shown, live=len(rollout.live), failed=failed, turns_per_second=rate)
+        shown = ended
+        if ended >= FIRST and failed > limits.fail_fraction * ended:
+            return True
+    return False
+
+
+@contextmanager
+def stopping_all(standing: Standing) -> Iterator[None]:
+    """Around the work of this process: what it raises ends the work of the others."""
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # where the others are gone, they need not be told
+            standing.stop()
+        raise
+
+
+def check_end(
+    endings: Sequence[Ending], standing: Standing, *, wanted: int, limits: Limits, folder: Path, team: Team
+) -> None:
+    """Raises SimulationError where more dialogues failed than the file allows, KeyboardInterrupt where one stopped."""
+    ended, failed = standing.ended, standing.failed
+    if any(ending.too_many for ending in endings):
+        reasons = [ending.reason for ending in endings if ending.reason is not None]
+        message = (
+            f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows; "
+            f"the last one: {reasons[0]}. What was had is kept in {folder}"
+        )
+        team.agree(SimulationError(message), "the share of failures")
+    if ended < wanted and any(ending.asked for ending in endings):
+        logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{wanted:,}")
+        raise KeyboardInterrupt

@@ -1,0 +1,146 @@
+"""Dialogues that several processes have: the same transcripts as of one, whoever is killed, and nobody waits."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from partita import Model
+
+pytestmark = pytest.mark.distributed
+
+WORLDS = Path(__file__).parents[1] / "framework" / "simulation" / "worlds_of_tests.py"
+TASKS = 60
+
+
+def settings(**simulation: Any) -> dict[str, Any]:
+    """A file whose dialogues are sampled; keys of its simulation may be others."""
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo"}
+    return {
+        "base_model": "base",
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 5, "do_sample": True, "temperature": 1.0},
+        "trainer": {"type": "none", "batch_size": 8},
+        "simulation": {"world": world, "tasks": {"count": TASKS}, "history": ["gold", "predicted"], **simulation},
+    }
+
+
+def write(folder: Path, **simulation: Any) -> Path:
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings(**simulation)), encoding="utf8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def straight(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Folder and report of the dialogues that one process has had."""
+    folder = tmp_path_factory.mktemp("dialogues")
+    shutil.copy(WORLDS, folder / "worlds_of_tests.py")
+    words = ["say", "red", "green", "blue", "one", "two", "three", "ball", "box", "0", "1", "2", "3", "4", "5", "6"]
+    rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": word}]} for word in words]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    made = settings() | {"data": {"source": str(folder / "rows.jsonl")}}
+    made["base_model"] = processes.settings()["base_model"] | {"context_length": 96}
+    del made["simulation"]
+    Model(made, quiet=True).save(folder / "base")
+    return folder, processes.start(1, write(folder), "simulate:out")["simulate:out"]
+
+
+@pytest.fixture
+def folder(straight: tuple[Path, Any], tmp_path: Path) -> Path:
+    """The same files, and no dialogues."""
+    shutil.copytree(straight[0], tmp_path / "job", ignore=shutil.ignore_patterns("out", "re*.json"))
+    return tmp_path / "job"
+
+
+def same(folder: Path, straight: tuple[Path, Any]) -> bool:
+    """Whether the transcripts are those of one process, byte for byte, and nothing of a rank is left."""
+    assert not list((folder / "out").glob(".*rank-*"))
+    names = ("gold.jsonl", "predicted.jsonl")
+    return all((folder / "out" / name).read_bytes() == (straight[0] / "out" / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_dialogues_are_those_of_one_process(
+    processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path, ranks: int
+) -> None:
+    found = processes.start(ranks, folder, "simulate:out")["simulate:out"]
+
+    assert same(folder, straight)
+    assert found == straight[1]
+    told = [json.loads((folder / f"report-{rank}.json").read_text("utf8")) for rank in range(ranks)]
+    assert all(report == found for report in told)
+
+
+@pytest.mark.faults
+def test_a_job_of_which_ranks_were_killed_goes_on_with_any_number_of_them(
+    processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
+) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    had = 0
+    for ranks in (4, 2, 1):
+        rank = chance.randrange(ranks)
+        lines = had + ranks + chance.randint(2, 25)
+        status = processes.kill(
+            ranks, folder, "simulate:out", rank=rank, pattern="out/.*.jsonl", lines=lines, delay=chance.uniform(0, 0.02)
+        )
+        assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
+        assert all(status), f"seed {seed}: no rank ends well where one was killed"
+        had = sum(path.read_bytes().count(b"\n") for path in (folder / "out").glob(".*.jsonl"))
+    found = processes.start(2, folder, "simulate:out")["simulate:out"]
+
+    assert same(folder, straight), f"seed {seed}"
+    assert found == straight[1], f"seed {seed}"
+    for history in ("gold", "predicted"):
+        kept = (folder / "out" / f".{history}.jsonl").read_text("utf8").splitlines()[1:]
+        keys = [json.loads(line)["dialogue"] for line in kept]
+        assert len(keys) == len(set(keys)) == TASKS, f"seed {seed}: none is had twice"
+
+
+def test_fewer_dialogues_than_ranks_leave_some_without_any(
+    processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
+) -> None:
+    processes.start(4, write(folder, tasks={"count": 2}), "simulate:out")
+
+    for name in ("gold.jsonl", "predicted.jsonl"):
+        first = (straight[0] / "out" / name).read_text("utf8").splitlines()[:2]
+        assert (folder / "out" / name).read_text("utf8").splitlines() == first
+
+
+def test_too_many_failures_end_all_ranks_with_the_reason(processes: Any, folder: Path) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Closed"}
+    job = processes.launch(3, write(folder, world=world), "simulate:out")
+    started = time.monotonic()
+    errors = [rank.communicate()[1] for rank in job]
+
+    assert [rank.returncode for rank in job] == [1, 1, 1]
+    assert time.monotonic() - started < 60
+    assert "dialogues failed, more than limits.fail_fraction: 0.1 allows; the last one: environment: OSE" in errors[0]
+    assert all("rank 0 failed at the share of failures" in error for error in errors[1:])
+    assert "Timeout" not in "".join(errors)
+
+
+def test_a_rank_that_is_asked_to_stop_stops_all_and_what_was_had_is_kept(
+    processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
+) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"pause": 0.2}}
+    write(folder, world=world)
+    job = processes.launch(2, folder, "simulate:out")
+    end = time.monotonic() + 60
+    while sum(path.read_bytes().count(b"\n") for path in (folder / "out").glob(".gold*.jsonl")) < 8:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    job[1].send_signal(signal.SIGTERM)
+    errors = [rank.communicate()[1] for rank in job]
+
+    assert all("KeyboardInterrupt" in error for error in errors), errors
+    assert not (folder / "out" / "gold.jsonl").exists()
+    processes.start(2, folder, "simulate:out")
+    assert same(folder, straight), "how long the environment thinks is no part of a dialogue"
