@@ -26,6 +26,9 @@ class EnvironmentWorld(Base):
     """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`."""
     options: dict[str, Any] = {}
     """What the class is made with, by name."""
+    isolation: Literal["thread", "process"] = "thread"
+    """Where it runs: `thread`, in this process; `process`, for each dialogue in a process of its own, which is killed
+    where it takes too long, and which nothing but its own dialogue ends with."""
 
 
 class ReplayWorld(Base):

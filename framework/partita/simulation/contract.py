@@ -58,6 +58,18 @@ class GarbageError(Exception):
     """Something from outside does not keep its contract."""
 
 
+class TooSlowError(Exception):
+    """Something from outside takes too long; made with the seconds that it has."""
+
+    def __str__(self) -> str:
+        return f"no answer within {self.args[0]:g} s (limits.step_seconds)"
+
+
+def described(error: BaseException) -> str:
+    """What something from outside has raised, for people."""
+    return str(error) if isinstance(error, GarbageError) else f"{type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True)
 class Said:
     """What an environment has said."""

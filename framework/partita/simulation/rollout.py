@@ -24,6 +24,7 @@ from partita.inference.results import RowResult
 from partita.inference.slots import Work
 from partita.inference.static import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.simulation.contract import TooSlowError
 from partita.simulation.dialogue import Dialogue
 from partita.simulation.slots import DialogueSlots
 from partita.simulation.turns import Shown, TurnEncoder
@@ -234,7 +235,7 @@ class Rollout:
             live.since = time.monotonic()
             try:
                 next(live.play, None)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self.errors[id(live)] = error
             if live.is_over:
                 return  # it took too long, and another thread has this one's place
@@ -251,7 +252,7 @@ class Rollout:
         now = time.monotonic()
         for live in list(self.live.values()):
             if live.since is not None and now - live.since > self.limits.step_seconds:
-                self.give_up(live, f"timeout: no answer within {self.limits.step_seconds:g} s (limits.step_seconds)")
+                self.give_up(live, failure(TooSlowError(self.limits.step_seconds)))
             elif now - live.started > self.limits.dialogue_seconds and live in self.ready:
                 self.ready.remove(live)
                 self.finish(live, "truncated", "time")

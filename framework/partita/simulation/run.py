@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,10 @@ from partita.data.parts import load_part, source_digest
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
 from partita.inference.predict import ShowProgress
+from partita.simulation.closing import Closing
+from partita.simulation.contract import Environment, TooSlowError, described
 from partita.simulation.dialogue import Dialogue, derived_seed
+from partita.simulation.hosted import HostedError, Hosts
 from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
 from partita.simulation.rollout import Rollout
 from partita.simulation.sharing import have
@@ -25,6 +29,7 @@ from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue
 from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.simulation import EnvironmentWorld as EnvironmentSection
 from partita_schema.simulation import ReplayWorld as ReplaySection
 from partita_schema.simulation import Simulation
 from partita_trainers.team import ALONE, Team, together
@@ -71,49 +76,50 @@ def simulate(
     has the dialogues that it claims. Raises SimulationError where too many fail.
     """
     section = section_of(assembly.config)
-    with together(team, "opening the tasks and the world"):
-        tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
-        world, parts = build_world(section, folder=assembly.folder)
-        room = room_of(assembly, section)
-    size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
-    decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
-    found: dict[str, Outcomes] = {}
-    for history in section.history:
-        dialogues = [
-            new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
-            for task in tasks
-            for repeat in range(section.repeats)
-        ]
-        with (
-            open_transcripts(folder, history, decided_by=decided_by, fresh=fresh, team=team) as transcripts,
-            sizing.work("generation", size) as capacity,
-        ):
-            begin = partial(
-                Rollout,
-                assembly.lm,
-                world,
-                turn_encoder(assembly),
-                options=assembly.generation,
-                room=room,
-                max_new_tokens=assembly.max_new_tokens,
-                seed=seed,
-                limits=section.limits,
-            )
-            have(
-                in_order(dialogues, section),
-                transcripts,
-                begin=begin,
-                capacity=capacity,
-                limits=section.limits,
-                name=f"{history} history",
-                progress=progress,
-                team=team,
-            )
-            found[history] = team.lead(
-                partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
-            )
-        tell(history, found[history])
-    return SimulationReport(found, str(folder)), BatchSizes(generation=size)
+    with ExitStack() as held:
+        with together(team, "opening the tasks and the world"):
+            tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
+            world, parts = build_world(section, folder=assembly.folder, held=held)
+            room = room_of(assembly, section)
+        size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
+        decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
+        found: dict[str, Outcomes] = {}
+        for history in section.history:
+            dialogues = [
+                new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
+                for task in tasks
+                for repeat in range(section.repeats)
+            ]
+            with (
+                open_transcripts(folder, history, decided_by=decided_by, fresh=fresh, team=team) as transcripts,
+                sizing.work("generation", size) as capacity,
+            ):
+                begin = partial(
+                    Rollout,
+                    assembly.lm,
+                    world,
+                    turn_encoder(assembly),
+                    options=assembly.generation,
+                    room=room,
+                    max_new_tokens=assembly.max_new_tokens,
+                    seed=seed,
+                    limits=section.limits,
+                )
+                have(
+                    in_order(dialogues, section),
+                    transcripts,
+                    begin=begin,
+                    capacity=capacity,
+                    limits=section.limits,
+                    name=f"{history} history",
+                    progress=progress,
+                    team=team,
+                )
+                found[history] = team.lead(
+                    partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
+                )
+            tell(history, found[history])
+        return SimulationReport(found, str(folder)), BatchSizes(generation=size)
 
 
 def come_to(transcripts: Transcripts, dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
@@ -187,17 +193,21 @@ def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]])
         raise DataError("tasks: there are no rows")
 
 
-def build_world(section: Simulation, *, folder: Path) -> tuple[World, dict[str, str]]:
-    """The world, and hashes of the programs of the user's in it. Raises ConfigError where one is not there."""
+def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[World, dict[str, str]]:
+    """The world, and hashes of the programs of the user's in it; what it needs is `held` until it is needed no more.
+
+    Raises ConfigError where a program is not there.
+    """
     parts: dict[str, str] = {}
     world: World
     if isinstance(section.world, ReplaySection):
         world = ReplayWorld(max_turns=section.max_turns)
     else:
         kind = load_part(section.world.environment, key="simulation.world.environment", folder=folder)
-        world = EnvironmentWorld(
-            made(kind, section.world.options, key="simulation.world.options"), max_turns=section.max_turns
-        )
+        make = environments(kind, section, folder=folder, held=held)
+        closing = Closing()
+        held.callback(closing.end, section.limits.step_seconds)
+        world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
         parts["environment"] = source_digest(kind)
     if section.checker is None:
         return world, parts
@@ -207,14 +217,35 @@ def build_world(section: Simulation, *, folder: Path) -> tuple[World, dict[str, 
     return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
 
 
+def environments(kind: type, section: Simulation, *, folder: Path, held: ExitStack) -> Callable[[], Environment]:
+    """What makes environments of a class, in this process or each in one of its own. Raises ConfigError."""
+    world = section.world
+    assert isinstance(world, EnvironmentSection), "replay has none"
+    key = "simulation.world.options"
+    if world.isolation == "thread":
+        return made(kind, world.options, key=key)
+    hosts = held.enter_context(
+        Hosts(world.environment, world.options, folder=folder, step_seconds=section.limits.step_seconds)
+    )
+    try:
+        hosts.check()
+    except (HostedError, TooSlowError) as error:
+        raise not_made(kind, world.options, str(error), key=key) from error
+    return hosts.make
+
+
 def made(kind: type, options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
     """What makes objects of a class from outside; one is made to see that it can be. Raises ConfigError."""
     try:
         kind(**options)
     except Exception as error:
-        message = f"{kind.__name__} cannot be made with {dict(options)}: {type(error).__name__}: {error}"
-        raise ConfigError([Problem(key, message)]) from error
+        raise not_made(kind, options, described(error), key=key) from error
     return lambda: kind(**options)
+
+
+def not_made(kind: type, options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
+    """Why there are no objects of a class."""
+    return ConfigError([Problem(key, f"{kind.__name__} cannot be made with {dict(options)}: {reason}")])
 
 
 def room_of(assembly: Assembly, section: Simulation) -> int:
@@ -244,6 +275,8 @@ def turn_encoder(assembly: Assembly) -> TurnEncoder:
 def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
     """Hashes of what the file says that decides dialogues, by section."""
     sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
-    said = section.model_dump(mode="json", exclude={"limits", "history", "tasks", "train_on"})
+    # These decide nothing of what is said.
+    undecided: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}}
+    said = section.model_dump(mode="json", exclude=undecided)
     sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
     return {name: digest(repr(value)) for name, value in sections.items()}

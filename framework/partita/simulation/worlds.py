@@ -1,15 +1,16 @@
 """Who says what when. A world plays one dialogue: it yields whenever the model is to answer, and is sent its words."""
 
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from typing import Protocol
 
+from partita.simulation.closing import Closing
 from partita.simulation.contract import (
     Checker,
     Environment,
-    GarbageError,
+    TooSlowError,
     Verdict,
     answered,
+    described,
     judged,
     messages_of,
     opened,
@@ -30,9 +31,9 @@ class World(Protocol):
 class EnvironmentWorld:
     """A program answers the model."""
 
-    def __init__(self, make: Callable[[], Environment], *, max_turns: int) -> None:
+    def __init__(self, make: Callable[[], Environment], *, max_turns: int, closing: Closing) -> None:
         """`make` gives a new environment for each dialogue."""
-        self.make, self.max_turns = make, max_turns
+        self.make, self.max_turns, self.closing = make, max_turns, closing
 
     def play(self, dialogue: Dialogue) -> Play:
         """Reset, and step until the environment or the limit ends it."""
@@ -54,9 +55,7 @@ class EnvironmentWorld:
                     dialogue.end("truncated", "turns")
                     return
         finally:
-            # What it raises at its end changes nothing of what was said.
-            with suppress(Exception):
-                environment.close()
+            self.closing.begin(environment.close)
 
 
 class ReplayWorld:
@@ -116,5 +115,4 @@ def failure(error: BaseException) -> str:
     where, cause = "environment", error
     if isinstance(error, CheckerError) and error.__cause__ is not None:
         where, cause = "checker", error.__cause__
-    name = "" if isinstance(cause, GarbageError) else f"{type(cause).__name__}: "
-    return f"{where}: {name}{cause}"
+    return f"timeout: {cause}" if isinstance(cause, TooSlowError) else f"{where}: {described(cause)}"

@@ -15,6 +15,7 @@ from partita.simulation.dialogue import Dialogue
 from partita.simulation.report import outcomes_of
 
 from ...forks import COMMAND, Forks
+from .test_hosted import lives
 
 WORLDS = Path(__file__).with_name("worlds_of_tests.py")
 
@@ -146,6 +147,63 @@ def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
     reward = outcomes.means["reward"]
     assert (reward.n, reward.n_with_failures) == (57, 60)
     assert reward.with_failures == pytest.approx(reward.mean * 57 / 60)
+
+
+def test_environments_in_processes_that_die_or_hang_leave_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "pids").mkdir()
+    world = {
+        "type": "environment",
+        "environment": "worlds_of_tests:Deadly",
+        "options": {"misbehaves": True, "pids": str(tmp_path / "pids")},
+    }
+    tasks = {"count": 160}
+    simulated(folder, tmp_path / "threads", tasks=tasks)
+    simulated(
+        folder, tmp_path / "own", tasks=tasks, world=world | {"isolation": "process"}, limits={"step_seconds": 5.0}
+    )
+
+    before, after = transcripts(tmp_path / "threads"), transcripts(tmp_path / "own")
+    bad = {
+        3: "environment: OSError: the desk is closed",
+        23: "timeout: no answer within 5 s (limits.step_seconds)",
+        43: "environment: step gave 'what?'; give (messages, reward, terminated, truncated, info)",
+        63: "environment: its process ended with exit code 3",
+        83: "environment: its process was ended by SIGSEGV",
+        103: "environment: SystemExit: 4",
+        123: "timeout: no answer within 5 s (limits.step_seconds)",
+    }
+    assert [line for line in before if int(line["task"][5:]) not in bad] == [
+        line for line in after if int(line["task"][5:]) not in bad
+    ], "one that hangs when it closes has said all before"
+    assert {number: after[number]["reason"] for number in bad} == bad
+    processes = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+    assert len(processes) == 162, "one to see that it can be made, one a dialogue, and one that a dialogue has started"
+    assert not any(map(lives, processes))
+
+
+def test_where_environments_run_is_no_part_of_what_decides_dialogues(
+    folder: Path, straight: tuple[Path, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(straight[0], tmp_path / "begun")
+    (tmp_path / "begun" / "predicted.jsonl").unlink()
+    growing = tmp_path / "begun" / ".predicted.jsonl"
+    growing.write_bytes(b"".join(growing.read_bytes().splitlines(keepends=True)[:31]))
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo", "isolation": "process"}
+    simulated(folder, tmp_path / "begun", world=world)
+
+    assert (tmp_path / "begun" / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
+
+
+def test_an_environment_that_hangs_when_it_closes_holds_nobody_up(
+    folder: Path, straight: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Clinging"}
+    started = time.monotonic()
+    simulated(folder, tmp_path, world=world, limits={"step_seconds": 2.0})
+
+    assert time.monotonic() - started < 30
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
+    assert "60 environments have not closed within 2 s (limits.step_seconds)" in caplog.text
 
 
 def test_too_many_failures_end_it_with_the_reason(folder: Path, tmp_path: Path) -> None:
@@ -300,6 +358,17 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
         ({"world": {"type": "environment", "environment": "worlds_of_tests:Nobody"}}, "simulation.world.environment: "),
         (
             {"world": {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"size": 3}}},
+            "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
+        ),
+        (
+            {
+                "world": {
+                    "type": "environment",
+                    "environment": "worlds_of_tests:Echo",
+                    "options": {"size": 3},
+                    "isolation": "process",
+                }
+            },
             "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
         ),
         ({"max_dialogue_tokens": 5}, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt beside an "),

@@ -1,8 +1,13 @@
 """Programs that dialogues of tests are had with; tasks say by their number which of them misbehave."""
 
+import ctypes
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from partita.simulation import Verdict
@@ -61,6 +66,49 @@ class Closed(Echo):
 
     def step(self, action: str) -> Any:
         raise OSError("the desk is closed")
+
+
+class Clinging(Echo):
+    """Does not close."""
+
+    def close(self) -> None:
+        time.sleep(self.seconds)
+
+
+class Deadly(Echo):
+    """One of twenty does what nothing in the same process survives; all note which processes they are."""
+
+    DEEDS = ("raises", "hangs", "garbage", "exits", "crashes", "leaves", "hangs at reset", "hangs at close")
+
+    def __init__(self, misbehaves: bool = False, seconds: float = 60.0, pids: str = "") -> None:
+        super().__init__(misbehaves, seconds)
+        self.pids = Path(pids)
+        self.note(os.getpid())
+
+    def note(self, process: int) -> None:
+        (self.pids / str(process)).touch()
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        found = super().reset(seed=seed, task=task)
+        if self.misbehaves and task["number"] % 20 == 3:
+            self.misdeed = self.DEEDS[task["number"] // 20]
+        if self.misdeed == "hangs at reset":
+            time.sleep(self.seconds)
+        return found
+
+    def step(self, action: str) -> Any:
+        if self.misdeed == "exits":
+            os._exit(3)
+        if self.misdeed == "crashes":
+            ctypes.string_at(0)
+        if self.misdeed == "leaves":
+            self.note(subprocess.Popen(["sleep", str(self.seconds)]).pid)
+            sys.exit(4)
+        return super().step(action)
+
+    def close(self) -> None:
+        if self.misdeed == "hangs at close":
+            time.sleep(self.seconds)
 
 
 class Short:

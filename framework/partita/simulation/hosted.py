@@ -1,0 +1,164 @@
+"""Environments in processes of their own, which can be killed: seen from the process that has the dialogues."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from partita.simulation.contract import GarbageError, TooSlowError
+from partita.simulation.hosting import receive, send
+
+SERVER = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])["path"]
+from partita.simulation.hosting import main
+main()
+"""
+"""Its program: it looks for modules where this process does."""
+START_SECONDS = 120.0
+"""Time that the server has to import the module of the environment, and to make a first one."""
+END_SECONDS = 10.0
+"""Time that the server has to kill what is left."""
+
+
+class HostedError(GarbageError):
+    """What went wrong in the process of an environment, in the words that it is told in."""
+
+
+class Hosts:
+    """Starts a process for each environment of a class. A context manager: at its end no process is left."""
+
+    def __init__(self, target: str, options: Mapping[str, Any], *, folder: Path | None, step_seconds: float) -> None:
+        """`target` is `module:Class`, made with `options`; each of its methods may take so many seconds."""
+        self.target, self.options, self.folder, self.seconds = target, dict(options), folder, step_seconds
+        self.lines: set[socket.socket] = set()
+        self.changing = threading.Lock()
+
+    def __enter__(self) -> "Hosts":
+        self.control, theirs = socket.socketpair()
+        asked = {
+            "control": theirs.fileno(),
+            "target": self.target,
+            "folder": str(self.folder.resolve()) if self.folder is not None else None,
+            "path": [str(Path(place).absolute()) for place in sys.path],
+        }
+        with theirs:
+            # In a session of its own no Ctrl-C of a terminal comes there: this process says when dialogues end.
+            self.server = subprocess.Popen(
+                [sys.executable, "-P", "-c", SERVER, json.dumps(asked)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self.changing:
+            for line in self.lines:
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)  # a thread that still waits there is woken
+        self.control.close()
+        try:
+            self.server.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.server.kill()
+            self.server.wait()
+        for line in list(self.lines):
+            self.forget(line)
+
+    def check(self) -> None:
+        """Make one, to see that it can be. Raises HostedError, or TooSlowError."""
+        environment = self.environment(seconds=START_SECONDS)
+        environment.close()
+
+    def make(self) -> "HostedEnvironment":
+        """An environment in a new process. Raises HostedError, or TooSlowError."""
+        return self.environment(seconds=self.seconds)
+
+    def environment(self, *, seconds: float) -> "HostedEnvironment":
+        line, theirs = socket.socketpair()
+        with self.changing:
+            self.lines.add(line)
+        with theirs:
+            try:
+                socket.send_fds(self.control, [b"."], [theirs.fileno()])
+            except OSError as error:
+                self.forget(line)
+                raise HostedError("the server that starts its process has ended") from error
+        environment = HostedEnvironment(line, self)
+        try:
+            environment.call("make", self.options, seconds=seconds)
+        except BaseException:
+            self.forget(line)
+            raise
+        return environment
+
+    def forget(self, line: socket.socket) -> None:
+        """Close a line, and so end the process at its other end."""
+        with self.changing:
+            self.lines.discard(line)
+            line.close()
+
+
+class HostedEnvironment:
+    """A `partita.simulation.contract.Environment` at the other end of a line."""
+
+    def __init__(self, line: socket.socket, hosts: Hosts) -> None:
+        self.line, self.hosts = line, hosts
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> Any:
+        """What its `reset` gives."""
+        return self.call("reset", {"seed": seed, "task": task})
+
+    def step(self, action: str) -> Any:
+        """What its `step` gives."""
+        return self.call("step", {"action": action})
+
+    def close(self) -> None:
+        """Let it close what it holds, and end its process."""
+        try:
+            if self.line.fileno() >= 0:
+                self.call("close", {})
+        finally:
+            self.hosts.forget(self.line)
+
+    def call(self, method: str, given: Mapping[str, Any], *, seconds: float | None = None) -> Any:
+        """What a method gives. Raises HostedError with what it raised, or how its process has ended.
+
+        Raises TooSlowError where it takes too long: then its process is killed.
+        """
+        allowed = self.hosts.seconds if seconds is None else seconds
+        end = time.monotonic() + allowed
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # what it has said at its end is still to be read
+                send(self.line, (method, dict(given)), end=end)
+            kind, value = receive(self.line, end=end)
+        except TimeoutError:
+            self.hosts.forget(self.line)
+            raise TooSlowError(allowed) from None
+        except (OSError, EOFError):
+            self.hosts.forget(self.line)
+            raise HostedError("its process has ended") from None
+        if kind == "ended":
+            self.hosts.forget(self.line)
+            raise HostedError(ended(value))
+        if kind == "raised":
+            raise HostedError(value)
+        return value
+
+
+def ended(code: int) -> str:
+    """How a process has ended, for people."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    return f"its process was ended by {signal.Signals(-code).name}"

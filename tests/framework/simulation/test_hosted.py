@@ -1,0 +1,100 @@
+"""Environments in processes of their own: whatever one does, its dialogue alone fails, and no process is left."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from partita.simulation.contract import TooSlowError
+from partita.simulation.hosted import HostedError, Hosts
+
+FOLDER = Path(__file__).parent
+
+
+def hosts(name: str = "Deadly", seconds: float = 20.0, **options: Any) -> Hosts:
+    return Hosts(f"worlds_of_tests:{name}", options, folder=FOLDER, step_seconds=seconds)
+
+
+def lives(process: int) -> bool:
+    """Whether a process does anything still; one that nobody has waited for does not."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(processes: list[int]) -> bool:
+    """Whether processes are no more, at once or within a second."""
+    end = time.monotonic() + 1
+    while any(map(lives, processes)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not any(map(lives, processes))
+
+
+def noted(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.iterdir()]
+
+
+def test_an_environment_answers_from_a_process_of_its_own(tmp_path: Path) -> None:
+    with hosts(pids=str(tmp_path)) as made:
+        one, other = made.make(), made.make()
+        said, info = one.reset(seed=1, task={"number": 1})
+        assert other.reset(seed=1, task={"number": 1}) == (said, info)
+        assert said[0]["content"].startswith(f"say {info['gold']} ")
+        _, reward, terminated, truncated, told = one.step(info["gold"])
+        assert (reward, terminated, truncated, told["metrics"]) == (1.0, False, False, {"length": len(info["gold"])})
+        processes = noted(tmp_path)
+        assert len(processes) == 2
+        assert all(map(lives, processes))
+        one.close()
+        other.close()
+        assert gone(processes)
+
+
+def test_one_that_hangs_is_killed_and_so_is_what_is_left_at_the_end(tmp_path: Path) -> None:
+    with hosts(pids=str(tmp_path), misbehaves=True, seconds=0.5) as made:
+        made.check()  # until then it may have to start
+        before = noted(tmp_path)
+        slow = made.make()
+        slow.reset(seed=1, task={"number": 23})
+        [process] = set(noted(tmp_path)) - set(before)
+        with pytest.raises(TooSlowError, match=r"no answer within 0.5 s \(limits.step_seconds\)"):
+            slow.step("red")
+        assert gone([process])
+        with pytest.raises(HostedError, match="its process has ended"):
+            slow.step("red")
+        left = made.make()
+        left.reset(seed=1, task={"number": 1})
+    assert len(noted(tmp_path)) == 3
+    assert gone(noted(tmp_path))
+    assert made.server.poll() == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (3, "OSError: the desk is closed"),
+        (43, "step gave 'what?'; give (messages, reward, terminated, truncated, info)"),
+        (63, "its process ended with exit code 3"),
+        (83, "its process was ended by SIGSEGV"),
+        (103, "SystemExit: 4"),
+    ],
+)
+def test_what_befalls_an_environment_is_told(tmp_path: Path, number: int, reason: str) -> None:
+    with hosts(pids=str(tmp_path), misbehaves=True) as made:
+        environment = made.make()
+        environment.reset(seed=1, task={"number": number})
+        with pytest.raises(HostedError) as error:
+            environment.step("red")
+        assert str(error.value) == reason
+        environment.close()
+        assert gone(noted(tmp_path)), "with all that it has started"
+
+
+def test_an_environment_that_cannot_be_made_says_why() -> None:
+    with hosts(size=3) as made, pytest.raises(HostedError, match=r"TypeError: .* unexpected keyword argument 'size'"):
+        made.check()
+    with hosts("Nobody") as made, pytest.raises(HostedError, match="its process has ended"):
+        made.check()
