@@ -131,7 +131,8 @@ class Rounds:
             }
         )
         config = self.config.model_copy(update={"simulation": told})
-        assembly = self.assemble(config, number, trainable=False)
+        with together(self.team, "loading the model"):
+            assembly = self.assemble(config, number, trainable=False)
         report, _ = simulate(
             assembly,
             folder=self.folder(number) / "transcripts",
@@ -196,16 +197,15 @@ class Rounds:
         return result
 
     def assemble(self, config: Config, number: int, *, trainable: bool) -> Assembly:
-        """The model of the round before; what there is in memory of another one is to be gone."""
-        with together(self.team, "loading the model"):
-            return assemble(
-                config,
-                folder=self.origin,
-                labels={},
-                training=self.data.training,
-                saved=self.weights(number - 1),
-                trainable=trainable,
-            )
+        """The model of the round before."""
+        return assemble(
+            config,
+            folder=self.origin,
+            labels={},
+            training=self.data.training,
+            saved=self.weights(number - 1),
+            trainable=trainable,
+        )
 
     def round_config(self, number: int) -> Config:
         """The file of a round's training: what is written there can be trained by itself."""

@@ -193,3 +193,60 @@ def test_table_booking_tests_on_bookings_that_were_never_seen(tmp_path: Path) ->
 
     assert len(train) == 2000
     assert not meanings(train) & meanings(test)
+
+
+def test_the_booking_desk_learns_in_rounds(copy_of: Any) -> None:
+    folder = copy_of("booking_desk")
+    load_module(folder / "make_bookings.py").main(folder / "bookings.jsonl", count=200)
+    smaller = {"epochs": 1, "max_steps": None}
+    overrides = [f"trainer.{key}={json.dumps(value)}" for key, value in smaller.items()]
+    overrides += ["simulation.train_on.tasks.count=20", "simulation.train_on.max_steps=3", "simulation.tasks.count=20"]
+    model = Model("config.yaml", overrides=overrides, quiet=True)
+
+    model.train()
+
+    manifest = json.loads((folder / "runs" / "config" / "manifest.json").read_text("utf8"))
+    assert [round_["steps"] for round_ in manifest["rounds"]] == [3, 3]
+    assert sum("success" in path.read_text("utf8") for path in folder.glob("runs/config/rounds/*/simulation.json")) == 3
+    report = model.simulate()
+    assert set(report.histories) == {"gold", "predicted"}
+    assert report.histories["predicted"].statuses == {"done": 20}
+
+
+def test_a_guest_of_the_desk_is_heard_nine_times_in_ten(copy_of: Any) -> None:
+    desk = load_module(copy_of("booking_desk") / "desk.py")
+    dialogues = [list(desk.wishes_of(seed)) for seed in range(2000)]
+
+    said = " ".join(text for dialogue in dialogues for text, _ in dialogue).split()
+    assert said.count(desk.LOST) / sum(word in desk.SLOTS for word in said) == pytest.approx(0.1, abs=0.01)
+    assert sum(text.startswith("no , ") for dialogue in dialogues for text, _ in dialogue) / 2000 == pytest.approx(
+        0.3, abs=0.03
+    )
+    assert all(len(booking) == 5 and text == "book" for *_, (text, booking) in dialogues)
+    # Who has heard everything is right, and who has heard nothing of a value can only guess it.
+    heard_all = [dialogue for dialogue in dialogues if desk.LOST not in " ".join(text for text, _ in dialogue)]
+    for dialogue in heard_all[:200]:
+        booking: dict[str, str] = {}
+        for text, right in dialogue:
+            words = text.removeprefix("no , ").replace(",", " ").split()
+            booking |= dict(zip(words[::2], words[1::2], strict=False)) if text != "book" else {}
+            assert desk.written(right) == " ".join(booking.get(slot, "-") for slot in desk.SLOTS)
+
+
+def test_the_desk_has_the_guest_say_again_what_is_wrong(copy_of: Any) -> None:
+    from partita.simulation import Dialogue
+
+    desk = load_module(copy_of("booking_desk") / "desk.py")
+    goal = list(desk.wishes_of(7))[-1][1]
+    right = desk.written(goal)
+    dialogue = Dialogue("task-0", "task-0", {}, 7)
+    dialogue.hear([{"role": "user", "content": "book"}], gold=right)
+    dialogue.say(right.replace(right.split()[1], "area99"), (1,))
+
+    verdict = desk.Desk().check(dialogue)
+    assert (verdict.ok, verdict.target) == (False, right)
+    assert verdict.feedback in (f"not area99 but {right.split()[1]}", f"not area99 but {desk.LOST}")
+    dialogue.replies[-1].text = right
+    assert desk.Desk().check(dialogue).ok
+    dialogue.replies[-1].text = ""
+    assert desk.Desk().check(dialogue).feedback.count("not - but ") == 5

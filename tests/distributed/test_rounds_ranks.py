@@ -1,0 +1,79 @@
+"""Rounds of dialogues and training on several processes: the same dialogues, the same steps, also after a kill."""
+
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.distributed
+
+WORLDS = Path(__file__).parents[1] / "framework" / "simulation" / "worlds_of_tests.py"
+DIALOGUES = 24
+
+
+@pytest.fixture
+def folder(processes: Any, tmp_path: Path) -> Path:
+    """A file whose two rounds of 24 greedy dialogues have six steps of two batches each."""
+    shutil.copy(WORLDS, tmp_path)
+    chance = random.Random(0)
+    with (tmp_path / "rows.jsonl").open("w", encoding="utf8") as file:
+        for _ in range(60):
+            word = chance.choice(("red", "green", "blue"))
+            messages = [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    settings = {
+        "base_model": processes.settings()["base_model"],
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 3},
+        "data": {"source": "rows.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.1, 0.0]}},
+        "trainer": {
+            "type": "finetune",
+            "batch_size": 4,
+            "effective_batch_size": 8,
+            "learning_rate": 0.003,
+            "steps_per_checkpoint": 2,
+        },
+        "simulation": {
+            "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
+            "tasks": {"count": 20},
+            "train_on": {"rounds": 2, "tasks": {"count": DIALOGUES}, "max_steps": 6, "select": "all", "guard": 1.0},
+        },
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    return tmp_path
+
+
+def left(folder: Path) -> tuple[list[bytes], list[list[str]]]:
+    """Transcripts of all rounds, and hashes of the rows of all steps."""
+    run = folder / "run"
+    transcripts = [
+        (run / "rounds" / str(number) / "transcripts" / "predicted.jsonl").read_bytes() for number in (1, 2, 3)
+    ]
+    logs = [run / "log.jsonl", *(run / "rounds" / str(number) / "log.jsonl" for number in (1, 2))]
+    return transcripts, [
+        [json.loads(line)["batch_hash"] for line in log.read_text("utf8").splitlines()] for log in logs
+    ]
+
+
+@pytest.mark.faults
+def test_rounds_are_those_of_one_process_also_where_a_rank_was_killed(processes: Any, folder: Path) -> None:
+    other = folder.parent / "several"
+    shutil.copytree(folder, other)
+    processes.start(1, folder, "train:8")
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    for pattern, lines in (("run/rounds/1/transcripts/.*.jsonl", 6), ("run/rounds/2/log.jsonl", 3)):
+        rank = chance.randrange(2)
+        status = processes.kill(2, other, "train:8", rank=rank, pattern=pattern, lines=lines, delay=0.01)
+        assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
+    found = processes.start(2, other, "train:8")["train:8"]
+
+    assert found["steps"] == 8 + 6 + 6
+    assert left(other) == left(folder), f"seed {seed}"
+    assert not list(other.glob("run/rounds/*/transcripts/.*rank-*"))
