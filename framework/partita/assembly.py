@@ -22,14 +22,17 @@ from partita.inference.endpoint.protocol import server_options
 from partita.inference.endpoint.server import Server, server_of
 from partita.inference.engine import refuse_without_slots
 from partita.inference.fleet.fleet import Fleet
-from partita.inference.form import in_form
+from partita.inference.form import in_form, scored_labels
 from partita.inference.predict import default_new_tokens
-from partita.lm.base import GenerationOptions, GenerativeModel
+from partita.lm.bag_model import load_bag
+from partita.lm.base import GenerationOptions, GenerativeModel, Label
 from partita.lm.generation import generation_options
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.config import Config
 from partita_schema.errors import DataError
+from partita_schema.features import CategoryOutput
+from partita_schema.model import EmbeddingBagModel
 from partita_schema.rows import row_schema
 
 if TYPE_CHECKING:
@@ -121,9 +124,22 @@ def assemble(
         limit = tokenizer.model_max_length
         return initial_batches(config, training, encoder(limit if limit < NO_LIMIT else None), tokenizer)
 
-    lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
+    lm: GenerativeModel
+    if isinstance(config.base_model, EmbeddingBagModel):
+        told = labels_of_bag(config, labels, encoder(None))
+        lm = load_bag(config, tokenizer=tokenizer, labels=told, saved=saved)
+    else:
+        lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
     parts = answering_parts(config, lm, encoder(lm.context_length), folder=folder, labels=labels)
     return Assembly(**vars(parts), lm=lm, trainable=trainable)
+
+
+def labels_of_bag(config: Config, labels: Labels, encoder: Encoder) -> tuple[Label, ...]:
+    """What a bag of words chooses from. Raises ModelError where two labels cannot be told apart."""
+    output = config.output_features[0]
+    assert isinstance(output, CategoryOutput), "the file is refused with another output"
+    advice = "write a larger one, or rename a label"
+    return scored_labels(output, labels, encoder, at="base_model.vocab_size", advice=advice)
 
 
 def assemble_fleet(

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from partita import bag_verbs
 from partita.assembly import Assembly, FleetAssembly, Labels, ServedAssembly, assemble, assemble_served
+from partita.bag_verbs import refuse_bag
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
@@ -324,6 +326,7 @@ class Model:
 
         Dialogues are kept as they end: called again, only those that are missing are had. `fresh` begins anew.
         """
+        refuse_bag(self.config, what=bag_verbs.SIMULATE)
         section_of(self.config)
         refuse_served(self.config, what=SIMULATE)
         refuse_on_ray(self.config, verb="simulate")
@@ -380,6 +383,7 @@ class Model:
         With `stream`, an iterator of the pieces of the answer as they are made; of several prompts, of pairs of a
         prompt's place and a piece.
         """
+        refuse_bag(self.config, what=bag_verbs.GENERATE)
         refuse_on_ray(self.config, verb="generate")
         assembly = self.answering()
         assert not isinstance(assembly, FleetAssembly), "refused before"
@@ -423,6 +427,7 @@ class Model:
         `trainer: {type: none}`: those of generation, and of evaluation where `dataset` has answers. `dataset` takes the
         place of data.source, or of the rows that would be evaluated. `fresh` forgets what earlier runs have found.
         """
+        refuse_bag(self.config, what=bag_verbs.TUNE)
         refuse_served(self.config, what=TUNE)
         refuse_on_ray(self.config, verb="tune")
         if self.config.trainer.type != "none" and self.run is None:

@@ -12,7 +12,8 @@ from partita_schema.data import Data, Preprocessing, RandomSplit, Split
 from partita_schema.dialogue import Dialogue
 from partita_schema.endpoint_rules import refused_by_endpoint
 from partita_schema.features import Defaults, DialogueInput, InputFeature, OutputFeature
-from partita_schema.model import ModelParameters, Quantization, ScratchModel
+from partita_schema.hogwild_rules import refused_by_hogwild
+from partita_schema.model import EmbeddingBagModel, ModelParameters, Quantization, ScratchModel
 from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
 from partita_schema.sharding_rules import refused_by_sharding
 from partita_schema.simulation import Simulation
@@ -28,8 +29,8 @@ class Config(Base):
     """Version of the format."""
     model_type: Literal["llm"] = "llm"
     """Kind of the model; a language model is all there is."""
-    base_model: ScratchModel | Name
-    """A Hub id, a folder, or `{type: scratch, ...}` for a new model."""
+    base_model: Annotated[ScratchModel | EmbeddingBagModel, Field(discriminator="type")] | Name
+    """A Hub id, a folder, or `{type: scratch, ...}` for a new model; `{type: embedding_bag}` for a bag of words."""
     model_parameters: ModelParameters = ModelParameters()
     """How the base model is loaded and run."""
     trust_remote_code: Flag = False
@@ -53,7 +54,7 @@ class Config(Base):
     data: Data = Data()
     """Where rows come from and how they are cut into batches."""
     trainer: Trainer = NoTrainer(type="none")
-    """How weights change: none for zero-shot, finetune, or custom."""
+    """How weights change: none for zero-shot, finetune, hogwild for a bag of words, or custom."""
     backend: Backend = LocalBackend()
     """Where the run takes place."""
     simulation: Simulation | None = None
@@ -169,6 +170,12 @@ class Config(Base):
     @model_validator(mode="after")
     def sharded_models_can_be_trained(self) -> "Config":
         for key, message in refused_by_sharding(self):
+            raise broken(message, at=key)
+        return self
+
+    @model_validator(mode="after")
+    def bags_are_trained_without_locks(self) -> "Config":
+        for key, message in refused_by_hogwild(self):
             raise broken(message, at=key)
         return self
 

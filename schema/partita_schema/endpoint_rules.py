@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from partita_schema.backend import EndpointBackend
 from partita_schema.base import changed
 from partita_schema.features import TextInput
-from partita_schema.model import ModelParameters, ScratchModel
+from partita_schema.model import ModelParameters, NewModel
 
 if TYPE_CHECKING:
     from partita_schema.config import Config
@@ -46,7 +46,7 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
     """What describes a model in this process."""
     if config.trainer.type != "none":
         yield "trainer.type", "a server is only asked, nothing is trained there; write type: none, or remove backend"
-    if isinstance(config.base_model, ScratchModel):
+    if isinstance(config.base_model, NewModel):
         yield "base_model", "a server has its model already; write the name that the server knows it by"
     for key in ("adapter", "quantization"):
         if getattr(config, key) is not None:

@@ -72,6 +72,30 @@ class ScratchModel(Base):
         return self
 
 
+class EmbeddingBagModel(Base):
+    """A new sparse classifier: the mean of the embeddings of a text's words and word sequences, and a linear layer.
+
+    As fastText (Joulin et al. 2016, section 2). Its tokenizer is made from the run's own data.
+    """
+
+    type: Literal["embedding_bag"]
+    """Says that the model is a bag of words."""
+    embedding_dim: Count = 64
+    """Numbers of an embedding."""
+    ngrams: Count = 2
+    """Longest sequence of tokens that has an embedding of its own; 1 for single tokens alone."""
+    buckets: Count = 65536
+    """Embeddings that sequences of two or more tokens share by their hash."""
+    tokenizer: Literal["bpe", "byte", "char", "word"] = "word"
+    """What a token is, as of a scratch model: word: a word or mark; bpe: byte-level BPE; char: a character; byte."""
+    vocab_size: Count = 8192
+    """Upper limit of the trained vocabulary, special tokens included."""
+
+
+NewModel = ScratchModel | EmbeddingBagModel
+"""Models that are made, with a tokenizer from the run's own data."""
+
+
 class RopeScaling(Base):
     """A longer context by rescaled rotary positions, as transformers' `rope_parameters`."""
 

@@ -266,6 +266,64 @@ class FinetuneTrainer(TrainerBase):
         return self.batch_size * self.accumulation(self.batch_size)
 
 
+NOT_WITHOUT_LOCKS = {
+    "gradient_clipping": "the norm of all gradients would need every worker to wait; remove it, or write a lower "
+    "learning_rate",
+    "deterministic": "workers write over each other, and no two runs of several are the same; remove it, and write "
+    "workers: 1 for the same weights each time",
+    "mixed_precision": "sparse gradients are float32; remove it",
+    "gradient_accumulation_steps": "each batch of a worker is an update; remove it, and write batch_size",
+    "effective_batch_size": "each batch of a worker is an update; remove it, and write batch_size",
+    "device": "workers share the memory of the processor; remove it",
+}
+"""Keys that people know from other trainers and that lock-free training cannot keep, with what to write."""
+
+
+class SparseOptimizer(Base):
+    """The rule that turns sparse gradients into changes."""
+
+    type: Literal["adagrad", "sgd"] = "adagrad"
+    """adagrad: each number has a rate of its own, which falls with its gradients (Duchi et al. 2011); sgd: all have
+    learning_rate."""
+
+
+class HogwildTrainer(TrainerBase):
+    """Training of a sparse model by processes that share its weights and wait for nobody (Recht et al. 2011)."""
+
+    type: Literal["hogwild"]
+    """Lock-free training of `base_model: {type: embedding_bag}` on a CPU."""
+    workers: Count = 2
+    """Processes that train, each with one thread. With 1 the same file gives the same weights, bit for bit; with more,
+    no two runs are the same."""
+    epochs: Count = 5
+    """Passes over the training rows."""
+    batch_size: Count = 16
+    """Rows of an update; each worker takes its own."""
+    eval_batch_size: Count = 1024
+    """Rows that are evaluated or answered at a time."""
+    learning_rate: Positive | None = None
+    """The rate of all updates. Default: 0.1 for adagrad, 1 for sgd."""
+    optimizer: SparseOptimizer = SparseOptimizer()
+    """How gradients become changes."""
+    evaluate_test: Flag = True
+    """Evaluate the result on the test rows, where there are any."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def keys_need_no_lock(cls, section: object) -> object:
+        for key, message in NOT_WITHOUT_LOCKS.items():
+            if isinstance(section, dict) and key in section:
+                raise broken(message, at=key)
+        return section
+
+    @model_validator(mode="after")
+    def limit_has_something_to_limit(self) -> "HogwildTrainer":
+        for key in ("max_batch_size", "memory_budget"):
+            if changed(self, key):
+                raise broken(f"{key} has no effect on hogwild, whose sizes are numbers; remove it", at=key)
+        return self
+
+
 class CustomTrainer(TrainerBase):
     """A trainer from outside, by its place."""
 
@@ -277,4 +335,4 @@ class CustomTrainer(TrainerBase):
     """What the class is given as options."""
 
 
-Trainer = Annotated[NoTrainer | FinetuneTrainer | CustomTrainer, Field(discriminator="type")]
+Trainer = Annotated[NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, Field(discriminator="type")]

@@ -170,7 +170,7 @@ def test_a_typo_in_a_ludwig_file_is_an_error_with_the_nearest_key() -> None:
 
 def test_a_trainer_that_is_not_there_yet_is_an_error() -> None:
     assert problem_of(HEAD + "trainer: {type: dpo, beta: 0.1}\n") == (
-        "5:17: trainer.type: dpo is not available yet; write one of none, finetune, custom"
+        "5:17: trainer.type: dpo is not available yet; write one of none, finetune, hogwild, custom"
     )
 
 

@@ -47,7 +47,7 @@ def test_the_last_override_of_a_key_counts() -> None:
     [
         (
             "trainer.epohcs=1",
-            "--set trainer.epohcs=1: trainer.type: is missing; add type: with one of none, finetune, custom",
+            "--set trainer.epohcs=1: trainer.type: is missing; add type: with one of none, finetune, hogwild, custom",
         ),
         (
             "trainer={type: finetune, epohcs: 1}",

@@ -5,7 +5,6 @@ weights, the optimizer and the random states are written together, and read back
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from partita_trainers.interrupt import interruption, never
 from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
+from partita_trainers.result import save_result
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
 from partita_trainers.step import Cutting, Outcome, closing_steps, step_record, take_step
@@ -242,7 +242,7 @@ class Training:
         keep_evaluation_weights(self.learner.plain_optimizers)
         # Without accelerate's casts: what is saved and scored from here on is what a loaded model computes.
         self.learner.release()
-        self.team.lead(self.save_result, "the result")
+        self.team.lead(lambda: save_result(self.lm, self.run.folder), "the result")
         metrics = self.final_metrics()
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
@@ -256,15 +256,6 @@ class Training:
             resumed_from=resumed_from,
             stopped_early=self.stopped_early,
         )
-
-    def save_result(self) -> None:
-        """Write `model/` beside and give it its name, so that nothing of an older result stays."""
-        final, beside = self.run.folder / "model", self.run.folder / ".model.writing"
-        shutil.rmtree(beside, ignore_errors=True)
-        self.lm.save(beside)
-        if final.exists():
-            shutil.rmtree(final)
-        beside.rename(final)
 
     def final_metrics(self) -> dict[str, Metrics]:
         """Metrics of the result on the rows that it has not learned from."""

@@ -1,11 +1,14 @@
 """Ctrl-C and SIGTERM between steps, not inside one: what was begun is finished, and can be kept."""
 
 import logging
+import multiprocessing
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from types import FrameType
 
 logger = logging.getLogger(__name__)
@@ -70,3 +73,11 @@ def interruption(told: str) -> Iterator[Interruption]:
         LISTENING.remove(asked)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Wait for the end of the process that started this one, and end with it: for a thread of its own."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

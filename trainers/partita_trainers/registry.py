@@ -8,17 +8,20 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.trainer import CustomTrainer, FinetuneTrainer, NoTrainer
+from partita_schema.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
 from partita_trainers.base import Trainer
 
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
     "finetune": "partita_trainers.finetune:Finetune",
+    "hogwild": "partita_trainers.hogwild:Hogwild",
 }
 """`module:Class` by the `type` of the section. `custom` brings its own."""
 
 
-def build_trainer(section: NoTrainer | FinetuneTrainer | CustomTrainer, *, folder: Path | None = None) -> Trainer:
+def build_trainer(
+    section: NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, *, folder: Path | None = None
+) -> Trainer:
     """The trainer that a section describes, made as `Class(section)`.
 
     A module of the user's is looked for in `folder` as well, the folder of the file. Raises ConfigError where `custom`

@@ -19,12 +19,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
+from partita_trainers.interrupt import end_with_parent
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -179,13 +179,6 @@ def begin(work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def packed(chunk: Any) -> bytes:

@@ -33,8 +33,14 @@ def in_form(
 
 
 def scored_labels(
-    output: CategoryOutput, labels: Mapping[str, Sequence[str]], encoder: AnswerEncoder
+    output: CategoryOutput,
+    labels: Mapping[str, Sequence[str]],
+    encoder: AnswerEncoder,
+    *,
+    at: str = "decoder.scoring",
+    advice: str = "rename one, or remove scoring",
 ) -> tuple[Label, ...]:
+    """The labels with their tokens. Raises ModelError about the key `at` where two cannot be told apart."""
     lower = output.preprocessing.lowercase
     texts = dict.fromkeys(label.lower() if lower else label for label in output.labels or labels[output.name])
     found: dict[tuple[int, ...], Label] = {}
@@ -42,8 +48,5 @@ def scored_labels(
         label = Label(text, encoder.answer_ids(text))
         same = found.setdefault(label.ids, label)
         if same is not label:
-            raise ModelError(
-                f"decoder.scoring: the labels {same.text!r} and {text!r} are the same tokens to this model; "
-                "rename one, or remove scoring"
-            )
+            raise ModelError(f"{at}: the labels {same.text!r} and {text!r} are the same tokens to this model; {advice}")
     return tuple(found.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.model import ScratchModel
+from partita_schema.model import NewModel
 
 BASE = "base"
 """Folder inside a saved result that holds a new model under an adapter: it exists nowhere else."""
@@ -32,7 +32,7 @@ def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[s
             return str(saved), None, True
         raise ModelError(f"{saved} holds no model; name a folder that `save` wrote")
     base = config.base_model
-    source = None if isinstance(base, ScratchModel) else find_base(base, folder=folder)
+    source = None if isinstance(base, NewModel) else find_base(base, folder=folder)
     adapter = config.adapter
     if adapter is None or adapter.pretrained_adapter_weights is None:
         return source, None, False
@@ -44,7 +44,7 @@ def base_under(saved: Path, config: Config, *, folder: Path) -> str:
     if (saved / BASE).is_dir():
         return str(saved / BASE)
     written = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if Path(written).is_dir() or isinstance(config.base_model, ScratchModel):
+    if Path(written).is_dir() or isinstance(config.base_model, NewModel):
         return str(written)
     return find_base(config.base_model, folder=folder)
 

@@ -15,7 +15,7 @@ from partita.lm.fingerprint import digest
 from partita.lm.hub import find_base, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.model import ScratchModel
+from partita_schema.model import NewModel, ScratchModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,7 +35,7 @@ def load_tokenizer(
     saved: Path | None = None,
     kept: Path | None = None,
 ) -> "PreTrainedTokenizerFast":
-    """The tokenizer in the folder `saved`, else the base model's, else one trained on `texts()` (scratch models).
+    """The tokenizer in the folder `saved`, else the base model's, else one trained on `texts()` (new models).
 
     `folder` is where a relative `base_model` starts. With `kept` a trained one is saved in that folder, and read from
     there ever after: weights know the tokens of one tokenizer only. Raises ModelError.
@@ -43,7 +43,7 @@ def load_tokenizer(
     if saved is not None:
         return read_tokenizer(str(saved))
     base = config.base_model
-    if isinstance(base, ScratchModel):
+    if isinstance(base, NewModel):
         if kept is None:
             return train_tokenizer(base, texts())
         if not kept.exists():
@@ -78,15 +78,16 @@ def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "Pre
     return tokenizer
 
 
-def train_tokenizer(base: ScratchModel, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+def train_tokenizer(base: NewModel, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
     """A new tokenizer of the kind that `base` names, with at most `vocab_size` tokens."""
+    longest = base.context_length if isinstance(base, ScratchModel) else None
     if base.tokenizer == "byte":
-        return byte_tokenizer(max_length=base.context_length)
+        return byte_tokenizer(max_length=longest)
     if base.tokenizer == "bpe":
-        return wrap(byte_pair_backend(texts, vocab_size=base.vocab_size), max_length=base.context_length)
+        return wrap(byte_pair_backend(texts, vocab_size=base.vocab_size), max_length=longest)
     pattern = CHARACTER if base.tokenizer == "char" else WORD
     backend = piece_backend(texts, pattern=pattern, vocab_size=base.vocab_size)
-    return wrap(backend, max_length=base.context_length, unknown=UNKNOWN)
+    return wrap(backend, max_length=longest, unknown=UNKNOWN)
 
 
 def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast":

@@ -13,10 +13,10 @@ from partita.data.encoded import EncodedRows
 from partita.data.planning.choice import choose_batching
 from partita.data.planning.indexed import IndexedPlanner, Order
 from partita.data.planning.policies import FIXED_WINDOW, Policy, build_policy
-from partita_schema.batching import AutoBatching, Batching, PackBatching, TokenBudgetBatching
+from partita_schema.batching import AutoBatching, Batching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
+from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
 from partita_trainers.batch_size.trial import BatchSize, Volume
 
 SAMPLED_ROWS = 20_000
@@ -212,6 +212,8 @@ def training_shape(
                 f"data.batching.max_tokens; write at least {int(encoded.lengths.min()):,} there"
             )
     seen = lengths if order is None else lengths[order(0, np.random.default_rng(config.seed))]
+    if isinstance(config.trainer, HogwildTrainer):
+        batching = FixedBatching(type="fixed")  # its workers take rows by chance, and nothing is padded
     if isinstance(batching, AutoBatching):
         trainer = config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None

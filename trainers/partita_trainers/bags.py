@@ -1,0 +1,62 @@
+"""Texts as bags of numbers, and what a model of them offers to be trained without locks.
+
+Shapes: N rows, K entries of all their bags, C labels.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from partita_trainers.base import Batch, LanguageModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Rows of a classifier, one behind the other."""
+
+    ids_K: "torch.Tensor"
+    """Rows of the embedding, int64."""
+    starts_N1: "torch.Tensor"
+    """Where the bag of each row starts in ids_K, and the end, int64."""
+    labels_N: "torch.Tensor"
+    """Place of the right label of each row, int64."""
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    @property
+    def tensors(self) -> "tuple[torch.Tensor, ...]":
+        """All of them."""
+        return self.ids_K, self.starts_N1, self.labels_N
+
+
+class BagModel(LanguageModel, Protocol):
+    """A classifier of bags. Its `module` takes ids [K] and the starts of bags [N], and gives logits [N, C]."""
+
+    def bags(self, batch: Batch) -> Bags:
+        """The rows of a batch."""
+
+
+def joined(parts: list[Bags]) -> Bags:
+    """All rows of the parts, in their order."""
+    import torch
+
+    before = torch.tensor([0, *(len(part.ids_K) for part in parts)]).cumsum(0)
+    starts = [part.starts_N1[:-1] + start for part, start in zip(parts, before[:-1], strict=True)]
+    return Bags(
+        ids_K=torch.cat([part.ids_K for part in parts]),
+        starts_N1=torch.cat([*starts, before[-1:]]),
+        labels_N=torch.cat([part.labels_N for part in parts]),
+    )
+
+
+def chosen(bags: Bags, rows_n: "torch.Tensor") -> Bags:
+    """Some of the rows."""
+    import torch
+
+    firsts_n, lengths_n = bags.starts_N1[rows_n], bags.starts_N1[rows_n + 1] - bags.starts_N1[rows_n]
+    starts_n1 = torch.cat([lengths_n.new_zeros(1), lengths_n.cumsum(0)])
+    places_k = torch.arange(int(starts_n1[-1])) + torch.repeat_interleave(firsts_n - starts_n1[:-1], lengths_n)
+    return Bags(bags.ids_K[places_k], starts_n1, bags.labels_N[rows_n])

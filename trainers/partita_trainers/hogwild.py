@@ -1,0 +1,200 @@
+"""Hogwild: processes train one sparse model in shared memory, and wait for nobody.
+
+The parent trains nothing: it evaluates and saves between epochs, while the workers wait. A step is one batch of one
+worker. All batches before a checkpoint's step are in its weights and none behind it, because a worker ends a batch that
+it has claimed; so a run that was killed goes on at its last checkpoint, which is that of an epoch's end or of Ctrl-C.
+With one worker it comes to the same weights as one that was not, bit for bit; with several no two runs are the same.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, cast
+
+from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
+from partita_schema.trainer import HogwildTrainer
+from partita_trainers.bags import BagModel, Bags, joined
+from partita_trainers.base import Batches, Metrics, TrainResult, TrialWork, Work
+from partita_trainers.checkpoint import (
+    checkpoint_name,
+    clear_unfinished,
+    list_checkpoints,
+    load_state,
+    read_json,
+    remove_checkpoints,
+    write_checkpoint,
+)
+from partita_trainers.hogwild_worker import Counts, Shared, first_sums
+from partita_trainers.hogwild_workers import Workers, share
+from partita_trainers.interrupt import Interruption, interruption
+from partita_trainers.result import save_result
+
+logger = logging.getLogger(__name__)
+
+LEARNING_RATES = {"adagrad": 0.1, "sgd": 1.0}
+ANSWERED_ROWS = 256
+"""Validation rows that are answered behind each epoch; at the end all are."""
+
+
+class Hogwild:
+    """Trains a classifier of bags without locks."""
+
+    def __init__(self, config: HogwildTrainer) -> None:
+        self.config = config
+
+    def train(self, work: Work) -> TrainResult:
+        """All epochs, then the last weights are saved and evaluated."""
+        if work.team.ranks > 1:
+            message = f"hogwild starts its workers itself, and here are {work.team.ranks} processes"
+            raise ConfigError([Problem("trainer.type", f"{message}; start one, and write trainer.workers")])
+        if work.batches is None or work.batches.num_rows == 0:
+            raise DataError("there are no training rows; write data.source, or give train a data set")
+        training = Training(self.config, work, work.batches)
+        resumed_from = training.resume()
+        training.take_epochs()
+        return training.finish(resumed_from)
+
+    def trial(self, work: TrialWork) -> None:
+        """None: the size of a batch is a number."""
+
+
+class Training:
+    """A run: the rows, what the workers are given, and how far they are."""
+
+    def __init__(self, config: HogwildTrainer, work: Work, batches: Batches) -> None:
+        self.config, self.work, self.batches = config, work, batches
+        self.lm, self.run = cast(BagModel, work.lm), work.run  # the file has no other model beside this trainer
+        self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
+        self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
+        self.learning_rate = config.learning_rate or LEARNING_RATES[config.optimizer.type]
+        self.counts = Counts()
+        self.step = 0
+
+    def shared(self) -> Shared:
+        """What the workers are given; it lies in shared memory from now on."""
+        self.lm.module.zero_grad()  # a gradient would be shared as well, and be that of whoever wrote last
+        share((*self.lm.module.parameters(), *self.sums, *self.rows.tensors))
+        return Shared(
+            module=self.lm.module,
+            sums=self.sums,
+            rows=self.rows,
+            seed=self.work.config.seed,
+            batch_size=self.config.batch_size,
+            learning_rate=self.learning_rate,
+            counts=self.counts,
+        )
+
+    def resume(self) -> int | None:
+        """The step that was restored, or None for a new run. Raises ResumeError where the rows are others."""
+        clear_unfinished(self.run.checkpoints)
+        saved = list_checkpoints(self.run.checkpoints)
+        self.run.truncate_log(saved[-1] if saved else 0)
+        if not saved:
+            self.run.note(learning_rate=self.learning_rate, workers=self.config.workers)
+            return None
+        folder = self.run.checkpoints / checkpoint_name(saved[-1])
+        self.batches.load_cursor(read_json(folder / "cursor.json"))  # it says what has changed in the rows
+        self.lm.load_checkpoint(folder)
+        self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
+        self.step = saved[-1]
+        return self.step
+
+    def take_epochs(self) -> None:
+        """Epochs up to the end, with an evaluation and a checkpoint behind each."""
+        shared = self.shared()
+        total = self.config.epochs * shared.steps_per_epoch
+        if self.step > total:
+            raise ResumeError(
+                f"the run stands at step {self.step} and the file now ends at step {total}; raise trainer.epochs, or "
+                "start a new run"
+            )
+        if self.step == total:
+            return
+        logger.info("%d workers, %d updates an epoch", self.config.workers, shared.steps_per_epoch)
+        self.counts.step.value = self.step
+        with (
+            interruption("stopping after this batch") as asked,
+            self.run.progress(total, "training", completed=self.step) as progress,
+            Workers(shared, self.config.workers) as workers,
+        ):
+            shown = self.step
+
+            def look() -> None:
+                nonlocal shown
+                self.counts.stop.value = asked.asked
+                claimed = self.counts.claimed
+                progress.advance(claimed - shown, epoch=claimed / shared.steps_per_epoch)
+                shown = claimed
+
+            workers.answers(look=look)
+            while self.step < total:
+                until = (self.step // shared.steps_per_epoch + 1) * shared.steps_per_epoch
+                started = time.perf_counter()
+                cpu_seconds = workers.run(until, look=look)
+                self.step = self.counts.claimed
+                self.log(cpu_seconds, seconds=time.perf_counter() - started, per_epoch=shared.steps_per_epoch)
+                self.look_after(asked, ended=self.step == until, last=self.step == total)
+
+    def look_after(self, asked: Interruption, *, ended: bool, last: bool) -> None:
+        """Evaluate behind an epoch and save. Raises KeyboardInterrupt where somebody asked to stop."""
+        if ended and not last and "validation" in self.work.splits:
+            metrics = self.work.evaluate("validation", True, ANSWERED_ROWS)
+            self.run.report(metrics, step=self.step, split="validation")
+        self.save()
+        if asked.asked and not last:
+            logger.info("saved step %d", self.step)
+            raise KeyboardInterrupt
+
+    def log(self, cpu_seconds: float, *, seconds: float, per_epoch: int) -> None:
+        """A line for what was done since the last one; the loss is that of a learned token, as everywhere."""
+        loss, rows = self.counts.sums
+        self.counts.sums[0] = self.counts.sums[1] = 0.0
+        if not rows:
+            return
+        record = {
+            "step": self.step,
+            "epoch": self.step / per_epoch,
+            "loss": loss / rows * len(self.rows) / self.loss_tokens,
+            "learning_rate": self.learning_rate,
+            "rows": int(rows),
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+            "rows_per_second": rows / seconds,
+        }
+        self.run.log_step(record)
+
+    def save(self) -> None:
+        """A checkpoint of now; those before it go."""
+        write_checkpoint(
+            self.run.checkpoints,
+            self.step,
+            save_model=self.lm.save_checkpoint,
+            optimizer_states=[{"sums": list(self.sums)}],
+            cursor=self.cursor,
+            trainer={"step": self.step},
+        )
+        remove_checkpoints(self.run.checkpoints, keep={self.step})
+
+    def finish(self, resumed_from: int | None) -> TrainResult:
+        """Save the model, and score it on the rows that it has not learned from."""
+        save_result(self.lm, self.run.folder)
+        wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
+        metrics: dict[str, Metrics] = {}
+        for split in wanted:
+            if split in self.work.splits:
+                metrics[split] = self.work.evaluate(split, True, None)
+                self.run.report(metrics[split], step=self.step, split=split)
+        return TrainResult(run=self.run.folder, metrics=metrics, steps=self.step, resumed_from=resumed_from)
+
+
+def read_rows(lm: BagModel, batches: Batches) -> tuple[Bags, int, Mapping[str, Any]]:
+    """All rows of a pass over the data, how many tokens have a loss, and where the data stands behind it."""
+    steps = batches.steps_per_epoch
+    assert steps is not None, "the file refuses streams"
+    parts, loss_tokens, cursor = [], 0, dict[str, Any]()
+    for step in islice(batches.steps(), steps):
+        parts += [lm.bags(batch) for batch in step.batches]
+        loss_tokens += sum(batch.loss_tokens for batch in step.batches)
+        cursor = dict(step.cursor)
+    return joined(parts), loss_tokens, cursor
