@@ -276,7 +276,7 @@ NOT_WITHOUT_LOCKS = {
     "effective_batch_size": "each batch of a worker is an update; remove it, and write batch_size",
     "device": "workers share the memory of the processor; remove it",
 }
-"""Keys that people know from other trainers and that lock-free training cannot keep, with what to write."""
+"""Keys of other trainers that lock-free training cannot keep: why, and what to write instead."""
 
 
 class SparseOptimizer(Base):
@@ -307,14 +307,6 @@ class HogwildTrainer(TrainerBase):
     """How gradients become changes."""
     evaluate_test: Flag = True
     """Evaluate the result on the test rows, where there are any."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def keys_need_no_lock(cls, section: object) -> object:
-        for key, message in NOT_WITHOUT_LOCKS.items():
-            if isinstance(section, dict) and key in section:
-                raise broken(message, at=key)
-        return section
 
     @model_validator(mode="after")
     def limit_has_something_to_limit(self) -> "HogwildTrainer":

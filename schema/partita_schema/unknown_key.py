@@ -11,7 +11,7 @@ from partita_schema.foreign import FOREIGN
 from partita_schema.ludwig_keys import IGNORED, RENAMED
 from partita_schema.nearest import folded, nearest
 from partita_schema.shapes import Items, Section, Tagged, keys_of, models_of
-from partita_schema.trainer import NoTrainer
+from partita_schema.trainer import NOT_WITHOUT_LOCKS, HogwildTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 
 
@@ -30,6 +30,8 @@ def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, secti
     """
     key, own = str(path[-1]), keys_of(model)
     where = re.sub(r"\[\d+\]", "", dotted(path))
+    if model is HogwildTrainer and key in NOT_WITHOUT_LOCKS:
+        return Advice(NOT_WITHOUT_LOCKS[key])
     mangled = mangled_key(key, own)
     if mangled is not None:
         return mangled

@@ -51,9 +51,8 @@ class Hogwild:
         if work.batches is None or work.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or give train a data set")
         training = Training(self.config, work, work.batches)
-        resumed_from = training.resume()
         training.take_epochs()
-        return training.finish(resumed_from)
+        return training.finish()
 
     def trial(self, work: TrialWork) -> None:
         """None: the size of a batch is a number."""
@@ -63,13 +62,23 @@ class Training:
     """A run: the rows, what the workers are given, and how far they are."""
 
     def __init__(self, config: HogwildTrainer, work: Work, batches: Batches) -> None:
-        self.config, self.work, self.batches = config, work, batches
+        """Where the newest checkpoint stands. Raises ResumeError where that is of other rows or sizes."""
+        self.config, self.work = config, work
         self.lm, self.run = cast(BagModel, work.lm), work.run  # the file has no other model beside this trainer
-        self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
-        self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
         self.learning_rate = config.learning_rate or LEARNING_RATES[config.optimizer.type]
+        self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
         self.counts = Counts()
-        self.step = 0
+        clear_unfinished(self.run.checkpoints)
+        self.resumed_from = next(reversed(list_checkpoints(self.run.checkpoints)), None)
+        self.step = self.resumed_from or 0
+        self.run.truncate_log(self.step)
+        if self.resumed_from is not None:
+            folder = self.run.checkpoints / checkpoint_name(self.step)
+            batches.load_cursor(read_json(folder / "cursor.json"))  # it says what has changed in the rows
+            self.lm.load_checkpoint(folder)
+            self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
+        self.run.note(learning_rate=self.learning_rate, workers=config.workers)
+        self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
 
     def shared(self) -> Shared:
         """What the workers are given; it lies in shared memory from now on."""
@@ -84,21 +93,6 @@ class Training:
             learning_rate=self.learning_rate,
             counts=self.counts,
         )
-
-    def resume(self) -> int | None:
-        """The step that was restored, or None for a new run. Raises ResumeError where the rows are others."""
-        clear_unfinished(self.run.checkpoints)
-        saved = list_checkpoints(self.run.checkpoints)
-        self.run.truncate_log(saved[-1] if saved else 0)
-        if not saved:
-            self.run.note(learning_rate=self.learning_rate, workers=self.config.workers)
-            return None
-        folder = self.run.checkpoints / checkpoint_name(saved[-1])
-        self.batches.load_cursor(read_json(folder / "cursor.json"))  # it says what has changed in the rows
-        self.lm.load_checkpoint(folder)
-        self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
-        self.step = saved[-1]
-        return self.step
 
     def take_epochs(self) -> None:
         """Epochs up to the end, with an evaluation and a checkpoint behind each."""
@@ -176,7 +170,7 @@ class Training:
         )
         remove_checkpoints(self.run.checkpoints, keep={self.step})
 
-    def finish(self, resumed_from: int | None) -> TrainResult:
+    def finish(self) -> TrainResult:
         """Save the model, and score it on the rows that it has not learned from."""
         save_result(self.lm, self.run.folder)
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
@@ -185,11 +179,11 @@ class Training:
             if split in self.work.splits:
                 metrics[split] = self.work.evaluate(split, True, None)
                 self.run.report(metrics[split], step=self.step, split=split)
-        return TrainResult(run=self.run.folder, metrics=metrics, steps=self.step, resumed_from=resumed_from)
+        return TrainResult(run=self.run.folder, metrics=metrics, steps=self.step, resumed_from=self.resumed_from)
 
 
 def read_rows(lm: BagModel, batches: Batches) -> tuple[Bags, int, Mapping[str, Any]]:
-    """All rows of a pass over the data, how many tokens have a loss, and where the data stands behind it."""
+    """All rows in the order of the data, how many tokens have a loss, and where the data stands behind them."""
     steps = batches.steps_per_epoch
     assert steps is not None, "the file refuses streams"
     parts, loss_tokens, cursor = [], 0, dict[str, Any]()

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 WEIGHTS = "model.safetensors"
-MOST_ROWS = 1024
-"""Rows of a forward pass."""
+MOST_ELEMENTS = 2**22
+"""Products of means and output weights that are held at a time."""
 
 
 class BagLanguageModel:
@@ -61,7 +61,7 @@ class BagLanguageModel:
         self.described, self.tokenizer, self.labels = described, tokenizer, tuple(labels)
         self.device = torch.device("cpu")
         with seeded(seed, device=self.device):
-            self.module: nn.Module = EmbeddingBagClassifier(
+            self.module = EmbeddingBagClassifier(
                 embeddings=len(tokenizer) + described.buckets, dim=described.embedding_dim, labels=len(labels)
             )
         self.module.eval()
@@ -159,11 +159,12 @@ class BagLanguageModel:
     def answers(self, requests: Sequence[GenerationRequest], options: GenerationOptions) -> list[Generated]:
         """The most probable label of each prompt, with the log probabilities of all where labels are scored."""
         found: list[Generated] = []
-        for start in range(0, len(requests), MOST_ROWS):
-            ids_K, starts_N1 = self.bags_of([request.input_ids for request in requests[start : start + MOST_ROWS]])
+        rows = max(1, MOST_ELEMENTS // (self.described.embedding_dim * len(self.labels)))
+        for start in range(0, len(requests), rows):
+            ids_K, starts_N1 = self.bags_of([request.input_ids for request in requests[start : start + rows]])
             with torch.no_grad():
-                scores_NC = self.module(ids_K, starts_N1[:-1]).double().log_softmax(-1)
-            found += [self.answer(scores, options) for scores in scores_NC.tolist()]
+                logits_NC = self.module.separate(ids_K, starts_N1[:-1])
+            found += [self.answer(scores, options) for scores in logits_NC.double().log_softmax(-1).tolist()]
         return found
 
     def answer(self, scores: Sequence[float], options: GenerationOptions) -> Generated:

@@ -213,7 +213,7 @@ def training_shape(
             )
     seen = lengths if order is None else lengths[order(0, np.random.default_rng(config.seed))]
     if isinstance(config.trainer, HogwildTrainer):
-        batching = FixedBatching(type="fixed")  # its workers take rows by chance, and nothing is padded
+        batching = FixedBatching(type="fixed", shuffle=False)  # its workers take them by chance
     if isinstance(batching, AutoBatching):
         trainer = config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None

@@ -1,0 +1,258 @@
+"""A bag of words from its file to its answers; and what becomes of a run whose processes are stopped or killed."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from partita import Model
+from partita_schema.errors import ConfigError, PartitaError, ResumeError, TrainingError
+from partita_trainers import hogwild, hogwild_workers
+from partita_trainers.team import Team
+
+from ..forks import COMMAND, Forks
+
+KEYS = {"sport": ("goal", "match", "run"), "music": ("song", "band", "tune"), "good food": ("soup", "bread", "meal")}
+FILLING = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u", "ai", "ra", "no")]
+
+pytestmark = pytest.mark.faults
+
+
+def make_rows(count: int, *, seed: int = 0) -> list[dict[str, str]]:
+    """Texts of made-up words, one of which tells the topic."""
+    chance, rows = random.Random(seed), []
+    for _ in range(count):
+        topic = chance.choice(sorted(KEYS))
+        words = chance.choices(FILLING, k=chance.randint(3, 12))
+        words.insert(chance.randrange(len(words)), chance.choice(KEYS[topic]))
+        rows.append({"title": chance.choice(FILLING), "text": " ".join(words), "topic": topic})
+    return rows
+
+
+def make_settings(folder: Path, *, scoring: bool = True, **trainer: Any) -> dict[str, Any]:
+    return {
+        "base_model": {"type": "embedding_bag", "embedding_dim": 16, "buckets": 2000},
+        "input_features": [{"name": "title"}, {"name": "text"}],
+        "output_features": [{"name": "topic", "type": "category", "decoder": {"scoring": scoring}}],
+        "data": {"source": str(folder / "rows.jsonl")},
+        "trainer": {"type": "hogwild", "workers": 2, "epochs": 4, "batch_size": 8, **trainer},
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("hogwild")
+    (found / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(1200)), encoding="utf8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Path:
+    """A run of two workers."""
+    model = Model(make_settings(folder), quiet=True)
+    result = model.train(run=folder / "two")
+    assert result.steps == 4 * 135
+    assert result.metrics["test"]["topic.accuracy"] > 0.95
+    return result.run
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf8").splitlines()]
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(process: int) -> list[int]:
+    """Workers that a process has started; what keeps track of its shared memory is none."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text(encoding="utf8").rpartition(")")[2].split()[1])
+            command = (stat.parent / "cmdline").read_text(encoding="utf8")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == process and "spawn_main" in command:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_for_end(processes: list[int]) -> None:
+    """Raises where one of them lives on."""
+    deadline = time.monotonic() + 30
+    while any(map(alive, processes)):
+        assert time.monotonic() < deadline, "a worker outlives the run"
+        time.sleep(0.05)
+
+
+def test_two_workers_learn_and_what_they_learned_answers(trained: Path, tmp_path: Path) -> None:
+    log = lines_of(trained)
+    assert [line["step"] for line in log] == [135, 270, 405, 540]
+    assert [line["rows"] for line in log] == [1080] * 4
+    assert log[-1]["loss"] < log[0]["loss"] / 5
+    manifest = json.loads((trained / "manifest.json").read_text(encoding="utf8"))
+    assert (manifest["status"], manifest["workers"]) == ("done", 2)
+    model = Model.load(trained, quiet=True)
+    rows = make_rows(200, seed=5)
+    predictions = model.predict(rows, output=tmp_path / "answers.jsonl")
+    assert sum(row["topic"] == row["topic_input"] for row in predictions) > 190
+    for row in predictions:
+        shares = row["topic_probabilities"]
+        assert sum(shares.values()) == pytest.approx(1)
+        assert row["topic_probability"] == max(shares.values()) == shares[row["topic"]]
+    metrics = model.evaluate(rows)
+    assert metrics["topic"]["accuracy"] == sum(row["topic"] == row["topic_input"] for row in predictions) / 200
+    assert metrics["model"]["loss"] < 0.2
+    again = model.predict(rows, output=tmp_path / "answers.jsonl")
+    assert again.stats.resumed == 200
+
+
+def test_a_saved_bag_is_loaded_from_its_folder(trained: Path, tmp_path: Path) -> None:
+    model = Model.load(trained, quiet=True)
+    rows = make_rows(30, seed=6)
+    model.save(tmp_path / "saved")
+    there = Model.load(tmp_path / "saved", quiet=True).predict(rows, output=tmp_path / "there.jsonl")
+    here = model.predict(rows, output=tmp_path / "here.jsonl")
+    assert [row["topic_probabilities"] for row in there] == [row["topic_probabilities"] for row in here]
+
+
+@pytest.mark.parametrize(
+    ("verb", "text"),
+    [
+        (
+            lambda model: model.generate("a text"),
+            (
+                "there is nothing to generate with base_model: {type: embedding_bag}: it writes no text; predict "
+                "answers rows with labels"
+            ),
+        ),
+        (
+            lambda model: model.tune(),
+            "there is nothing to tune with base_model: {type: embedding_bag}: its batch sizes are numbers in the file",
+        ),
+        (
+            lambda model: model.simulate(),
+            (
+                "there is nothing to simulate with base_model: {type: embedding_bag}: it has no dialogues; write a "
+                "language model as base_model"
+            ),
+        ),
+    ],
+    ids=["generate", "tune", "simulate"],
+)
+def test_verbs_of_language_models_are_refused(trained: Path, verb: Any, text: str) -> None:
+    with pytest.raises(PartitaError) as caught:
+        verb(Model.load(trained, quiet=True))
+    assert str(caught.value) == text
+
+
+def test_a_run_of_one_worker_that_is_stopped_and_killed_is_as_one_that_is_not(
+    folder: Path, tmp_path: Path, forks: Forks
+) -> None:
+    settings = make_settings(folder, workers=1)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    straight = Model(settings, quiet=True).train(run=tmp_path / "straight")
+    killed = tmp_path / "killed"
+    for number, lines in ((signal.SIGKILL, 1), (signal.SIGINT, 2)):
+        program = forks.start(COMMAND, "partita", "train", "run.yaml", "--run", killed, "--quiet", folder=tmp_path)
+        while not (killed / "log.jsonl").exists() or len(lines_of(killed)) < lines:
+            assert program.poll() is None, program.communicate()
+            time.sleep(0.001)
+        workers = children(program.pid)
+        assert len(workers) == 1
+        program.send_signal(number)
+        program.communicate()
+        wait_for_end(workers)
+    steps = sorted(path.name for path in (killed / "checkpoints").iterdir())
+    result = Model(settings, quiet=True).train(run=killed)
+    assert result.resumed_from is not None
+    assert steps == [f"step-{result.resumed_from:06d}"]
+    assert result.metrics == straight.metrics
+    one, other = (load_file(run / "model" / "model.safetensors") for run in (killed, straight.run))
+    assert one.keys() == other.keys()
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_worker_that_is_killed_ends_the_run_which_then_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(folder)
+    found: list[Any] = []
+    log = hogwild.Training.log
+
+    def kill_behind_an_epoch(training: hogwild.Training, *args: Any, **kwargs: Any) -> None:
+        log(training, *args, **kwargs)
+        if not found:
+            found.extend(children(os.getpid()))
+            os.kill(found[1], signal.SIGKILL)
+
+    monkeypatch.setattr(hogwild.Training, "log", kill_behind_an_epoch)
+    with pytest.raises(TrainingError) as caught:
+        Model(settings, quiet=True).train(run=tmp_path / "run")
+    assert str(caught.value) in {
+        f"hogwild's worker {number} was ended by SIGKILL; train again with the same --run to go on from the last "
+        "checkpoint"
+        for number in (0, 1)
+    }
+    assert len(found) == 2
+    wait_for_end(found)
+    result = Model(settings, quiet=True).train(run=tmp_path / "run")
+    assert result.resumed_from == 135
+    assert result.metrics["test"]["topic.accuracy"] > 0.95
+
+
+def test_an_error_of_a_worker_comes_out_with_its_place(folder: Path, tmp_path: Path) -> None:
+    settings = make_settings(folder, workers=1, optimizer={"type": "sgd"}, learning_rate=1e30)
+    with pytest.raises(TrainingError) as caught:
+        Model(settings, quiet=True).train(run=tmp_path / "run")
+    first, *trace = str(caught.value).splitlines()
+    assert first.startswith("hogwild's worker 0 failed: FloatingPointError: the loss of step ")
+    assert first.endswith(" is not a number; write a lower trainer.learning_rate")
+    assert any("train_epoch" in line for line in trace)
+    assert not children(os.getpid())
+
+
+def test_other_rows_are_refused_when_a_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text((folder / "rows.jsonl").read_text(encoding="utf8"), encoding="utf8")
+    settings = make_settings(tmp_path, workers=1, epochs=1)
+    Model(settings, quiet=True).train(run=tmp_path / "run")
+    with (tmp_path / "rows.jsonl").open("a", encoding="utf8") as file:
+        file.write(json.dumps(make_rows(1, seed=9)[0]) + "\n")
+    with pytest.raises(ResumeError, match="files"):
+        Model(make_settings(tmp_path, workers=1, epochs=2), quiet=True).train(run=tmp_path / "run")
+
+
+def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(Team):
+        ranks = 2
+
+    trainer = hogwild.Hogwild(Model(make_settings(folder)).config.trainer)  # type: ignore[arg-type]
+    work = type("Work", (), {"team": Two()})()
+    with pytest.raises(ConfigError) as caught:
+        trainer.train(work)
+    assert str(caught.value) == (
+        "trainer.type: hogwild starts its workers itself, and here are 2 processes; start one, and write "
+        "trainer.workers"
+    )
+
+
+def test_too_little_shared_memory_is_told_before_it_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 2**20 // 10
+
+    monkeypatch.setattr(hogwild_workers.shutil, "disk_usage", lambda path: Usage)
+    with pytest.raises(TrainingError, match=r"hogwild needs \d MiB of shared memory, and /dev/shm has 0 free; give"):
+        Model(make_settings(folder), quiet=True).train(run=tmp_path / "run")
