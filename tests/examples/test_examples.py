@@ -69,6 +69,16 @@ def test_support_tickets_are_learned_and_predicted(copy_of: Any) -> None:
     assert right > 45
 
 
+def test_support_tickets_are_learned_by_a_bag_of_words(copy_of: Any) -> None:
+    write_tickets(copy_of("support_tickets"))
+    model = Model("bag.yaml", quiet=True)
+    result = model.train()
+    assert result.steps == 160
+    assert result.metrics["test"]["team.accuracy"] > 0.9
+    predictions = model.predict("new_tickets.csv", output="answers.csv")
+    assert sum(row["team"] == row["team_input"] for row in predictions) > 45
+
+
 def test_new_tickets_are_not_among_those_that_are_learned(tmp_path: Path) -> None:
     write_tickets(tmp_path)
     learned, new = (

@@ -1,0 +1,235 @@
+"""Training a bag of words without locks: one process, hogwild's workers, and processes that wait for each other.
+
+Which of its services a dialogue of the Schema-Guided Dialogues is about, told from one turn and the one before it; a
+fifth of the dialogues is tested on. Embeddings of words and pairs of words, Adagrad, batches of 16 rows, the same
+number of updates for all, and the same weights to begin with. The processes that wait are two of torch.distributed over
+gloo with 8 rows of each batch: they exchange the gradients of all embeddings (dense), or of those in their batch alone
+(sparse), and change their weights alike. Each process has one thread. Rates are those of the updates, without the start
+of the processes; with more workers than cores they only take turns. The accuracies of hogwild differ from run to run.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import SHARED, Limit, about, parse_arguments, report
+
+from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
+from partita_trainers.bags import Bags, chosen
+from partita_trainers.hogwild_worker import CONTEXT, Counts, Shared, change, first_sums, train_epoch
+from partita_trainers.hogwild_workers import Workers, share
+
+Row = dict[str, Any]
+BATCH_SIZE = 16
+VOCABULARY = 8192
+BUCKETS = 16384
+DIM = 64
+LEARNING_RATE = 0.1
+SEED = 1
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__ or "")
+    source = SHARED / "data" / "sgd" / "dialogues.jsonl"
+    if not source.exists():
+        sys.exit(f"{source} is not there")
+    torch.set_num_threads(1)
+    training, test, labels = read_bags(source)
+    epochs, rounds = (1, 1) if arguments.quick else (6, 3)
+    cases = [("one process", 1), *(("hogwild", workers) for workers in (1, 2, 4)), ("sparse", 2), ("dense", 2)]
+    found: dict[tuple[str, int], list[Row]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for kind, processes in cases if number == 0 else cases[:-1]:  # the last takes longest, and is far from the rest
+            shared = make_shared(training, labels)
+            found[kind, processes].append(measure(shared, test, kind, processes, epochs=epochs))
+    rows = [summary(kind, processes, made, len(training) * epochs) for (kind, processes), made in found.items()]
+    report("hogwild", rows, limits_of(found), arguments=arguments, about=about(__doc__))
+
+
+def limits_of(found: dict[tuple[str, int], list[Row]]) -> list[Limit]:
+    """What hogwild is for: faster than one process and than waiting, and no worse."""
+
+    def middle(kind: str, processes: int, name: str) -> float:
+        return statistics.median(row[name] for row in found[kind, processes])
+
+    alone, two = middle("one process", 1, "seconds"), middle("hogwild", 2, "seconds")
+    lost = middle("one process", 1, "accuracy") - middle("hogwild", 2, "accuracy")
+    return [
+        Limit("rows a second, 2 workers over one process", alone / two, 1.3, "min"),
+        Limit("rows a second, 2 workers over 2 that wait, sparse", middle("sparse", 2, "seconds") / two, 1.0, "min"),
+        Limit("accuracy, one process less 2 workers", lost, 0.02, "max"),
+    ]
+
+
+def summary(kind: str, processes: int, made: list[Row], rows: int) -> Row:
+    """The medians of the rounds."""
+    seconds, cpu = (statistics.median(row[name] for row in made) for name in ("seconds", "cpu_seconds"))
+    accuracies = [row["accuracy"] for row in made]
+    return {
+        "training": {"sparse": "waiting, sparse", "dense": "waiting, dense"}.get(kind, kind),
+        "processes": processes,
+        "updates": made[0]["updates"],
+        "seconds": seconds,
+        "CPU seconds": cpu,
+        "rows a second": rows / seconds,
+        "rows a CPU second": rows / cpu,
+        "accuracy": statistics.median(accuracies),
+        "lowest accuracy": min(accuracies),
+        "test loss": statistics.median(row["loss"] for row in made),
+    }
+
+
+# The data
+
+
+def read_turns(source: Path) -> Iterator[tuple[int, str, str]]:
+    """Number of the dialogue, a turn behind the one before it, and the service of dialogues that have one."""
+    with source.open(encoding="utf8") as lines:
+        for number, line in enumerate(lines):
+            dialogue = json.loads(line)
+            if len(dialogue["services"]) > 1:
+                continue
+            before = ""
+            for turn in dialogue["turns"]:
+                yield number, f"{before} {turn['text']}".lower(), dialogue["services"][0]
+                before = turn["text"]
+
+
+def read_bags(source: Path) -> tuple[Bags, Bags, int]:
+    """Bags to learn and to test, and the number of services."""
+    turns = list(read_turns(source))
+    services = sorted({service for _, _, service in turns})
+    words: dict[str, int] = {}
+    parts: list[list[tuple[list[int], int]]] = [[], []]
+    for number, text, service in turns:
+        ids = [words.setdefault(word, min(len(words), VOCABULARY - 1)) for word in text.split()]
+        parts[number % 5 == 0].append((ids, services.index(service)))
+    made = []
+    for part in parts:
+        ids_K, starts_N1 = bags_of([ids for ids, _ in part], ngrams=2, vocabulary=VOCABULARY, buckets=BUCKETS)
+        made.append(Bags(ids_K, starts_N1, torch.tensor([label for _, label in part])))
+    return made[0], made[1], len(services)
+
+
+def make_shared(rows: Bags, labels: int) -> Shared:
+    """New weights, always the same, in shared memory."""
+    torch.manual_seed(SEED)
+    module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=labels)
+    sums = first_sums(module)
+    share((*module.parameters(), *sums, *rows.tensors))
+    return Shared(module, sums, rows, SEED, BATCH_SIZE, LEARNING_RATE, Counts())
+
+
+# The cases
+
+
+def measure(shared: Shared, test: Bags, kind: str, processes: int, *, epochs: int) -> Row:
+    """Seconds of all epochs, and how good the weights are behind them."""
+    if kind == "one process":
+        with torch.sparse.check_sparse_tensor_invariants(False):
+            times = times_alone(shared, epochs)
+    elif kind == "hogwild":
+        times = times_of_workers(shared, processes, epochs)
+    else:
+        times = times_of_waiting(shared, processes, epochs, dense=kind == "dense")
+    with torch.no_grad():
+        logits_NC = shared.module(test.ids_K, test.starts_N1[:-1])
+    right = (logits_NC.argmax(1) == test.labels_N).float().mean()
+    loss = torch.nn.functional.cross_entropy(logits_NC, test.labels_N)
+    seconds, cpu_seconds = times
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "updates": epochs * shared.steps_per_epoch,
+        "accuracy": float(right),
+        "loss": float(loss),
+    }
+
+
+def times_alone(shared: Shared, epochs: int) -> tuple[float, float]:
+    """Wall and CPU seconds of a worker's loop in this process."""
+    started, used = time.perf_counter(), time.process_time()
+    for epoch in range(epochs):
+        train_epoch(shared, until=(epoch + 1) * shared.steps_per_epoch)
+    return time.perf_counter() - started, time.process_time() - used
+
+
+def times_of_workers(shared: Shared, workers: int, epochs: int) -> tuple[float, float]:
+    """The same of hogwild's workers, once they are ready."""
+
+    def look() -> None:
+        """Nothing is shown."""
+
+    with Workers(shared, workers) as started_workers:
+        started_workers.answers(look=look)
+        started = time.perf_counter()
+        used = sum(started_workers.run((epoch + 1) * shared.steps_per_epoch, look=look) for epoch in range(epochs))
+        return time.perf_counter() - started, used
+
+
+def times_of_waiting(shared: Shared, processes: int, epochs: int, *, dense: bool) -> tuple[float, float]:
+    """The same of processes that exchange gradients; the first one's weights are those of `shared`."""
+    with tempfile.TemporaryDirectory() as folder:
+        links, ranks = [], []
+        for rank in range(processes):
+            ours, theirs = CONTEXT.Pipe()
+            words = (shared, rank, processes, epochs, dense, Path(folder) / "meeting", theirs)
+            ranks.append(CONTEXT.Process(target=wait_for_others, args=words, daemon=True))
+            ranks[-1].start()
+            links.append(ours)
+        found = [link.recv() for link in links]
+        for process in ranks:
+            process.join()
+    return max(seconds for seconds, _ in found), sum(used for _, used in found)
+
+
+def wait_for_others(
+    shared: Shared, rank: int, ranks: int, epochs: int, dense: bool, meeting: Path, link: Connection
+) -> None:
+    """A process with weights of its own that takes its part of each batch."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    module, sums = shared.module, shared.sums
+    if rank:  # the first one's weights are looked at afterwards, and so it keeps those that are shared
+        module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=module.output.out_features)
+        module.load_state_dict(shared.module.state_dict())
+        sums = tuple(total.clone() for total in shared.sums)
+    dist.barrier()
+    started, used = time.perf_counter(), time.process_time()
+    for epoch in range(epochs):
+        for rows in shared.order(epoch).split(BATCH_SIZE):
+            update(module, sums, chosen(shared.rows, rows[rank::ranks]), len(rows), dense=dense)
+    times = time.perf_counter() - started, time.process_time() - used
+    dist.barrier()
+    dist.destroy_process_group()
+    link.send(times)
+
+
+def update(module: torch.nn.Module, sums: tuple[torch.Tensor, ...], mine: Bags, rows: int, *, dense: bool) -> None:
+    """A change of the weights by the gradients of all processes."""
+    logits_NC = module(mine.ids_K, mine.starts_N1[:-1])
+    total = torch.nn.functional.cross_entropy(logits_NC, mine.labels_N, reduction="sum")
+    torch.autograd.backward(total / rows)
+    with torch.no_grad():
+        for parameter, squares in zip(module.parameters(), sums, strict=True):
+            assert parameter.grad is not None
+            if parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense() if dense else parameter.grad.coalesce()
+            dist.all_reduce(parameter.grad)
+            change(parameter, squares, rate=LEARNING_RATE)
+            parameter.grad = None
+
+
+if __name__ == "__main__":
+    main()
