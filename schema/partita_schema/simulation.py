@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
 from partita_schema.rounds import RoundTasks, TrainOn
-from partita_schema.target import check_target
+from partita_schema.target import check_part
 
 History = Literal["predicted", "gold"]
 """Whose answers the model sees when it looks back: its own, or the right ones."""
@@ -22,8 +22,9 @@ class EnvironmentWorld(Base):
 
     type: Literal["environment"]
     """A program that answers the model."""
-    environment: Annotated[str, AfterValidator(check_target)]
-    """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`."""
+    environment: Annotated[str, AfterValidator(check_part)]
+    """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`, or its name where a package gives it one
+    (entry points `partita.environments`)."""
     options: dict[str, Any] = {}
     """What the class is made with, by name."""
     isolation: Literal["thread", "process"] = "thread"
@@ -59,8 +60,9 @@ class Tasks(Base):
 class Checker(Base):
     """A program that looks at a dialogue at its end, and may send it back."""
 
-    type: Annotated[str, AfterValidator(check_target)]
-    """`module:Class` with `check(dialogue)`."""
+    type: Annotated[str, AfterValidator(check_part)]
+    """`exact`, `contains`, `regex` or `json_equal`; or `module:Class` with `check(dialogue)`, or its name where a
+    package gives it one (entry points `partita.checkers`)."""
     options: dict[str, Any] = {}
     """What the class is made with, by name."""
     rounds: NonNegativeCount = 0

@@ -43,8 +43,11 @@ def test_a_single_history_may_be_a_word() -> None:
         ),
         ({"history": ["gold", "gold"]}, "simulation.history: write predicted and gold once each"),
         (
-            {"world": {"type": "environment", "environment": "desk"}},
-            "simulation.world.environment: got 'desk'; write module:Class, such as my_package.parts:MyClass",
+            {"world": {"type": "environment", "environment": "desk.py"}},
+            (
+                "simulation.world.environment: got 'desk.py'; write module:Class, such as my_package.parts:MyClass, "
+                "or a name"
+            ),
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita.assembly import Assembly
-from partita.data.parts import load_part, source_digest
+from partita.data.parts import source_digest
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
 from partita.inference.predict import ShowProgress
@@ -19,6 +19,7 @@ from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, TooSlowError, described
 from partita.simulation.dialogue import Dialogue, derived_seed
 from partita.simulation.hosted import HostedError, Hosts
+from partita.simulation.registry import CHECKERS, ENVIRONMENTS
 from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
 from partita.simulation.rollout import Rollout
 from partita.simulation.sharing import have
@@ -203,7 +204,7 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     if isinstance(section.world, ReplaySection):
         world = ReplayWorld(max_turns=section.max_turns)
     else:
-        kind = load_part(section.world.environment, key="simulation.world.environment", folder=folder)
+        kind = ENVIRONMENTS.load(section.world.environment, key="simulation.world.environment", folder=folder)
         make = environments(kind, section, folder=folder, held=held)
         closing = Closing()
         held.callback(closing.end, section.limits.step_seconds)
@@ -211,7 +212,7 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
         parts["environment"] = source_digest(kind)
     if section.checker is None:
         return world, parts
-    kind = load_part(section.checker.type, key="simulation.checker.type", folder=folder)
+    kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
     checker = made(kind, section.checker.options, key="simulation.checker.options")()
     parts["checker"] = source_digest(kind)
     return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
@@ -225,7 +226,12 @@ def environments(kind: type, section: Simulation, *, folder: Path, held: ExitSta
     if world.isolation == "thread":
         return made(kind, world.options, key=key)
     hosts = held.enter_context(
-        Hosts(world.environment, world.options, folder=folder, step_seconds=section.limits.step_seconds)
+        Hosts(
+            ENVIRONMENTS.target(world.environment, key="simulation.world.environment"),
+            world.options,
+            folder=folder,
+            step_seconds=section.limits.step_seconds,
+        )
     )
     try:
         hosts.check()

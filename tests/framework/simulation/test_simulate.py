@@ -293,6 +293,20 @@ def test_a_checker_sends_dialogues_back(folder: Path, tmp_path: Path) -> None:
     assert outcomes.means["success"].mean == sum(line["ok"] for line in lines) / 60
 
 
+def test_checkers_of_ours_are_there_by_name(folder: Path, tmp_path: Path) -> None:
+    checker = {"type": "exact", "rounds": 1, "options": {"feedback": "no"}}
+    report = simulated(folder, tmp_path, checker=checker, world={"type": "replay"}, tasks={"source": "rows.jsonl"})
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf8").splitlines()]
+
+    for line, row in zip(transcripts(tmp_path), rows, strict=True):
+        right, last = row["messages"][-1]["content"], line["messages"][-1]
+        assert line["target"] == last["gold"] == right
+        assert line["ok"] == (last["content"].strip() == right)
+        assert line["rounds"] == (line["messages"][-2]["content"] == "no")
+    success = report.histories["predicted"].means["success"]
+    assert (success.mean, success.n) == (0.0, 30), "a model that has learned nothing"
+
+
 def test_repeats_have_other_seeds_and_pass_rates(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "worlds_of_tests:Short"}
     report = simulated(folder, tmp_path, checker=checker, tasks={"count": 20}, repeats=3)
@@ -371,6 +385,10 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
             },
             "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
         ),
+            {"checker": {"type": "regex", "options": {"pattern": "("}}},
+            "simulation.checker.options: Regex cannot be made with {'pattern': '('}: ",
+        ),
+        ({"checker": {"type": "exakt"}}, "simulation.checker.type: no checker is named exakt; did you mean exact?"),
         ({"max_dialogue_tokens": 5}, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt beside an "),
         ({"world": {"type": "replay"}, "tasks": {}}, "simulation.tasks: replay needs dialogues; write tasks: {source"),
     ],

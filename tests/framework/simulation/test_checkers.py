@@ -1,0 +1,81 @@
+"""Checkers of ours: what they find right, what they say is right, and where they do not know."""
+
+import re
+from typing import Any
+
+import pytest
+
+from partita.simulation.checkers import Contains, Exact, JsonEqual, Regex
+from partita.simulation.dialogue import Dialogue
+
+
+def dialogue(said: str, *, gold: str | None = None, **task: Any) -> Dialogue:
+    found = Dialogue("a", "a", task, 1)
+    found.hear([{"role": "user", "content": "what?"}], gold=gold)
+    found.say(said, ())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("checker", "answer", "right", "ok"),
+    [
+        (Exact(), " four\n", "four", True),
+        (Exact(), "Four", "four", False),
+        (Exact(ignore_case=True), "Four", "four", True),
+        (Contains(), "it is four.", "four", True),
+        (Contains(), "it is Four.", "four", False),
+        (Contains(ignore_case=True), "it is Four.", "fouR", True),
+        (Contains(), "it is five.", "four", False),
+        (JsonEqual(), '{"b": [1, 2], "a": "x"}', '{"a":"x","b":[1.0,2]}', True),
+        (JsonEqual(), '{"a": [2, 1]}', '{"a": [1, 2]}', False),
+        (JsonEqual(), '{"a": true}', '{"a": 1}', False),
+        (JsonEqual(), '{"a": 1}', '{"a": 1, "b": null}', False),
+        (JsonEqual(), "null", "[]", False),
+    ],
+)
+def test_answers_are_compared_with_the_right_one(checker: Any, answer: str, right: str, ok: bool) -> None:
+    for asked in (dialogue(answer, gold=right), dialogue(answer, answer=right)):
+        verdict = checker.check(asked)
+        assert verdict.ok == ok
+        assert verdict.target == right
+
+
+def test_a_column_that_is_named_goes_before_gold_and_gold_before_the_column_answer() -> None:
+    asked = dialogue("four", gold="four", answer="five", sum="six")
+
+    assert [Exact(column=column).check(asked).target for column in (None, "sum", "answer")] == ["four", "six", "five"]
+
+
+def test_json_that_cannot_be_read_is_wrong_and_counted() -> None:
+    unread, read = (JsonEqual().check(dialogue(text, answer={"a": 1})) for text in ("{a: 1}", '{"a": 1}'))
+
+    assert (unread.ok, unread.metrics) == (False, {"is_json": 0.0})
+    assert (read.ok, read.metrics) == (True, {"is_json": 1.0})
+    assert unread.target == '{"a": 1}'
+
+
+def test_a_pattern_needs_no_right_answer() -> None:
+    checker = Regex(pattern=r"^\d+ rooms?$", feedback="say how many")
+
+    assert [checker.check(dialogue(text)).ok for text in ("1 room", "2 rooms", "2 rooms here", "rooms")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert checker.check(dialogue("rooms")).feedback == "say how many"
+    with pytest.raises(re.error):
+        Regex(pattern="(")
+
+
+@pytest.mark.parametrize(
+    ("checker", "asked", "text"),
+    [
+        (Exact(), dialogue("four"), "the right answer is not known; name its column in options: {column: ...}"),
+        (Exact(column="sum"), dialogue("four", one=1, two=2), "the task has no column sum; it has one, two"),
+        (Exact(), Dialogue("a", "a", {}, 1), "the model has said nothing"),
+    ],
+)
+def test_what_nobody_knows_is_told(checker: Any, asked: Dialogue, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        checker.check(asked)
