@@ -22,14 +22,23 @@ class EnvironmentWorld(Base):
 
     type: Literal["environment"]
     """A program that answers the model."""
-    environment: Annotated[str, AfterValidator(check_part)]
+    environment: Name
     """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`, or its name where a package gives it one
-    (entry points `partita.environments`)."""
+    (entry points `partita.environments`). For `interface: gymnasium` an id of Gymnasium's as well."""
+    interface: Literal["partita", "gymnasium", "tools"] = "partita"
+    """What the class is like: `partita`, as above; `gymnasium`, an environment of Gymnasium with text as observations
+    and actions; `tools`, a class with `reset` whose other public methods are tools, which the model calls by JSON."""
     options: dict[str, Any] = {}
     """What the class is made with, by name."""
     isolation: Literal["thread", "process"] = "thread"
     """Where it runs: `thread`, in this process; `process`, for each dialogue in a process of its own, which is killed
     where it takes too long, and which nothing but its own dialogue ends with."""
+
+    @model_validator(mode="after")
+    def environment_can_be_found(self) -> "EnvironmentWorld":
+        if self.interface != "gymnasium":
+            check_part(self.environment, at="environment")
+        return self
 
 
 class ReplayWorld(Base):

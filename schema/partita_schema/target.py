@@ -15,10 +15,10 @@ def check_target(target: str) -> str:
     return target
 
 
-def check_part(target: str) -> str:
-    """The text, where it names a module and a class, or is a name."""
+def check_part(target: str, *, at: str = "") -> str:
+    """The text, where it names a module and a class, or is a name; `at` is where it stands below the model."""
     if not is_target(target) and not NAME.fullmatch(target):
-        raise broken(f"got {target!r}; write module:Class, such as my_package.parts:MyClass, or a name")
+        raise broken(f"got {target!r}; write module:Class, such as my_package.parts:MyClass, or a name", at=at)
     return target
 
 

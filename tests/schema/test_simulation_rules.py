@@ -55,6 +55,16 @@ def test_wrong_simulations_are_told(changes: dict[str, Any], text: str) -> None:
     assert told(simulation=FILE["simulation"] | changes) == text
 
 
+def test_an_id_of_gymnasiums_is_no_class() -> None:
+    for written in ("Letters-v0", "games:Letters-v0", "Space/Letters-v0", "games:Letters"):
+        world = {"type": "environment", "environment": written, "interface": "gymnasium"}
+        load_config(FILE | {"simulation": FILE["simulation"] | {"world": world}})
+    world = {"type": "environment", "environment": "games:Letters-v0"}
+    assert told(simulation=FILE["simulation"] | {"world": world}).startswith(
+        "simulation.world.environment: got 'games:Letters-v0'; write module:Class"
+    )
+
+
 def test_dialogues_need_a_dialogue() -> None:
     assert told(input_features=[{"name": "text", "type": "text"}]) == (
         "simulation: no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it"

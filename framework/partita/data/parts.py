@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 from partita.data.rows import digest
 from partita_trainers.registry import importable, load_class
@@ -16,7 +17,7 @@ def load_part(target: str, *, key: str, folder: Path | None) -> type:
         return load_class(target, key=key)
 
 
-def source_digest(found: type) -> str:
-    """A hash of the text of the module that a class comes from."""
+def source_digest(found: Any) -> str:
+    """A hash of the text of the module that a class or function comes from."""
     place = inspect.getsourcefile(found)
     return digest(Path(place).read_bytes() if place is not None else f"{found.__module__}:{found.__qualname__}")

@@ -257,6 +257,13 @@ class BagSlots:
         """Nothing is left to do for any row."""
         return []
 
+    def unread(self, request: SlotRequest) -> int:
+        """All of a prompt."""
+        return len(request.input_ids)
+
+    def forget(self, row: int) -> None:
+        """No row keeps anything."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -70,6 +70,10 @@ def described(error: BaseException) -> str:
     return str(error) if isinstance(error, GarbageError) else f"{type(error).__name__}: {error}"
 
 
+class UnfitError(Exception):
+    """A program does not have the interface that the file says."""
+
+
 @dataclass(frozen=True)
 class Said:
     """What an environment has said."""

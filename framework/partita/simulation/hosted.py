@@ -15,6 +15,7 @@ from typing import Any
 
 from partita.simulation.contract import GarbageError, TooSlowError
 from partita.simulation.hosting import receive, send
+from partita_schema.simulation import EnvironmentWorld
 
 SERVER = """
 import json, sys
@@ -36,9 +37,9 @@ class HostedError(GarbageError):
 class Hosts:
     """Starts a process for each environment of a class. A context manager: at its end no process is left."""
 
-    def __init__(self, target: str, options: Mapping[str, Any], *, folder: Path | None, step_seconds: float) -> None:
-        """`target` is `module:Class`, made with `options`; each of its methods may take so many seconds."""
-        self.target, self.options, self.folder, self.seconds = target, dict(options), folder, step_seconds
+    def __init__(self, world: EnvironmentWorld, *, folder: Path | None, step_seconds: float) -> None:
+        """`world` says which class, made with which options; each of its methods may take so many seconds."""
+        self.world, self.folder, self.seconds = world, folder, step_seconds
         self.lines: set[socket.socket] = set()
         self.changing = threading.Lock()
 
@@ -46,7 +47,7 @@ class Hosts:
         self.control, theirs = socket.socketpair()
         asked = {
             "control": theirs.fileno(),
-            "target": self.target,
+            "world": self.world.model_dump(mode="json"),
             "folder": str(self.folder.resolve()) if self.folder is not None else None,
             "path": [str(Path(place).absolute()) for place in sys.path],
         }
@@ -97,7 +98,7 @@ class Hosts:
                 raise HostedError("the server that starts its process has ended") from error
         environment = HostedEnvironment(line, self)
         try:
-            environment.call("make", self.options, seconds=seconds)
+            environment.call("make", self.world.options, seconds=seconds)
         except BaseException:
             self.forget(line)
             raise

@@ -20,13 +20,15 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.contract import answered, described, opened
-from partita_trainers.registry import importable, load_class
+from partita.simulation.adapters import adapted, load_environment
+from partita.simulation.contract import Environment, answered, described, opened
+from partita_schema.simulation import EnvironmentWorld
 
 LENGTH = struct.Struct("!Q")
 PR_SET_PDEATHSIG = 1
@@ -73,12 +75,12 @@ def left(end: float | None) -> float | None:
 def main() -> None:
     """Serve what stands on the command line, as JSON, until the control socket is closed."""
     asked = json.loads(sys.argv[1])
-    with importable(Path(asked["folder"]) if asked["folder"] is not None else None):
-        kind = load_class(asked["target"], key="simulation.world.environment")
+    world = EnvironmentWorld.model_validate(asked["world"])
+    kind, _ = load_environment(world, folder=Path(asked["folder"]) if asked["folder"] is not None else None)
     with socket.socket(fileno=asked["control"]) as control:
         line = Server(control).serve()
     if line is not None:
-        host(kind, line)
+        host(lambda options: adapted(partial(kind, **options), interface=world.interface)(), line)
 
 
 class Server:
@@ -173,15 +175,15 @@ def kill(process: int) -> None:
 # A process of an environment
 
 
-def host(kind: type, line: socket.socket) -> None:
-    """Answer what comes over the line, until it is closed; the process ends here."""
+def host(make: Callable[[Mapping[str, Any]], Environment], line: socket.socket) -> None:
+    """Make an environment of options, and answer what comes over the line until it is closed; the process ends here."""
     environment: Any = None
     with suppress(EOFError, OSError):
         while True:
             method, given = receive(line)
             try:
                 if method == "make":
-                    environment, said = kind(**given), None
+                    environment, said = make(given), None
                 else:
                     said = CALLS[method](environment, given)
                 answer = ("said", said)

@@ -15,11 +15,12 @@ from partita.data.parts import source_digest
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
 from partita.inference.predict import ShowProgress
+from partita.simulation.adapters import adapted, load_environment
 from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, TooSlowError, described
 from partita.simulation.dialogue import Dialogue, derived_seed
 from partita.simulation.hosted import HostedError, Hosts
-from partita.simulation.registry import CHECKERS, ENVIRONMENTS
+from partita.simulation.registry import CHECKERS
 from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
 from partita.simulation.rollout import Rollout
 from partita.simulation.sharing import have
@@ -204,12 +205,12 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     if isinstance(section.world, ReplaySection):
         world = ReplayWorld(max_turns=section.max_turns)
     else:
-        kind = ENVIRONMENTS.load(section.world.environment, key="simulation.world.environment", folder=folder)
+        kind, code = load_environment(section.world, folder=folder)
         make = environments(kind, section, folder=folder, held=held)
         closing = Closing()
         held.callback(closing.end, section.limits.step_seconds)
         world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
-        parts["environment"] = source_digest(kind)
+        parts["environment"] = source_digest(code)
     if section.checker is None:
         return world, parts
     kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
@@ -218,21 +219,16 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
 
 
-def environments(kind: type, section: Simulation, *, folder: Path, held: ExitStack) -> Callable[[], Environment]:
+def environments(
+    kind: Callable[..., Any], section: Simulation, *, folder: Path, held: ExitStack
+) -> Callable[[], Environment]:
     """What makes environments of a class, in this process or each in one of its own. Raises ConfigError."""
     world = section.world
     assert isinstance(world, EnvironmentSection), "replay has none"
     key = "simulation.world.options"
     if world.isolation == "thread":
-        return made(kind, world.options, key=key)
-    hosts = held.enter_context(
-        Hosts(
-            ENVIRONMENTS.target(world.environment, key="simulation.world.environment"),
-            world.options,
-            folder=folder,
-            step_seconds=section.limits.step_seconds,
-        )
-    )
+        return adapted(made(kind, world.options, key=key), interface=world.interface)
+    hosts = held.enter_context(Hosts(world, folder=folder, step_seconds=section.limits.step_seconds))
     try:
         hosts.check()
     except (HostedError, TooSlowError) as error:
@@ -240,7 +236,7 @@ def environments(kind: type, section: Simulation, *, folder: Path, held: ExitSta
     return hosts.make
 
 
-def made(kind: type, options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
+def made(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
     """What makes objects of a class from outside; one is made to see that it can be. Raises ConfigError."""
     try:
         kind(**options)
@@ -249,9 +245,10 @@ def made(kind: type, options: Mapping[str, Any], *, key: str) -> Callable[[], An
     return lambda: kind(**options)
 
 
-def not_made(kind: type, options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
+def not_made(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
     """Why there are no objects of a class."""
-    return ConfigError([Problem(key, f"{kind.__name__} cannot be made with {dict(options)}: {reason}")])
+    name = getattr(kind, "__name__", str(kind))
+    return ConfigError([Problem(key, f"{name} cannot be made with {dict(options)}: {reason}")])
 
 
 def room_of(assembly: Assembly, section: Simulation) -> int:

@@ -9,12 +9,14 @@ import pytest
 
 from partita.simulation.contract import TooSlowError
 from partita.simulation.hosted import HostedError, Hosts
+from partita_schema.simulation import EnvironmentWorld
 
 FOLDER = Path(__file__).parent
 
 
 def hosts(name: str = "Deadly", seconds: float = 20.0, **options: Any) -> Hosts:
-    return Hosts(f"worlds_of_tests:{name}", options, folder=FOLDER, step_seconds=seconds)
+    world = EnvironmentWorld(type="environment", environment=f"worlds_of_tests:{name}", options=options)
+    return Hosts(world, folder=FOLDER, step_seconds=seconds)
 
 
 def lives(process: int) -> bool:

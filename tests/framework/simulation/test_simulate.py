@@ -385,6 +385,7 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
             },
             "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
         ),
+        (
             {"checker": {"type": "regex", "options": {"pattern": "("}}},
             "simulation.checker.options: Regex cannot be made with {'pattern': '('}: ",
         ),

@@ -1,0 +1,194 @@
+"""A class with `reset` and tools is an environment, and what the model calls wrongly is told to the model."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from partita import ConfigError
+from partita.data.shaping.encoder import Encoder
+from partita.data.shaping.prompt import Shaper
+from partita.inference.halving import BatchLimit, Capacity
+from partita.lm.base import GenerationOptions
+from partita.lm.scripted import ScriptedModel
+from partita.simulation.adapters import adapted
+from partita.simulation.contract import Environment, GarbageError, answered, opened
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.rollout import Rollout
+from partita.simulation.turns import TurnEncoder
+from partita.simulation.worlds import EnvironmentWorld
+from partita_schema.load import load_config
+from partita_schema.simulation import Limits
+
+from .programs_of_tests import Counter, Mute, Shop, Stall, Untold
+
+
+def begun(kind: type, **task: Any) -> Environment:
+    environment = adapted(kind, interface="tools")()
+    opened(environment.reset(seed=1, task=task))
+    return environment
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def heard(environment: Environment, action: str) -> list[str]:
+    said = answered(environment.step(action))
+    assert {message["role"] for message in said.messages} <= {"tool"}
+    return [message["content"] for message in said.messages]
+
+
+def test_public_methods_are_tools_and_the_model_is_told_of_them() -> None:
+    environment = adapted(Shop, interface="tools")()
+    system, user = opened(environment.reset(seed=1, task={})).messages
+    told = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
+
+    assert system["role"] == "system"
+    assert [tool["function"]["name"] for tool in told] == ["burn", "look", "sell"]
+    assert told[2]["function"]["description"] == "Sell an item."
+    assert told[2]["function"]["parameters"]["required"] == ["item", "price"]
+    assert told[2]["function"]["parameters"]["properties"]["price"] == {
+        "type": "integer",
+        "description": "What it costs.",
+    }
+    assert user["content"].startswith("one ")
+
+
+def test_a_call_is_made_and_its_result_is_heard() -> None:
+    shop = begun(Shop)
+    price = heard(shop, called("look", item="tea"))[0]
+
+    assert price in {str(number) for number in range(1, 10)}
+    assert heard(shop, json.dumps({"name": "look", "arguments": {"item": "tea"}})) == [price], "bare JSON"
+    assert heard(shop, json.dumps({"name": "look", "parameters": '{"item": "tea"}'})) == [price], "other models' words"
+    assert heard(shop, f"first {called('look', item='tea')} then {called('sell', item='tea', price=0)}") == [
+        price,
+        "sold",
+    ]
+    assert heard(shop, called("sell", item="tea", price=1, note=None)) == ["sold"]
+    assert heard(shop, '<tool_call>\n{"name": "look", "arguments": {"item": "tea"}}') == [price], "an end cut off"
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (called("lok", item="tea"), "no tool is named lok; did you mean look?"),
+        (called("weigh", item="tea"), "no tool is named weigh; there are burn, look, sell"),
+        (called("_count"), "no tool is named _count; there are burn, look, sell"),
+        (called("reset"), "no tool is named reset; there are burn, look, sell"),
+        (called("look"), "look: 'item' is a required property"),
+        (called("look", item="tea", size=2), "look has no argument size; it takes item"),
+        (called("burn", item="tea"), "burn has no argument item; it takes none"),
+        (called("sell", item="tea", price="two"), "sell: price: 'two' is not of type 'integer'"),
+        (called("look", item="sand"), "there is no sand"),
+        ("<tool_call>look tea</tool_call>", 'a call is <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>'),
+        ("<tool_call>[1]</tool_call>", 'a call is <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>'),
+        (
+            '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+            'a call is <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>',
+        ),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_told_to_the_model(action: str, text: str) -> None:
+    shop = begun(Shop)
+    said = answered(shop.step(action))
+
+    assert said.messages == [{"role": "tool", "content": f"error: {text}"}]
+    assert not said.terminated
+    assert said.info["metrics"] == {"tool_calls": 1.0, "tool_errors": 1.0}
+
+
+def test_a_tool_that_breaks_fails_the_dialogue() -> None:
+    with pytest.raises(OSError, match="there is no shop"):
+        begun(Shop).step(called("burn"))
+
+
+@pytest.mark.parametrize("answer", ["goodbye", '{"name": "tea", "price": 3}', "[1, 2]", "3", ""])
+def test_an_answer_without_a_call_is_the_last(answer: str) -> None:
+    said = answered(begun(Shop).step(answer))
+
+    assert (list(said.messages), said.terminated, said.reward) == ([], True, 0.0)
+
+
+def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
+    counter = begun(Counter, prompt="count")
+    first, second = (answered(counter.step(called("add", number=number))) for number in (2, 4))
+
+    assert (first.reward, first.terminated) == (0.2, False)
+    assert second.terminated
+    assert first.reward + (second.reward or 0) == pytest.approx(0.6)
+    assert second.messages == [{"role": "tool", "content": '{"count": 6}'}]
+
+
+def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
+    prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
+    shop, counter = adapted(Shop, interface="tools")(), adapted(Counter, interface="tools")()
+    said = opened(shop.reset(seed=1, task={"prompt": prompt})).messages
+    plain = opened(counter.reset(seed=1, task={"prompt": "Count."})).messages
+
+    assert said[0]["content"].startswith("Be polite.\n\nYou have these tools:\n")
+    assert said[1]["content"].startswith("A guest comes.\none ")
+    assert [message["role"] for message in plain] == ["system", "user"]
+    assert plain[1]["content"] == "Count."
+    with pytest.raises(GarbageError, match="reset said nothing, and the task has no prompt; one of them begins"):
+        counter.reset(seed=1, task={})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            Mute,
+            "simulation.world.environment: Mute has no tools; its public methods but reset, close, reward, get_reward",
+        ),
+        (Untold, "simulation.world.environment: Untold.act cannot be told to a model: "),
+        (str, "simulation.world.environment: str has no method reset, which begins a dialogue"),
+    ],
+)
+def test_a_class_that_has_no_tools_is_refused(kind: type, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        adapted(kind, interface="tools")
+    assert str(error.value).startswith(text), str(error.value)
+
+
+def clerk(prompt: str) -> str:
+    """Answers as a model does that has learned to sell: looks, sells at the price that it was told, and says bye."""
+    told = [line.removeprefix("tool: ") for line in prompt.splitlines() if line.startswith("tool: ")]
+    if not told:
+        return called("look")
+    return called("sell", price=told[0]) if len(told) == 1 else "bye"
+
+
+def test_dialogues_with_tools_are_had_like_all_others() -> None:
+    config = load_config(
+        {
+            "base_model": "clerk",
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "output_features": [{"name": "answer", "type": "text"}],
+            "data": {"dialogue": {"speakers": {"tool": "tool: "}}},
+        }
+    ).config
+    lm = ScriptedModel(clerk)
+    encoder = Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
+    rollout = Rollout(
+        cast(Any, lm),
+        EnvironmentWorld(adapted(Stall, interface="tools"), max_turns=5),
+        TurnEncoder(encoder, "messages", lm.tokenizer.decode),
+        options=GenerationOptions({}),
+        capacity=Capacity(4, BatchLimit(4)),
+        room=4000,
+        max_new_tokens=100,
+        seed=1,
+        limits=Limits(),
+    )
+    had = list(rollout.have(iter(Dialogue(str(seed), "a", {}, seed) for seed in range(12))))
+
+    assert len(had) == 12
+    for dialogue in had:
+        assert (dialogue.status, dialogue.reward) == ("done", 1.0)
+        assert [message["role"] for message in dialogue.messages] == [
+            *("system", "user", "assistant", "tool", "assistant", "tool", "assistant")
+        ]
+        assert dialogue.metrics == {"tool_calls": 2.0, "tool_errors": 0.0}
+    assert len({dialogue.messages[3]["content"] for dialogue in had}) == 3
