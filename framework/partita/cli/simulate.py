@@ -28,4 +28,4 @@ def simulate(
         print(strict_json(report.record(), indent=2))
         return
     print_metrics(report.flat(), as_json=False, title="dialogues by history")
-    print(f"transcripts in {report.folder}")
+    print(f"transcripts in {report.folder}, to be read in its index.html")

@@ -15,6 +15,8 @@ from partita.data.parts import source_digest
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
 from partita.inference.predict import ShowProgress
+from partita.report.transcript_page import page
+from partita.runs.files import write_atomically, writing
 from partita.simulation.adapters import adapted, load_environment
 from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, TooSlowError, described
@@ -86,6 +88,7 @@ def simulate(
         size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
         decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
         found: dict[str, Outcomes] = {}
+        had: dict[str, list[Dialogue]] = {}
         for history in section.history:
             dialogues = [
                 new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
@@ -120,7 +123,9 @@ def simulate(
                 found[history] = team.lead(
                     partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
                 )
+                had[history] = [transcripts.done[dialogue.key] for dialogue in dialogues] if team.rank == 0 else []
             tell(history, found[history])
+        team.lead(partial(write_page, folder, found, had), "the page of the dialogues")
         return SimulationReport(found, str(folder)), BatchSizes(generation=size)
 
 
@@ -143,6 +148,13 @@ def in_order(dialogues: Sequence[Dialogue], section: Simulation) -> Sequence[Dia
         return min(answers, section.max_turns), sum(len(message["content"]) for message in messages)
 
     return sorted(dialogues, key=length, reverse=True)
+
+
+def write_page(folder: Path, found: Mapping[str, Outcomes], had: Mapping[str, list[Dialogue]]) -> None:
+    """A page to be read beside the transcripts."""
+    title = "/".join(folder.resolve().parts[-2:])
+    with writing(folder):
+        write_atomically(folder / "index.html", page(found, had, title=f"Dialogues in {title}"))
 
 
 def tell(history: str, outcomes: Outcomes) -> None:

@@ -428,6 +428,7 @@ def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks:
     assert "dialogues by history" in table.stdout
     assert "predicted" in table.stdout
     assert f"transcripts in {tmp_path}" in table.stdout
+    assert "task-9" in (tmp_path / "index.html").read_text("utf8")
     found = json.loads(told.stdout)
     assert told.stderr == ""
     assert found["histories"]["predicted"]["dialogues"] == 10

@@ -1,0 +1,203 @@
+"""A page of dialogues: one file, without scripts, with the numbers first and then the dialogues that went worst.
+
+A page is for reading and holds what a person may read: so many dialogues of each history, of every kind some. All are
+in the files beside it.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.report import Outcomes, column
+
+MOST = 200
+"""Dialogues on a page, over all histories."""
+LONGEST = 4000
+"""Characters of a message."""
+MOST_MESSAGES = 100
+"""Messages of a dialogue."""
+KINDS = ("failed", "truncated", "without success", "done", "success")
+"""What became of a dialogue, in the order of the page."""
+SEATS = {"assistant": "model"}
+"""Who speaks, where it is not called as the role is."""
+
+PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ title }}</title>
+<style>
+:root { color-scheme: light dark; --ink: #30343a; --paper: #fdfdfc; --faint: #8a909955; --shade: #8a909922; }
+@media (prefers-color-scheme: dark) { :root { --ink: #d8dbe0; --paper: #17191d; } }
+body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif;
+  color: var(--ink); background: var(--paper); }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.15rem; margin-top: 2.5rem; border-bottom: 1px solid var(--faint); }
+table { border-collapse: collapse; margin: 1rem 0; }
+caption { text-align: left; font-weight: 600; }
+th, td { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--faint); }
+.numbers td { text-align: right; font-variant-numeric: tabular-nums; }
+.turns { width: 100%; table-layout: fixed; }
+.turns th { width: 5.5rem; font-weight: 400; }
+.turns td { white-space: pre-wrap; overflow-wrap: anywhere; }
+tr.model { background: var(--shade); }
+summary { cursor: pointer; }
+.wrong { font-weight: 700; }
+.scroll { overflow-x: auto; }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<div class="scroll"><table class="numbers">
+<caption>By history</caption>
+<thead><tr><th scope="col">metric</th>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for name, cells in numbers %}
+<tr><th scope="row">{{ name }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% for sentence in sentences %}
+<p>{{ sentence }}</p>
+{% endfor %}
+{% for part in parts %}
+<section>
+<h2>{{ part.name }} history</h2>
+<p>{{ part.sentence }}</p>
+{% for dialogue in part.dialogues %}
+<details{% if loop.first %} open{% endif %}>
+<summary>{{ dialogue.key }}: {{ dialogue.verdict }}</summary>
+<table class="turns">
+<tbody>
+{% for turn in dialogue.turns %}
+<tr{% if turn.seat == "model" %} class="model"{% endif %}><th scope="row">{{ turn.seat }}</th>
+<td>{{ turn.text }}</td>
+<td{% if turn.is_wrong %} class="wrong"{% endif %}>{{ turn.beside }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</details>
+{% endfor %}
+</section>
+{% endfor %}
+</body>
+</html>
+"""
+
+
+def page(outcomes: Mapping[str, Outcomes], dialogues: Mapping[str, Sequence[Dialogue]], *, title: str) -> str:
+    """HTML of what dialogues came to, by history, and of some of them."""
+    columns = {history: column(found) for history, found in outcomes.items()}
+    names = list(dict.fromkeys(name for values in columns.values() for name in values))
+    parts = []
+    for history, all_of_it in dialogues.items():
+        chosen = choose(all_of_it, most=MOST // len(dialogues))
+        left_out = len(all_of_it) - len(chosen)
+        sentence = f"{len(all_of_it):,} dialogues, those first that went worst."
+        if left_out:
+            sentence += f" {left_out:,} of them are not on this page; all are in {history}.jsonl."
+        parts.append({"name": history, "sentence": sentence, "dialogues": [told(found) for found in chosen]})
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(PAGE).render(
+        title=title,
+        columns=list(columns),
+        numbers=[(name, [cell(name, values.get(name)) for values in columns.values()]) for name in names],
+        sentences=differences(columns),
+        parts=parts,
+    )
+
+
+def cell(name: str, value: float | None) -> str:
+    """A number of the table; counts are whole."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if name.endswith(".n") else f"{value:.4f}"
+
+
+def differences(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What it means that two histories differ; nothing where there is one."""
+    if "gold" not in columns or "predicted" not in columns:
+        return []
+    found = [
+        (
+            "With gold history the model sees the right answers of turns before, as in most evaluations; with "
+            "predicted history its own, as in use. What the second is lower by is what its own earlier mistakes cost."
+        )
+    ]
+    for name in ("success", "exact_turns", "exact_last", "reward"):
+        gold, predicted = columns["gold"].get(name), columns["predicted"].get(name)
+        if gold is not None and predicted is not None:
+            found.append(
+                f"{name}: {gold:.4f} with gold history, {predicted:.4f} with its own: {predicted - gold:+.4f}."
+            )
+    return found
+
+
+def kind_of(dialogue: Dialogue) -> str:
+    """What became of a dialogue, one of KINDS."""
+    if dialogue.status in ("failed", "truncated"):
+        return str(dialogue.status)
+    if dialogue.succeeded is None:
+        return "done"
+    return "success" if dialogue.succeeded else "without success"
+
+
+def choose(dialogues: Sequence[Dialogue], *, most: int) -> list[Dialogue]:
+    """At most so many, some of every kind, the worst kind first and each in the order of the tasks."""
+    kinds: dict[str, list[Dialogue]] = defaultdict(list)
+    for dialogue in dialogues:
+        kinds[kind_of(dialogue)].append(dialogue)
+    room, shares = most, {}
+    # What a rare kind does not need goes to the others.
+    for place, kind in enumerate(sorted(kinds, key=lambda kind: len(kinds[kind]))):
+        shares[kind] = min(len(kinds[kind]), room // (len(kinds) - place))
+        room -= shares[kind]
+    return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
+
+
+def told(dialogue: Dialogue) -> dict[str, Any]:
+    """A dialogue for people."""
+    replies = {reply.place: reply for reply in dialogue.replies}
+    turns = []
+    for place, message in enumerate(dialogue.messages[:MOST_MESSAGES]):
+        exact = replies[place].exact if place in replies else None
+        right = replies[place].gold if place in replies else None
+        turns.append(
+            {
+                "seat": SEATS.get(message["role"], message["role"]),
+                "text": shortened(message["content"]),
+                "beside": "" if exact is None else "right" if exact else f"right answer: {shortened(right or '')}",
+                "is_wrong": exact is False,
+            }
+        )
+    more = len(dialogue.messages) - len(turns)
+    if more:
+        turns.append({"seat": "", "text": f"{more:,} more messages", "beside": "", "is_wrong": False})
+    return {"key": dialogue.key, "verdict": verdict(dialogue), "turns": turns}
+
+
+def verdict(dialogue: Dialogue) -> str:
+    """Status, reward and what the checker says, in a line."""
+    found = [f"{dialogue.status} ({shortened(dialogue.reason)})" if dialogue.reason else str(dialogue.status)]
+    if dialogue.reward is not None:
+        found.append(f"reward {dialogue.reward:g}")
+    if dialogue.ok is not None:
+        found.append(f"checker: {'ok' if dialogue.ok else 'not ok'}")
+    if dialogue.ok is False and dialogue.target is not None:
+        found.append(f"it should have ended with {shortened(dialogue.target)!r}")
+    if dialogue.rounds:
+        found.append(f"sent back {dialogue.rounds} {'time' if dialogue.rounds == 1 else 'times'}")
+    found += [f"{name} {value:g}" for name, value in dialogue.metrics.items()]
+    return ", ".join(found)
+
+
+def shortened(text: str) -> str:
+    """A text of at most LONGEST characters, with how many more it had."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... and {len(text) - LONGEST:,} characters more"

@@ -1,0 +1,126 @@
+"""A page of dialogues shows numbers, the worst ones first, some of every kind, and no HTML that a model wrote."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from partita.report.transcript_page import LONGEST, choose, kind_of, page
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.report import outcomes_of
+
+
+class Page(HTMLParser):
+    """Tags, links and texts of a page; tags have to be closed in their order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str | None] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(data)
+
+
+def had(key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any) -> Dialogue:
+    found = Dialogue(key, key, {}, 1)
+    found.hear([{"role": "user", "content": "how many?"}], gold=gold)
+    found.say(answer, (1,))
+    found.end(status, rest.pop("reason", None))
+    for name, value in rest.items():
+        setattr(found, name, value)
+    return found
+
+
+def shown(**dialogues: list[Dialogue]) -> Page:
+    outcomes = {history: outcomes_of(found, repeats=1) for history, found in dialogues.items()}
+    return Page(page(outcomes, dialogues, title="Dialogues of waiter"))
+
+
+def test_answers_stand_beside_right_ones_and_both_histories_side_by_side() -> None:
+    found = shown(gold=[had("a"), had("b")], predicted=[had("a"), had("b", answer="three")])
+
+    assert "right answer: two" in found.texts
+    assert found.texts.count("right") == 3
+    assert found.texts.count("model") == 4
+    row = found.texts.index("exact_turns")
+    assert found.texts[row + 1 : row + 3] == ["1.0000", "0.5000"]
+    assert "exact_turns: 1.0000 with gold history, 0.5000 with its own: -0.5000." in found.texts
+
+
+def test_one_history_has_no_difference() -> None:
+    assert not any("with gold history" in text for text in shown(predicted=[had("a")]).texts)
+
+
+def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
+    found = shown(
+        predicted=[
+            had("right"),
+            had("unknown", gold=None),
+            had("wrong", answer="three", ok=False, target="two", rounds=1, metrics={"slots": 0.5}),
+            had("long", status="truncated", reason="turns", reward=0.25),
+            had("broken", status="failed", reason="environment: OSError: the desk is closed"),
+        ]
+    )
+    lines = [text for text in found.texts if re.match(r"(right|unknown|wrong|long|broken): ", text)]
+
+    assert lines == [
+        "broken: failed (environment: OSError: the desk is closed)",
+        "long: truncated (turns), reward 0.25",
+        "wrong: done, checker: not ok, it should have ended with 'two', sent back 1 time, slots 0.5",
+        "unknown: done",
+        "right: done",
+    ]
+
+
+def test_what_was_said_is_text_and_never_a_tag() -> None:
+    bad = '</td><script src="http://x">alert(1)</script><img src=x onerror=1>'
+    one = had(bad, answer=bad, gold=bad + "!", ok=False, target=bad, metrics={bad: 1.0})
+    broken = had("b", status="failed", reason=f"environment: {bad}")
+    found = shown(predicted=[one, broken])
+
+    assert not {"script", "img", "link", "iframe"} & set(found.tags)
+    assert found.links == []
+    assert sum(bad in text for text in found.texts) >= 4
+
+
+def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
+    kinds = {
+        "failed": [had(f"f{number}", status="failed", reason="model: no") for number in range(3)],
+        "without success": [had(f"w{number}", answer="three") for number in range(40)],
+        "success": [had(f"s{number}") for number in range(900)],
+    }
+    dialogues = [dialogue for found in kinds.values() for dialogue in found]
+    chosen = choose(dialogues, most=100)
+
+    assert [kind_of(dialogue) for dialogue in chosen] == [
+        *["failed"] * 3,
+        *["without success"] * 40,
+        *["success"] * 57,
+    ]
+    found = shown(predicted=dialogues)
+    assert found.tags.count("details") == 200
+    assert any("743 of them are not on this page; all are in predicted.jsonl." in text for text in found.texts)
+
+
+def test_messages_and_dialogues_are_cut_where_nobody_would_read_on() -> None:
+    long = had("a", answer="x" * (LONGEST + 7))
+    long.hear([{"role": "user", "content": "and?"}] * 150)
+    found = shown(predicted=[long])
+
+    assert f"{'x' * LONGEST} ... and 7 characters more" in found.texts
+    assert "52 more messages" in found.texts
