@@ -35,6 +35,7 @@ from partita.on_ray import (
     fleet_capacity,
     is_on_ray,
     refuse_on_ray,
+    simulate_on_ray,
     train_on_ray,
 )
 from partita.plain_prompts import plain_requests
@@ -329,7 +330,16 @@ class Model:
         refuse_bag(self.config, what=bag_verbs.SIMULATE)
         section_of(self.config)
         refuse_served(self.config, what=SIMULATE)
-        refuse_on_ray(self.config, verb="simulate")
+        if not is_on_ray(self.config):
+            return self.simulate_here(output, batch_size=batch_size, fresh=fresh)
+        self.use_finished_run()
+        folder = Path(output) if output is not None else self.kept / "transcripts"
+        return simulate_on_ray(self, folder=folder, batch_size=batch_size, fresh=fresh)
+
+    def simulate_here(
+        self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
+    ) -> SimulationReport:
+        """`simulate` in this process and those that it was started with, whatever the backend."""
         assembly = self.ready()
         report, used = simulate(
             assembly,

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,9 @@ from partita.inference.fleet.messages import ModelOrder
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import ShowProgress
 from partita.runs.files import writing
+from partita.simulation.report import SimulationReport
+from partita.simulation.run import section_of
+from partita.simulation.transcripts import forget
 from partita.tuning.run import asked_prompts, most_learned
 from partita_schema.backend import RayBackend
 from partita_schema.config import Config
@@ -45,7 +48,6 @@ INSTEAD = {
     "train with trainer: {type: none}": "evaluate scores rows with the workers",
     "tune": "the workers find their sizes themselves; remove backend for those of this process",
     "generate": "remove backend for a few texts, or predict a data set",
-    "simulate": "remove backend: dialogues are had in one process",
     "save": "remove backend: this process does not hold the model",
 }
 """By verb, what to do."""
@@ -64,46 +66,96 @@ def refuse_on_ray(config: Config, *, verb: str) -> None:
 
 def train_on_ray(model: "Model", dataset: Any, *, folder: Path) -> TrainResult:
     """Train in ranks that Ray starts, each of which calls `train_here` with the folder of the run."""
-    config = model.config
-    backend = config.backend
-    if not isinstance(backend, RayBackend):
-        raise AssertionError("only a file with backend: {type: ray} is trained on Ray")
-    if config.trainer.type == "none":
-        refuse_on_ray(config, verb="train with trainer: {type: none}")
+    if model.config.trainer.type == "none":
+        refuse_on_ray(model.config, verb="train with trainer: {type: none}")
+    check_is_alone()
+    with seen_by_all(folder) as mark:
+        work = partial(train_as_rank, model.sent(), dataset, folder=folder.resolve(), mark=mark, start=Path.cwd())
+        result: TrainResult = done_by_ranks(work, model, storage=mark)
+    return replace(result, run=folder)
+
+
+def simulate_on_ray(model: "Model", *, folder: Path, batch_size: int | None, fresh: bool) -> SimulationReport:
+    """Have dialogues in ranks that Ray starts, each of which calls `simulate_here` with the folder of transcripts."""
+    check_is_alone()
+    if fresh:  # by this process: ranks that are started again go on
+        for history in section_of(model.config).history:
+            forget(folder, history)
+    with seen_by_all(folder) as mark:
+        work = partial(
+            simulate_as_rank,
+            model.sent(),
+            run=model.run.resolve() if model.run is not None else None,
+            folder=folder.resolve(),
+            mark=mark,
+            start=Path.cwd(),
+            batch_size=batch_size,
+        )
+        report: SimulationReport = done_by_ranks(work, model, storage=mark, again="and go on with what is left")
+    return replace(report, folder=str(folder))
+
+
+def check_is_alone() -> None:
+    """Raises PartitaError where this is one of several processes that were started."""
     if own_place().ranks > 1:
         raise PartitaError(
             f"backend: {{type: ray}} starts the processes itself, and here are {own_place().ranks}; start the command "
             "by itself, or remove backend"
         )
-    with seen_by_all(folder) as mark:
-        ranks = RayRanks(
-            backend,
-            partial(train_as_rank, model.sent(), dataset, folder=folder.resolve(), mark=mark, start=Path.cwd()),
-            device=config.model_parameters.device,
-            threads=os.environ.get("OMP_NUM_THREADS", ""),
-            quiet=model.quiet,
-            storage=mark,
-        )
-        result: TrainResult = follow(
-            ranks,
-            workers=ranks.workers,
-            max_failures=backend.max_failures,
-            timeout_seconds=backend.timeout_seconds,
-            quiet=model.quiet,
-        )
-    return replace(result, run=folder)
+
+
+def done_by_ranks(
+    work: Callable[[], Any], model: "Model", *, storage: Path, again: str = "at the newest checkpoint"
+) -> Any:
+    """What rank 0 comes to of those that Ray starts, each of which does the `work`.
+
+    `storage` is a folder for Ray's own files. Where one is gone all start `again`, as that says.
+    """
+    backend = model.config.backend
+    if not isinstance(backend, RayBackend):
+        raise AssertionError("only a file with backend: {type: ray} has ranks on Ray")
+    ranks = RayRanks(
+        backend,
+        work,
+        device=model.config.model_parameters.device,
+        threads=os.environ.get("OMP_NUM_THREADS", ""),
+        quiet=model.quiet,
+        storage=storage,
+    )
+    return follow(
+        ranks,
+        workers=ranks.workers,
+        max_failures=backend.max_failures,
+        timeout_seconds=backend.timeout_seconds,
+        quiet=model.quiet,
+        again=again,
+    )
 
 
 def train_as_rank(model: "Model", dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
     """What a rank does: `train_here`, where the command was started. Raises PartitaError where it has other files."""
+    begin_where_started(start, folder=folder, mark=mark, option="--run")
+    return model.train_here(dataset, folder)
+
+
+def simulate_as_rank(
+    model: "Model", *, run: Path | None, folder: Path, mark: Path, start: Path, batch_size: int | None
+) -> SimulationReport:
+    """What a rank does: `simulate_here` with the model of a run. Raises PartitaError where it has other files."""
+    begin_where_started(start, folder=folder, mark=mark, option="--output")
+    model.run = run
+    return model.simulate_here(folder, batch_size=batch_size)
+
+
+def begin_where_started(start: Path, *, folder: Path, mark: Path, option: str) -> None:
+    """Go where the command was started. Raises PartitaError where its folder, with a `mark` in it, is another here."""
     if not mark.is_dir():
         raise PartitaError(
-            f"the folder of the run, {folder}, is another one on {own_place().node}: name one with --run that all "
+            f"the folder of the run, {folder}, is another one on {own_place().node}: name one with {option} that all "
             "machines of the cluster see under this name"
         )
     if start.is_dir():
         os.chdir(start)
-    return model.train_here(dataset, folder)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import yaml
 
 from partita import Model, PartitaError
+from partita.distributed.group import Group
 from partita.lm.huggingface import HuggingFaceModel
 
 Settings = dict[str, Any]
@@ -79,9 +81,21 @@ def tune(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def simulate(settings: Settings, output: str) -> dict[str, Any]:
-    """Have dialogues, with their transcripts in a folder; what each rank is told of them goes to a file."""
+    """Have dialogues, with their transcripts in a folder.
+
+    What each rank is told of them goes to a file, and how often it has met the others, by what about.
+    """
+    meetings: Counter[str] = Counter()
+    gather = Group.gather
+
+    def counted(self: Group, mine: Any, about: str) -> list[Any]:
+        meetings[about] += 1
+        return gather(self, mine, about)
+
+    Group.gather = counted  # type: ignore[method-assign,assignment]
     report = Model(Path("run.yaml"), quiet=True).simulate(output)
-    Path(f"report-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report.record()), encoding="utf8")
+    told = {"report": report.record(), "meetings": meetings}
+    Path(f"told-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told), encoding="utf8")
     return report.record()
 
 

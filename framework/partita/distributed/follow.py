@@ -70,12 +70,23 @@ class Attempt:
         return f"{' and '.join(names) or 'a worker'} {'are' if len(names) > 1 else 'is'} gone"
 
 
-def follow(ranks: Ranks, *, workers: int, max_failures: int, timeout_seconds: float, quiet: bool) -> Any:
+def follow(
+    ranks: Ranks,
+    *,
+    workers: int,
+    max_failures: int,
+    timeout_seconds: float,
+    quiet: bool,
+    again: str = "at the newest checkpoint",
+) -> Any:
     """What rank 0 has made. Raises what a rank has ended with; TrainingError where ranks die too often.
 
-    Ctrl-C and SIGTERM stop the ranks behind their step; a second one ends them at once.
+    Where one is gone all start `again`, as that says. Ctrl-C and SIGTERM stop the ranks behind their step; a second one
+    ends them at once.
     """
-    follower = Follower(ranks, workers, max_failures=max_failures, timeout_seconds=timeout_seconds, quiet=quiet)
+    follower = Follower(
+        ranks, workers, max_failures=max_failures, timeout_seconds=timeout_seconds, quiet=quiet, again=again
+    )
     stopping = False
     try:
         with interruption("stopping after this step") as asked, follower.displays:
@@ -95,9 +106,11 @@ def follow(ranks: Ranks, *, workers: int, max_failures: int, timeout_seconds: fl
 class Follower:
     """The process that people look at."""
 
-    def __init__(self, ranks: Ranks, workers: int, *, max_failures: int, timeout_seconds: float, quiet: bool) -> None:
+    def __init__(
+        self, ranks: Ranks, workers: int, *, max_failures: int, timeout_seconds: float, quiet: bool, again: str
+    ) -> None:
         self.ranks, self.workers, self.max_failures = ranks, workers, max_failures
-        self.timeout, self.quiet = timeout_seconds, quiet
+        self.timeout, self.quiet, self.again = timeout_seconds, quiet, again
         self.attempt = Attempt()
         self.given_up: set[str] = set()
         self.deaths = 0
@@ -161,8 +174,8 @@ class Follower:
         self.attempt = Attempt()
         self.deaths += 1
         if self.deaths <= self.max_failures:
-            told = (self.last_gone, self.deaths, self.max_failures)
-            logger.warning("%s; all start again at the newest checkpoint (%d of %d times)", *told)
+            told = (self.last_gone, self.again, self.deaths, self.max_failures)
+            logger.warning("%s; all start again %s (%d of %d times)", *told)
 
     def check_end(self) -> None:
         """Raises TrainingError where it ended before its ranks were done."""

@@ -116,21 +116,22 @@ def have(
     with (
         interruption("ending the answers that were begun") as asked,
         progress(len(dialogues), name, completed=len(had)) as display,
-        together(team, "the dialogues"),
-        stopping_all(standing),
     ):
-        rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
-        begun = (owed[place] for place in claimed(claims))
-        too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
-        if asked.asked or too_many:
-            standing.stop()
+        with together(team, "the dialogues"), stopping_all(standing):
+            rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
+            begun = (owed[place] for place in claimed(claims))
+            shown, too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
+            if asked.asked or too_many:
+                standing.stop()
+        ending = Ending(asked.asked, too_many, transcripts.last_failure)
+        if team.rank > 0:
+            transcripts.close()  # rank 0 takes over what is there
+        endings = team.gather(ending, "the end of the dialogues")
+        if standing.ended > shown:
+            display.advance(standing.ended - shown)
     if rollout.turns.anew:
         anew = f"{rollout.turns.anew:,}"
         logger.info("%s prompts were encoded anew: the template writes earlier turns in one piece", anew)
-    ending = Ending(asked.asked, too_many, transcripts.last_failure)
-    if team.rank > 0:
-        transcripts.close()  # rank 0 takes over what is there
-    endings = team.gather(ending, "the end of the dialogues")
     check_end(endings, standing, wanted=len(dialogues), limits=limits, folder=transcripts.path.parent, team=team)
 
 
@@ -142,8 +143,11 @@ def keep(
     standing: Standing,
     display: Progress,
     limits: Limits,
-) -> bool:
-    """Keep dialogues as they end; True as soon as so many have failed that the simulation is to end."""
+) -> tuple[int, bool]:
+    """Keep dialogues as they end, up to where so many have failed that the simulation is to end.
+
+    How many the display has shown, of all processes, and whether so many have failed.
+    """
     started, shown = time.perf_counter(), standing.before[0]
     for dialogue in rollout.have(dialogues):
         transcripts.add(dialogue)
@@ -152,8 +156,8 @@ def keep(
         display.advance(ended - shown, live=len(rollout.live), failed=failed, turns_per_second=rate)
         shown = ended
         if ended >= FIRST and failed > limits.fail_fraction * ended:
-            return True
-    return False
+            return shown, True
+    return shown, False
 
 
 @contextmanager

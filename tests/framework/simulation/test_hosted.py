@@ -1,5 +1,8 @@
 """Environments in processes of their own: whatever one does, its dialogue alone fails, and no process is left."""
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -93,6 +96,29 @@ def test_what_befalls_an_environment_is_told(tmp_path: Path, number: int, reason
         assert str(error.value) == reason
         environment.close()
         assert gone(noted(tmp_path)), "with all that it has started"
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from partita.simulation.hosted import Hosts
+
+options = {"misbehaves": True, "pids": sys.argv[2]}
+hosts = Hosts("worlds_of_tests:Deadly", options, folder=Path(sys.argv[1]), step_seconds=60).__enter__()
+idle, hanging = hosts.make(), hosts.make()
+hanging.reset(seed=1, task={"number": 23})
+(Path(sys.argv[2]) / str(hosts.server.pid)).touch()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+hanging.step("red")
+"""
+
+
+def test_nothing_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(FOLDER), str(tmp_path)], check=False)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert len(noted(tmp_path)) == 3
+    assert gone(noted(tmp_path))
 
 
 def test_an_environment_that_cannot_be_made_says_why() -> None:

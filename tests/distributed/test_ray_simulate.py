@@ -1,0 +1,84 @@
+"""Dialogues that ranks of Ray's have: the same transcripts as of one process, also where one of them dies."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from partita import Model
+
+from .moments import when
+from .test_simulation_ranks import settings, straight
+
+__all__ = ["straight"]
+
+pytestmark = [pytest.mark.distributed, pytest.mark.faults]
+
+SLOW = {
+    "type": "environment",
+    "environment": "worlds_of_tests:Echo",
+    "options": {"pause": 0.1},
+    "isolation": "process",
+}
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A Ray on this machine."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    os.environ |= {"RAY_worker_niceness": "0"}  # else whatever runs beside these tests comes first
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
+    terminate = signal.getsignal(signal.SIGTERM)
+    ray.init(
+        num_cpus=8, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False, logging_level="ERROR"
+    )
+    signal.signal(signal.SIGTERM, terminate)
+    yield ray
+    ray.shutdown()
+
+
+def had(output: Path) -> int:
+    """Dialogues that ranks have kept, and a line for each of their files."""
+    return sum(path.read_bytes().count(b"\n") for path in output.glob(".*.jsonl"))
+
+
+def kill_worker() -> None:
+    """Kill one of Ray's workers, by SIGKILL."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith("ray::RayTrainW"):
+                process.kill()
+                return
+
+
+def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
+    ray: Any,
+    straight: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shutil.copytree(straight[0], tmp_path / "job", ignore=shutil.ignore_patterns("out"))
+    monkeypatch.chdir(tmp_path / "job")
+    file = settings(world=SLOW) | {"backend": {"type": "ray", "workers": 2}}
+    Path("run.yaml").write_text(json.dumps(file), encoding="utf8")
+    out = Path("out")
+
+    killed = when(lambda: had(out) >= 15, kill_worker)
+    report = Model("run.yaml").simulate(out)
+    killed.join()
+
+    assert "is gone; all start again and go on with what is left (1 of 3 times)" in caplog.text
+    assert json.loads(json.dumps(report.record())) == straight[1]
+    for name in ("gold.jsonl", "predicted.jsonl"):
+        assert (out / name).read_bytes() == (straight[0] / "out" / name).read_bytes()
+    keys = [json.loads(line)["dialogue"] for line in (out / ".gold.jsonl").read_text("utf8").splitlines()[1:]]
+    assert len(keys) == len(set(keys)) == 60, "none is had twice"
+    assert {path.name for path in out.iterdir()} == {"gold.jsonl", "predicted.jsonl", ".gold.jsonl", ".predicted.jsonl"}

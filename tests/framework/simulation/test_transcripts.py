@@ -1,0 +1,69 @@
+"""Files that dialogues are kept in: what ranks have left is taken over once, and nobody else's."""
+
+from pathlib import Path
+
+import pytest
+
+from partita import ResumeError
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.transcripts import Transcripts, forget, open_transcripts
+
+DECIDED = {"model": "a"}
+
+
+def dialogue(number: int, status: str = "done") -> Dialogue:
+    found = Dialogue(f"task-{number}", f"task-{number}", {}, number)
+    found.end("failed" if status == "failed" else "done", "environment: no" if status == "failed" else None)
+    return found
+
+
+def keep(folder: Path, *numbers: int, rank: int, decided_by: dict[str, str] = DECIDED) -> Path:
+    with Transcripts(folder, "gold", decided_by=decided_by, rank=rank) as transcripts:
+        for number in numbers:
+            transcripts.add(dialogue(number))
+    return transcripts.growing
+
+
+def test_what_ranks_have_left_is_taken_over_once(tmp_path: Path) -> None:
+    keep(tmp_path, 0, 1, rank=0)
+    torn = keep(tmp_path, 1, 5, 6, rank=3)
+    torn.write_bytes(torn.read_bytes()[:-10])
+    keep(tmp_path, 7, rank=1, decided_by={"model": "another"})
+
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        assert sorted(transcripts.done) == ["task-0", "task-1", "task-5"]
+    assert [path.name for path in tmp_path.iterdir()] == [".gold.jsonl"]
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        assert sorted(transcripts.done) == ["task-0", "task-1", "task-5"]
+        assert transcripts.last_failure is None
+        transcripts.add(dialogue(8, "failed"))
+        assert transcripts.last_failure == "environment: no"
+
+
+def test_what_a_rank_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:
+    keep(tmp_path, 0, rank=0)
+    with Transcripts(tmp_path, "gold", decided_by=DECIDED, rank=2) as other:
+        other.add(dialogue(1))
+        with (
+            pytest.raises(ResumeError, match="is in use by another process"),
+            open_transcripts(tmp_path, "gold", decided_by=DECIDED),
+        ):
+            pass
+    assert other.growing.exists()
+
+
+def test_what_is_forgotten_was_not_had(tmp_path: Path) -> None:
+    keep(tmp_path, 0, rank=0)
+    keep(tmp_path, 1, rank=1)
+    forget(tmp_path, "gold")
+    assert not list(tmp_path.iterdir())
+
+    keep(tmp_path, 0, rank=0)
+    keep(tmp_path, 1, rank=1)
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED, fresh=True) as transcripts:
+        assert not transcripts.done
+        transcripts.add(dialogue(2))
+        keep(tmp_path, 3, rank=1)
+        found = transcripts.finish(["task-2", "task-3"])
+    assert [one.key for one in found] == ["task-2", "task-3"]
+    assert (tmp_path / "gold.jsonl").read_bytes().count(b"\n") == 2
