@@ -102,9 +102,11 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from partita.simulation.hosted import Hosts
+from partita_schema.simulation import EnvironmentWorld
 
 options = {"misbehaves": True, "pids": sys.argv[2]}
-hosts = Hosts("worlds_of_tests:Deadly", options, folder=Path(sys.argv[1]), step_seconds=60).__enter__()
+world = EnvironmentWorld(type="environment", environment="worlds_of_tests:Deadly", options=options)
+hosts = Hosts(world, folder=Path(sys.argv[1]), step_seconds=60).__enter__()
 idle, hanging = hosts.make(), hosts.make()
 hanging.reset(seed=1, task={"number": 23})
 (Path(sys.argv[2]) / str(hosts.server.pid)).touch()
@@ -126,3 +128,16 @@ def test_an_environment_that_cannot_be_made_says_why() -> None:
         made.check()
     with hosts("Nobody") as made, pytest.raises(HostedError, match="its process has ended"):
         made.check()
+
+
+@pytest.mark.parametrize(("name", "interface", "said"), [("Guess", "gymnasium", "guess"), ("Shop", "tools", "please")])
+def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: str, interface: Any, said: str) -> None:
+    world = EnvironmentWorld(
+        type="environment", environment=f"programs_of_tests:{name}", interface=interface, isolation="process"
+    )
+    with Hosts(world, folder=FOLDER, step_seconds=20.0) as found:
+        environment = found.make()
+        messages, _ = environment.reset(seed=1, task={"number": 1})
+        environment.close()
+
+    assert said in messages[-1]["content"]
