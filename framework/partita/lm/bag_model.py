@@ -195,7 +195,7 @@ class BagLanguageModel:
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> AnsweringSlots:
         """Slots that are free again as soon as a prompt is read."""
-        return BagSlots(self, options)
+        return BagSlots(self, options, prefix=len(prefix))
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -237,8 +237,9 @@ class BagSlots:
 
     live: Sequence[Any] = ()
 
-    def __init__(self, lm: BagLanguageModel, options: GenerationOptions) -> None:
-        self.lm, self.options = lm, options
+    def __init__(self, lm: BagLanguageModel, options: GenerationOptions, *, prefix: int) -> None:
+        """All prompts begin with so many tokens alike."""
+        self.lm, self.options, self.prefix = lm, options, prefix
 
     def readable(self, tokens: int, most: int) -> int:
         """All that there is room for."""
@@ -258,8 +259,8 @@ class BagSlots:
         return []
 
     def unread(self, request: SlotRequest) -> int:
-        """All of a prompt."""
-        return len(request.input_ids)
+        """Tokens of a prompt behind the prefix, for no row keeps any."""
+        return len(request.input_ids) - self.prefix
 
     def forget(self, row: int) -> None:
         """No row keeps anything."""
