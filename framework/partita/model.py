@@ -38,6 +38,7 @@ from partita.on_ray import (
     simulate_on_ray,
     train_on_ray,
 )
+from partita.other_models import other_models
 from partita.plain_prompts import plain_requests
 from partita.rounds import Rounds, check_rounds, rounds_of
 from partita.runs.directory import RunDirectory, open_run_of_team
@@ -48,6 +49,7 @@ from partita.saving import upload, write_card
 from partita.served import SAVE, SIMULATE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
 from partita.simulation.report import SimulationReport
 from partita.simulation.run import section_of, simulate
+from partita.simulation.seating import SeatModel
 from partita.training import (
     check_same_rows,
     check_shared,
@@ -213,6 +215,7 @@ class Model:
             seed=self.sampling_seed,
             data=data,
             open_run=self.open_run,
+            others=self.others,
         ).train()
 
     def predict(
@@ -347,6 +350,7 @@ class Model:
             sizing=self.sizing,
             seed=self.sampling_seed,
             model=model_fingerprint(assembly, config=self.config, result=self.result),
+            others=self.others(),
             batch_size=batch_size,
             fresh=fresh,
             progress=self.progress,
@@ -472,6 +476,15 @@ class Model:
         return upload(name, private=private, write=lambda folder: self.write(folder, origin=None))
 
     # What the verbs share
+
+    def others(self) -> dict[str, SeatModel]:
+        """Other models that speak in a simulation, by seat."""
+        return {name: model.speaking() for name, model in other_models(self).items()}
+
+    def speaking(self) -> SeatModel:
+        """This model for a seat of a simulation."""
+        assembly = self.ready()
+        return SeatModel(assembly, self.sizing, model_fingerprint(assembly, config=self.config, result=self.result))
 
     def sent(self) -> "Model":
         """This model for another process: the file, with paths that start where they do here, and nothing in memory."""

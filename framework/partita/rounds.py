@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, write_atomically
 from partita.simulation.dialogue import derived_seed
 from partita.simulation.run import section_of, simulate
+from partita.simulation.seating import SeatModel
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import Sizing
 from partita_schema.config import Config
@@ -73,6 +74,8 @@ class Rounds:
     data: RunData
     """The rows of the file."""
     open_run: OpenRun
+    others: Callable[[], Mapping[str, SeatModel]]
+    """Loads other models that speak in the dialogues, by seat."""
 
     def train(self) -> TrainResult:
         """All rounds that are missing; the last weights are the run's in the end."""
@@ -139,6 +142,7 @@ class Rounds:
             sizing=Sizing(assembly, cache=Cache.of_user(), team=self.team),
             seed=derived_seed(self.seed, "round", str(number)),
             model=model_fingerprint(assembly, config=config, result=self.weights(number - 1)),
+            others=self.others(),
             batch_size=None,
             fresh=False,
             progress=self.directory.progress,

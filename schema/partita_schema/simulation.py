@@ -1,4 +1,4 @@
-"""Dialogues that the model has with a program, or with the questions of a data set: `simulation`."""
+"""Dialogues that the model has: `simulation`."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
 from partita_schema.rounds import RoundTasks, TrainOn
+from partita_schema.seats import ContextPolicy, Seats, SelfPlayWorld, UserSimWorld, refused_seats
 from partita_schema.target import check_part
 
 History = Literal["predicted", "gold"]
@@ -48,7 +49,7 @@ class ReplayWorld(Base):
     """Dialogues of a data set, with the model's answers in place of those that it holds."""
 
 
-World = Annotated[EnvironmentWorld | ReplayWorld, Field(discriminator="type")]
+World = Annotated[EnvironmentWorld | ReplayWorld | UserSimWorld | SelfPlayWorld, Field(discriminator="type")]
 
 
 class Tasks(Base):
@@ -93,9 +94,11 @@ class Simulation(Base):
     """Dialogues that the model has, several turns long, with metrics and transcripts of them."""
 
     world: World
-    """Who the model talks to."""
+    """How a dialogue goes."""
     tasks: Tasks = Tasks()
     """What about."""
+    seats: Seats = Seats()
+    """Who speaks."""
     repeats: Count = 1
     """Dialogues about each task, with other seeds. Above 1, pass@k and pass^k are told."""
     history: Annotated[tuple[History, ...], BeforeValidator(one_or_several), Field(min_length=1)] = ("predicted",)
@@ -106,6 +109,8 @@ class Simulation(Base):
     max_dialogue_tokens: Count | None = None
     """Tokens of a prompt and its answer; a dialogue that needs more is truncated. Default: the model's context, or
     2048 where it has none."""
+    context: ContextPolicy = ContextPolicy()
+    """What a model sees of a dialogue that needs more."""
     checker: Checker | None = None
     """Looks at each dialogue at its end."""
     limits: Limits = Limits()
@@ -123,7 +128,7 @@ class Simulation(Base):
     def tasks_fit_the_world(self) -> "Simulation":
         if isinstance(self.world, ReplayWorld) and self.tasks.count is not None:
             raise broken("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
-        if isinstance(self.world, EnvironmentWorld) and self.tasks == Tasks():
+        if not isinstance(self.world, ReplayWorld) and self.tasks == Tasks():
             raise broken("write tasks: {count: 100}, or a source of tasks", at="tasks")
         return self
 
@@ -137,6 +142,12 @@ class Simulation(Base):
                 "replay takes dialogues of a data set; write source, or nothing for those of data.source",
                 at="train_on.tasks.count",
             )
-        if isinstance(self.world, EnvironmentWorld) and tasks == RoundTasks():
+        if not isinstance(self.world, ReplayWorld) and tasks == RoundTasks():
             raise broken("write tasks: {count: 600}, or a source of tasks", at="train_on.tasks")
+        return self
+
+    @model_validator(mode="after")
+    def seats_fit_the_world(self) -> "Simulation":
+        for key, message in refused_seats(self):
+            raise broken(message, at=key)
         return self

@@ -146,3 +146,96 @@ def test_transcripts_are_a_source() -> None:
     source = {"type": "simulation", "path": "runs/desk/transcripts/predicted.jsonl", "select": "all"}
 
     assert load_config(ROUNDS | {"data": {"source": source}}).config.data.source.target == "last_agent_turn"  # type: ignore[union-attr]
+
+
+TALK = {"type": "user_sim"}
+USER = {"type": "model", "prompt": "You want {order}."}
+
+
+def test_a_seat_may_be_a_word() -> None:
+    seats = {"agent": "model", "user": "environment"}
+    config = load_config(FILE | {"simulation": FILE["simulation"] | {"seats": seats}}).config
+    assert config.simulation is not None
+    assert config.simulation.seats.agent.is_own
+    assert config.simulation.seats.user is not None
+    assert config.simulation.seats.user.type == "environment"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"seats": {"user": "modle"}},
+            "seats.user: got 'modle'; write model, gold, environment, or a mapping with type: model or scripted",
+        ),
+        (
+            {"seats": {"user": USER | {"run": "runs/a", "base_model": "b"}}},
+            "seats.user.base_model: run and base_model each name a model; keep one",
+        ),
+        (
+            {"seats": {"user": {"type": "scripted"}}},
+            "seats.user.lines: the seat says nothing; write either lines: [...] or program: module:Class",
+        ),
+        (
+            {"seats": {"user": {"type": "scripted", "lines": ["hi"], "program": "a:B"}}},
+            "seats.user.lines: the seat is said twice; write either lines: [...] or program: module:Class",
+        ),
+        (
+            {"seats": {"user": {"type": "scripted", "lines": ["hi"], "options": {"a": 1}}}},
+            "seats.user.options: options are for a program; remove them",
+        ),
+        (
+            {"seats": {"user": USER | {"prompt": "{a.b}"}}},
+            "seats.user.prompt: {a.b} is no plain column name; write {column}, and {{ and }} for braces",
+        ),
+        (
+            {"seats": {"agent": {"type": "model", "run": "runs/a"}, "user": USER}},
+            "seats.agent: the agent is the model of the file; name the other model in another seat, or as base_model",
+        ),
+        (
+            {"world": WORLD, "seats": {"agent": {"type": "model", "prompt": "hi"}}},
+            "seats.agent.prompt: is for user_sim and self_play; write prompt.system, outside of simulation",
+        ),
+        (
+            {"world": WORLD, "seats": {"user": USER}},
+            "seats.user: in world environment it is environment; write world: {type: user_sim} for another",
+        ),
+        (
+            {"world": {"type": "replay"}, "tasks": {"source": "a.jsonl"}, "seats": {"user": "environment"}},
+            "seats.user: in world replay it is gold; write world: {type: user_sim} for another",
+        ),
+        (
+            {"world": WORLD, "seats": {"partner": "model"}},
+            "seats.partner: is a seat of self_play; write user, or world: {type: self_play}",
+        ),
+        ({"seats": {"user": USER, "partner": "model"}}, "seats.partner: is no seat of user_sim; write user"),
+        (
+            {},
+            "seats: nobody plays the user; write seats: {user: {type: model, prompt: ...}}, or scripted lines",
+        ),
+        (
+            {"seats": {"user": "environment"}},
+            "seats.user: user_sim has no environment; write model, scripted or gold",
+        ),
+        ({"seats": {"user": "gold"}}, "tasks: seats.user: gold needs dialogues; write tasks: {source: FILE}"),
+        (
+            {"seats": {"user": "model"}},
+            "seats.user: the model of user has nothing to begin from; write prompt in seats.user, or first in world",
+        ),
+        (
+            {"world": {"type": "self_play"}},
+            "seats: the model of partner has nothing to begin from; write prompt in seats.partner, or first in world",
+        ),
+        (
+            {"seats": {"user": USER}, "history": ["gold", "predicted"]},
+            "history: nobody knows the right answers in user_sim; write predicted",
+        ),
+        ({"seats": {"user": USER}, "tasks": {}}, "tasks: write tasks: {count: 100}, or a source of tasks"),
+        (
+            {"seats": {"user": USER}, "context": {"keep": ["system"]}},
+            "context.keep: keep has no effect on policy: truncate; write policy: drop_oldest_turns",
+        ),
+    ],
+)
+def test_wrong_seats_are_told(changes: dict[str, Any], text: str) -> None:
+    assert told(simulation=FILE["simulation"] | {"world": TALK} | changes) == f"simulation.{text}"

@@ -8,6 +8,9 @@ from typing import Any, Literal
 Status = Literal["done", "truncated", "failed"]
 """done: it came to its end. truncated: it reached a limit. failed: something in it raised, and it has no reward."""
 
+AGENT = "agent"
+"""The seat of the model that a simulation is about."""
+
 
 @dataclass
 class Reply:
@@ -40,8 +43,12 @@ class Dialogue:
     shows_gold: bool = False
     """Whether the model sees the right answers of turns before, and not its own."""
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """All that was really said, in order: `role`, `content`, and `learned` where it was the model."""
+    """All that was really said, in order: `role`, `content`, the `seat` that said it, and `learned` where it was the
+    model. Roles are as the agent sees them: who talks to it is the user."""
     replies: list[Reply] = field(default_factory=list)
+    """Answers of the agent."""
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """What models in other seats said, as tokens, by its place among the messages."""
     gold: str | None = None
     """The right answer to what was said last, where it is known."""
     reward: float | None = None
@@ -58,17 +65,49 @@ class Dialogue:
     reason: str | None = None
     """Which limit, or what failed and how."""
 
-    def hear(self, messages: Iterable[Mapping[str, Any]], *, gold: str | None = None) -> None:
+    def hear(self, messages: Iterable[Mapping[str, Any]], *, seat: str = "user", gold: str | None = None) -> None:
         """Somebody else says something."""
-        self.messages += [{"role": message["role"], "content": message["content"]} for message in messages]
+        self.messages += [
+            {"role": message["role"], "content": message["content"], "seat": seat} for message in messages
+        ]
         self.gold = gold
+
+    def say_as(self, seat: str, text: str, tokens: tuple[int, ...] | None) -> None:
+        """Another seat speaks; a model in tokens."""
+        if tokens is not None:
+            self.tokens[len(self.messages)] = tokens
+        self.hear([{"role": "user", "content": text}], seat=seat)
 
     def say(self, text: str, tokens: tuple[int, ...]) -> None:
         """The model answers. Raises ValueError where the right answer is to be shown and not known."""
         if self.shows_gold and self.gold is None:
             raise ValueError("history: gold needs the right answer of each turn, in info['gold']")
         self.replies.append(Reply(len(self.messages), text, tokens, self.gold))
-        self.messages.append({"role": "assistant", "content": text, "learned": True})
+        self.messages.append({"role": "assistant", "content": text, "seat": AGENT, "learned": True})
+
+    @property
+    def last_tokens(self) -> tuple[int, ...]:
+        """Tokens of what a model said last."""
+        last = len(self.messages) - 1
+        return self.tokens[last] if last in self.tokens else self.replies[-1].tokens
+
+    def turns_of(self, seat: str) -> int:
+        """How often a seat has spoken."""
+        if seat == AGENT:
+            return len(self.replies)
+        return sum(message["seat"] == seat for message in self.messages)
+
+    def seen_by(self, seat: str) -> list[dict[str, Any]]:
+        """What a seat sees: to itself it is the assistant, and the agent is the user."""
+        if seat == AGENT:
+            return self.shown
+        return [
+            {"role": "assistant", "content": message["content"], "learned": True}
+            if message["seat"] == seat
+            else {"role": "user", "content": message["content"]}
+            for message in self.messages
+            if message["seat"] in (AGENT, seat)
+        ]
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -110,6 +149,7 @@ class Dialogue:
     def line(self) -> dict[str, Any]:
         """Its line in the transcripts, which reads as a row of `messages`."""
         answers = {reply.place: reply for reply in self.replies}
+        tokens = self.tokens | {place: reply.tokens for place, reply in answers.items()}
         return {
             "dialogue": self.key,
             "task": self.task_key,
@@ -122,8 +162,8 @@ class Dialogue:
             "metrics": self.metrics,
             "target": self.target,
             "messages": [
-                {"role": message["role"], "content": message["content"]}
-                | ({"tokens": list(answers[place].tokens)} if place in answers else {})
+                {"role": message["role"], "content": message["content"], "seat": message["seat"]}
+                | ({"tokens": list(tokens[place])} if place in tokens else {})
                 | ({"gold": answers[place].gold} if place in answers and answers[place].gold is not None else {})
                 for place, message in enumerate(self.messages)
             ],
@@ -140,8 +180,11 @@ def from_line(line: Mapping[str, Any]) -> Dialogue:
     """The dialogue of a line, with all that metrics look at."""
     found = Dialogue(line["dialogue"], line["task"], {}, line["seed"])
     for place, message in enumerate(line["messages"]):
-        found.messages.append({"role": message["role"], "content": message["content"]})
-        if "tokens" in message:
+        seat = message.get("seat", AGENT if "tokens" in message else "user")
+        found.messages.append({"role": message["role"], "content": message["content"], "seat": seat})
+        if "tokens" in message and seat != AGENT:
+            found.tokens[place] = tuple(message["tokens"])
+        elif "tokens" in message:
             found.replies.append(Reply(place, message["content"], tuple(message["tokens"]), message.get("gold")))
     found.reward, found.ok, found.rounds = line["reward"], line["ok"], line["rounds"]
     found.metrics, found.target = dict(line["metrics"]), line["target"]

@@ -1,8 +1,9 @@
-"""Many dialogues at the same time: all that wait for the model are answered in one batch, in its slots.
+"""Many dialogues at the same time: all that wait for a seat are answered together, by a model in its slots.
 
-Whenever a dialogue has been answered, its world goes on in a thread, while the model answers others. A dialogue that
-has ended leaves, and the next one takes its place. What it comes to follows from its seed and its own words: neither
-from those beside it, nor from their number or order.
+Whenever somebody has spoken in a dialogue, its world goes on in a thread, while others are answered. Seats get their
+turns one after the other, a step at a time, so that none waits for another one's answers to end. A dialogue that has
+ended leaves, and the next one takes its place. What it comes to follows from its seed and its own words: neither from
+those beside it, nor from their number or order.
 
 A world that raises, or takes too long, fails its own dialogue and no other. A thread that does not come back is left
 behind.
@@ -12,28 +13,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
-from partita.data.shaping.encoder import PromptExample
-from partita.inference.halving import Capacity
-from partita.inference.results import RowResult
-from partita.inference.slots import Work
-from partita.inference.static import requests_in_batches
-from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.contract import TooSlowError
-from partita.simulation.dialogue import Dialogue
-from partita.simulation.slots import DialogueSlots
-from partita.simulation.turns import Shown, TurnEncoder
+from partita.simulation.dialogue import AGENT, Dialogue
+from partita.simulation.seats import Seat
+from partita.simulation.speaking import ModelSpeaker, ProgramSpeaker, Speaker, Spoken, Voice
 from partita.simulation.worlds import Play, World, failure
 from partita_schema.simulation import Limits
 from partita_trainers.interrupt import never
-
-if TYPE_CHECKING:
-    from partita.lm.base import GenerativeModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +41,12 @@ class Live:
     dialogue: Dialogue
     play: Play
     lane: int
-    """Its row among those that the model answers."""
+    """Its place among those that go on."""
     started: float
-    shown: Shown = field(default_factory=Shown)
-    prompt: PromptExample | None = None
+    seat: str = AGENT
+    """Whose turn it is, or was last."""
     since: float | None = None
-    """When its world began to act; None while it is the model's turn, or waits for a thread."""
+    """When its world began to act; None while it is a seat's turn, or waits for a thread."""
     is_over: bool = False
 
 
@@ -64,36 +55,31 @@ class Rollout:
 
     def __init__(
         self,
-        lm: "GenerativeModel",
         world: World,
-        turns: TurnEncoder,
+        seats: Mapping[str, Voice | Callable[[], Seat]],
         *,
-        options: GenerationOptions,
-        capacity: Capacity,
-        room: int,
-        max_new_tokens: int,
+        lanes: int,
         seed: int,
         limits: Limits,
         stopping: Callable[[], bool] = never,
     ) -> None:
-        """`room` are the tokens of a prompt and its answer. Once it is `stopping`, what goes on is let go."""
-        self.lm, self.world, self.turns, self.options = lm, world, turns, options
-        self.capacity, self.room, self.max_new_tokens, self.seed = capacity, room, max_new_tokens, seed
-        self.limits, self.stopping = limits, stopping
-        lanes = capacity.rows
-        self.lengths, self.new_tokens = np.zeros(lanes, dtype=np.int64), np.zeros(lanes, dtype=np.int64)
+        """`seats` are models, or what makes a program. Once it is `stopping`, what goes on is let go."""
+        self.world, self.limits, self.stopping = world, limits, stopping
         self.free = list(reversed(range(lanes)))
         self.live: dict[int, Live] = {}
-        self.ready: list[Live] = []
-        """Those that wait to be answered."""
         self.ended: list[Dialogue] = []
         self.coming: Iterator[Dialogue] = iter(())
         self.all_begun = False
-        self.acting, self.acted = queue.SimpleQueue[Live | None](), queue.SimpleQueue[Live]()
+        self.acting, self.news = queue.SimpleQueue[Live | None](), queue.SimpleQueue[Live | None]()
         self.errors: dict[int, BaseException] = {}
-        self.run: DialogueSlots | None = None
-        self.answered = 0
-        """Answers of the model."""
+        self.speakers: dict[str, Speaker] = {
+            name: ModelSpeaker(name, seat, lanes=lanes, more=lambda: self.left, stopping=stopping)
+            if isinstance(seat, Voice)
+            else ProgramSpeaker(name, seat, seed=seed, seconds=limits.step_seconds, wake=lambda: self.news.put(None))
+            for name, seat in seats.items()
+        }
+        self.encoders = [seat.turns for seat in seats.values() if isinstance(seat, Voice)]
+        """What makes prompts."""
 
     def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
         """Those that have ended, as they end. Those that go on when it stops are not among them."""
@@ -102,86 +88,41 @@ class Rollout:
         for thread in threads:
             thread.start()
         try:
-            reason = self.lm.why_no_slots(self.options, tokens=self.room)
-            if reason is not None:
-                logger.info("dialogues are answered in batches, not in slots: %s", reason)
-            for results in self.in_batches() if reason is not None else self.in_slots():
-                for result in results:
-                    self.take_in(result)
-                yield from self.let_go()
+            with ExitStack() as stack:
+                for speaker in self.speakers.values():
+                    stack.enter_context(speaker.open())
+                while self.goes_on:
+                    self.advance()
+                    yield from self.let_go()
             yield from self.let_go()
         finally:
             for _ in threads:
                 self.acting.put(None)
-
-    def let_go(self) -> list[Dialogue]:
-        ended, self.ended = self.ended, []
-        return ended
-
-    # How the model answers
-
-    def in_slots(self) -> Iterator[list[RowResult]]:
-        """Answers as they come, from slots."""
-        work = Work(self.lengths, self.new_tokens, self.prompts, self.key)
-        self.run = DialogueSlots(
-            self.lm,
-            work,
-            self.options,
-            slots=self.capacity.rows,
-            seed=self.seed,
-            left=np.zeros(len(self.lengths), dtype=np.bool_),
-            limit=self.capacity.limit,
-            stopping=self.stopping,
-            source=self,
-        )
-        self.run.room = self.room
-        yield from self.run.steps()
-
-    def in_batches(self) -> Iterator[list[RowResult]]:
-        """Answers by batches of all that wait, where the model cannot answer in slots."""
-        while self.left and not self.stopping():
-            rows = self.take(len(self.lengths))
-            asked = [
-                GenerationRequest(ids, int(self.new_tokens[row]))
-                for row, ids in zip(rows, self.prompts(rows), strict=True)
-            ]
-            found = requests_in_batches(self.lm, asked, options=self.options, capacity=self.capacity, seed=self.seed)
-            yield [RowResult(row, generated, None) for row, generated in zip(rows, found, strict=True)]
-
-    def prompts(self, rows: Sequence[int]) -> list[list[int]]:
-        """Tokens of the prompts of lanes."""
-        return [list(self.prompt_of(row).input_ids) for row in rows]
-
-    def prompt_of(self, row: int) -> PromptExample:
-        prompt = self.live[row].prompt
-        assert prompt is not None, "its turn has come"
-        return prompt
-
-    def key(self, row: int) -> bytes:
-        """What random numbers of an answer follow from: the dialogue and its turn."""
-        dialogue = self.live[row].dialogue
-        return f"{dialogue.key}\0{len(dialogue.replies)}".encode()
-
-    # Where the model's rows come from: a RowSource
 
     @property
     def left(self) -> bool:
         """Whether a dialogue goes on, or is to begin."""
         return bool(self.live) or not self.all_begun
 
-    def take(self, wanted: int) -> Sequence[int]:
-        """Lanes whose dialogues wait for an answer, the longest first; waits for one where the model has no other."""
-        while True:
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is to be done; once it stops, answers that were begun."""
+        if self.stopping():
+            return any(speaker.answers for speaker in self.speakers.values())
+        return self.left
+
+    def advance(self) -> None:
+        """A step of every seat, and what worlds have come to; waits where there is nothing to do."""
+        if not self.stopping():
             self.begin()
-            self.look()
-            self.prepare()
-            busy = self.run is not None and self.run.slots is not None and bool(self.run.slots.live)
-            if self.ready or busy or not self.left or self.stopping():
-                break
-            self.look(wait=True)
-        rows = sorted((live.lane for live in self.ready), key=lambda lane: -int(self.lengths[lane]))
-        self.ready = []
-        return rows
+            self.look(wait=not any(speaker.works for speaker in self.speakers.values()))
+        for speaker in self.speakers.values():
+            for spoken in speaker.step():
+                self.take_in(spoken)
+
+    def let_go(self) -> list[Dialogue]:
+        ended, self.ended = self.ended, []
+        return ended
 
     def begin(self) -> None:
         """Begin dialogues wherever there is a free lane."""
@@ -194,71 +135,61 @@ class Rollout:
             self.live[live.lane] = live
             self.acting.put(live)
 
-    def prepare(self) -> None:
-        """Make the prompts of those that wait; end those that have no room for one."""
-        new = [live for live in self.ready if live.prompt is None]
-        prompts = self.turns.encode([live.dialogue for live in new], [live.shown for live in new])
-        for live, prompt in zip(new, prompts, strict=True):
-            length = len(prompt.input_ids)
-            if prompt.error is not None and not length:
-                self.ready.remove(live)
-                self.finish(live, "failed", f"environment: {prompt.error}")
-            elif prompt.error is not None or length >= self.room:
-                self.ready.remove(live)
-                self.finish(live, "truncated", "tokens")
-            else:
-                live.prompt = prompt
-                self.lengths[live.lane] = length
-                self.new_tokens[live.lane] = min(self.max_new_tokens, self.room - length)
-
-    def take_in(self, result: RowResult) -> None:
-        """The model has answered: its dialogue's world goes on."""
-        live = self.live[result.row]
-        prompt, live.prompt = live.prompt, None
-        if result.generated is None or prompt is None:
-            self.finish(live, "failed", f"model: {result.error}")
+    def take_in(self, spoken: Spoken) -> None:
+        """A seat has spoken, or cannot: the dialogue's world goes on, or it is over."""
+        live = self.live[spoken.lane]
+        if spoken.end is not None:
+            self.finish(live, *spoken.end)
             return
-        self.answered += 1
-        try:
-            live.dialogue.say(result.generated.text, result.generated.ids)
-        except ValueError as error:
-            self.finish(live, "failed", f"environment: {error}")
-            return
-        live.shown = self.turns.after(prompt, live.dialogue)
+        if spoken.text is not None:
+            try:
+                self.note(live, spoken.text, spoken.tokens)
+            except ValueError as error:
+                self.finish(live, "failed", f"environment: {error}")
+                return
+            self.speakers[live.seat].said(live.lane)
         self.acting.put(live)
+
+    def note(self, live: Live, text: str, tokens: tuple[int, ...] | None) -> None:
+        """Write what a seat has said into its dialogue. Raises ValueError."""
+        if live.seat != AGENT:
+            live.dialogue.say_as(live.seat, text, tokens)
+            return
+        assert tokens is not None, "the agent is a model"
+        live.dialogue.say(text, tokens)
 
     # How worlds go on, in threads
 
     def act(self) -> None:
-        """Let worlds go on, one after the other, up to the model's next turn."""
+        """Let worlds go on, one after the other, up to the next turn of a seat."""
         while (live := self.acting.get()) is not None:
             live.since = time.monotonic()
             try:
-                next(live.play, None)
+                ask = next(live.play, None)
+                live.seat = live.seat if ask is None else ask.seat
             except (Exception, SystemExit) as error:
                 self.errors[id(live)] = error
             if live.is_over:
                 return  # it took too long, and another thread has this one's place
-            self.acted.put(live)
+            self.news.put(live)
 
     def look(self, *, wait: bool = False) -> None:
         """Take in which worlds have gone on, and fail those that take too long."""
         try:
             while True:
-                self.went_on(self.acted.get(timeout=GLANCE_SECONDS) if wait else self.acted.get_nowait())
+                live = self.news.get(timeout=GLANCE_SECONDS) if wait else self.news.get_nowait()
                 wait = False
+                if live is not None:
+                    self.went_on(live)
         except queue.Empty:
             pass
         now = time.monotonic()
         for live in list(self.live.values()):
             if live.since is not None and now - live.since > self.limits.step_seconds:
                 self.give_up(live, failure(TooSlowError(self.limits.step_seconds)))
-            elif now - live.started > self.limits.dialogue_seconds and live in self.ready:
-                self.ready.remove(live)
-                self.finish(live, "truncated", "time")
 
     def went_on(self, live: Live) -> None:
-        """A world has acted: the dialogue has ended, or it is the model's turn."""
+        """A world has acted: the dialogue has ended, or it is a seat's turn."""
         if live.is_over:
             return
         live.since = None
@@ -267,8 +198,10 @@ class Rollout:
             self.finish(live, "failed", failure(error))
         elif live.dialogue.status is not None:
             self.finish(live)
+        elif time.monotonic() - live.started > self.limits.dialogue_seconds:
+            self.finish(live, "truncated", "time")
         else:
-            self.ready.append(live)
+            self.speakers[live.seat].ask(live)
 
     def give_up(self, live: Live, reason: str) -> None:
         """Leave a world behind with its thread, which may go on writing into its dialogue."""
@@ -284,9 +217,9 @@ class Rollout:
             live.dialogue.end(*end)
         live.is_over = live.is_over or bool(end)
         del self.live[live.lane]
-        if self.run is not None:
-            self.run.forget(live.lane)
         self.free.append(live.lane)
+        for speaker in self.speakers.values():
+            speaker.forget(live.lane)
         self.ended.append(live.dialogue)
         if end and live.since is None:
             self.close(live)
@@ -309,5 +242,6 @@ def copied(dialogue: Dialogue) -> Dialogue:
         dialogue,
         messages=list(dialogue.messages),
         replies=list(dialogue.replies),
+        tokens=dict(dialogue.tokens),
         metrics=dict(dialogue.metrics),
     )

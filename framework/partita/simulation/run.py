@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from partita.assembly import Assembly
 from partita.data.parts import source_digest
 from partita.data.reading.sources import open_rows
@@ -19,29 +17,35 @@ from partita.report.transcript_page import page
 from partita.runs.files import write_atomically, writing
 from partita.simulation.adapters import adapted, load_environment
 from partita.simulation.closing import Closing
-from partita.simulation.contract import Environment, TooSlowError, described
-from partita.simulation.dialogue import Dialogue, derived_seed
+from partita.simulation.contract import Environment, TooSlowError
+from partita.simulation.dialogue import AGENT, Dialogue, derived_seed
 from partita.simulation.hosted import HostedError, Hosts
+from partita.simulation.outside import made, not_made
 from partita.simulation.registry import CHECKERS
 from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
-from partita.simulation.rollout import Rollout
+from partita.simulation.seating import (
+    Cast,
+    SeatModel,
+    build_conversation,
+    build_programs,
+    check_columns,
+    find_sizes,
+    other_seat,
+)
 from partita.simulation.sharing import have
 from partita.simulation.transcripts import Transcripts, open_transcripts
-from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import CheckedWorld, EnvironmentWorld, ReplayWorld, World
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue
 from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.seats import GoldSeat, ModelSeat
 from partita_schema.simulation import EnvironmentWorld as EnvironmentSection
 from partita_schema.simulation import ReplayWorld as ReplaySection
 from partita_schema.simulation import Simulation
 from partita_trainers.team import ALONE, Team, together
 
 logger = logging.getLogger(__name__)
-
-ROOM = 2048
-"""Tokens of a dialogue where neither the model nor the file has a limit."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def simulate(
     sizing: Sizing,
     seed: int,
     model: str,
+    others: Mapping[str, SeatModel] | None = None,
     batch_size: int | None,
     fresh: bool,
     progress: ShowProgress,
@@ -75,17 +80,25 @@ def simulate(
 ) -> tuple[SimulationReport, BatchSizes]:
     """All dialogues of the file, with their transcripts in `folder`, and the size that they were had with.
 
-    Those that are in the transcripts already are not had again. `model` is a hash of all weights. `rows` take the place
-    of the data set that replay has its dialogues from. The ranks of `team` call it together and come to the same; each
-    has the dialogues that it claims. Raises SimulationError where too many fail.
+    Those that are in the transcripts already are not had again. `model` is a hash of all weights, `others` are models
+    that speak in other seats. `rows` take the place of the data set that replay has its dialogues from. The ranks of
+    `team` call it together and come to the same; each has the dialogues that it claims. Raises SimulationError where
+    too many fail.
     """
     section = section_of(assembly.config)
+    models = {AGENT: SeatModel(assembly, sizing, model), **(others or {})}
+    name, seat = other_seat(section) or ("", None)
+    if isinstance(seat, ModelSeat) and seat.is_own:
+        models[name] = models[AGENT]
     with ExitStack() as held:
         with together(team, "opening the tasks and the world"):
             tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
+            check_columns(section, [(task.key, task.values) for task in tasks])
             world, parts = build_world(section, folder=assembly.folder, held=held)
-            room = room_of(assembly, section)
-        size = sizing.generation(np.full(len(tasks) * section.repeats, room - assembly.max_new_tokens), rows=batch_size)
+            programs, about_programs = build_programs(section, folder=assembly.folder)
+            cast = Cast(section, models, programs, seed=seed)
+        sizes = find_sizes(models, section, dialogues=len(tasks) * section.repeats, rows=batch_size)
+        parts |= about_programs | {f"seat {name}": other.identity for name, other in (others or {}).items()}
         decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
         found: dict[str, Outcomes] = {}
         had: dict[str, list[Dialogue]] = {}
@@ -97,23 +110,12 @@ def simulate(
             ]
             with (
                 open_transcripts(folder, history, decided_by=decided_by, fresh=fresh, team=team) as transcripts,
-                sizing.work("generation", size) as capacity,
+                sizing.work("generation", sizes[AGENT]) as capacity,
             ):
-                begin = partial(
-                    Rollout,
-                    assembly.lm,
-                    world,
-                    turn_encoder(assembly),
-                    options=assembly.generation,
-                    room=room,
-                    max_new_tokens=assembly.max_new_tokens,
-                    seed=seed,
-                    limits=section.limits,
-                )
                 have(
                     in_order(dialogues, section),
                     transcripts,
-                    begin=begin,
+                    begin=partial(cast.begin, world, sizes),
                     capacity=capacity,
                     limits=section.limits,
                     name=f"{history} history",
@@ -126,7 +128,7 @@ def simulate(
                 had[history] = [transcripts.done[dialogue.key] for dialogue in dialogues] if team.rank == 0 else []
             tell(history, found[history])
         team.lead(partial(write_page, folder, found, had), "the page of the dialogues")
-        return SimulationReport(found, str(folder)), BatchSizes(generation=size)
+        return SimulationReport(found, str(folder)), BatchSizes(generation=sizes[AGENT])
 
 
 def come_to(transcripts: Transcripts, dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
@@ -180,14 +182,18 @@ def open_tasks(
         raise ConfigError([Problem("simulation.tasks", message)])
     if rows is None:
         rows = open_rows(source, folder=folder, name="tasks")
-    if not isinstance(section.world, ReplaySection):
+    other = other_seat(section)
+    replays = isinstance(section.world, ReplaySection)
+    if not replays and (other is None or not isinstance(other[1], GoldSeat)):
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint
     dialogue = config.dialogue_input
     assert dialogue is not None, "the schema asks for one"
-    form = config.data.dialogue.format
-    return list(
-        tasks_of(rows, lambda row: read_dialogue(row, column=dialogue.source_column, form=form))
-    ), rows.fingerprint
+
+    def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = read_dialogue(row, column=dialogue.source_column, form=config.data.dialogue.format)
+        return found if replays else {**row, **found}
+
+    return list(tasks_of(rows, read)), rows.fingerprint
 
 
 def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[Task]:
@@ -216,6 +222,8 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     world: World
     if isinstance(section.world, ReplaySection):
         world = ReplayWorld(max_turns=section.max_turns)
+    elif not isinstance(section.world, EnvironmentSection):
+        world = build_conversation(section)
     else:
         kind, code = load_environment(section.world, folder=folder)
         make = environments(kind, section, folder=folder, held=held)
@@ -248,43 +256,10 @@ def environments(
     return hosts.make
 
 
-def made(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
-    """What makes objects of a class from outside; one is made to see that it can be. Raises ConfigError."""
-    try:
-        kind(**options)
-    except Exception as error:
-        raise not_made(kind, options, described(error), key=key) from error
-    return lambda: kind(**options)
-
-
-def not_made(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
-    """Why there are no objects of a class."""
-    name = getattr(kind, "__name__", str(kind))
-    return ConfigError([Problem(key, f"{name} cannot be made with {dict(options)}: {reason}")])
-
-
-def room_of(assembly: Assembly, section: Simulation) -> int:
-    """Tokens of a prompt and its answer. Raises ConfigError where an answer alone has more."""
-    limits = [limit for limit in (assembly.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
-    room = min(limits, default=ROOM)
-    if room <= assembly.max_new_tokens:
-        message = f"{room} tokens leave no room for a prompt beside an answer of {assembly.max_new_tokens}; "
-        message += "write a smaller generation.max_new_tokens"
-        raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
-    return room
-
-
 def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Dialogue:
     """A dialogue that has not begun."""
     key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
     return Dialogue(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
-
-
-def turn_encoder(assembly: Assembly) -> TurnEncoder:
-    """What makes the model's prompts."""
-    feature = assembly.config.dialogue_input
-    assert feature is not None, "the schema asks for one"
-    return TurnEncoder(assembly.encoder, feature.name, assembly.lm.tokenizer.decode)
 
 
 def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:

@@ -18,6 +18,7 @@ from partita.inference.predict import ShowProgress
 from partita.simulation.dialogue import Dialogue
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
+from partita.simulation.turns import tell_prompts
 from partita_schema.errors import SimulationError
 from partita_schema.simulation import Limits
 from partita_trainers.base import Progress
@@ -129,9 +130,7 @@ def have(
         endings = team.gather(ending, "the end of the dialogues")
         if standing.ended > shown:
             display.advance(standing.ended - shown)
-    if rollout.turns.anew:
-        anew = f"{rollout.turns.anew:,}"
-        logger.info("%s prompts were encoded anew: the template writes earlier turns in one piece", anew)
+    tell_prompts(rollout.encoders)
     check_end(endings, standing, wanted=len(dialogues), limits=limits, folder=transcripts.path.parent, team=team)
 
 

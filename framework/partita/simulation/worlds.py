@@ -1,6 +1,7 @@
-"""Who says what when. A world plays one dialogue: it yields whenever the model is to answer, and is sent its words."""
+"""Who says what when. A world plays one dialogue: it yields whenever a seat is to speak, and finds its words there."""
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Protocol
 
 from partita.simulation.closing import Closing
@@ -15,10 +16,18 @@ from partita.simulation.contract import (
     messages_of,
     opened,
 )
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.dialogue import AGENT, Dialogue
 
-Play = Generator[None, None, None]
-"""Yields when the model is to answer; goes on when the answer stands in the dialogue."""
+
+@dataclass(frozen=True)
+class Ask:
+    """It is a seat's turn to speak."""
+
+    seat: str = AGENT
+
+
+Play = Generator[Ask, None, None]
+"""Yields whose turn it is; goes on when what was said stands in the dialogue, or where that seat has no more to say."""
 
 
 class World(Protocol):
@@ -42,7 +51,7 @@ class EnvironmentWorld:
             said = opened(environment.reset(seed=dialogue.seed, task=dialogue.task))
             dialogue.hear(said.messages, gold=said.info.get("gold"))
             while True:
-                yield
+                yield Ask()
                 said = answered(environment.step(dialogue.replies[-1].text))
                 dialogue.add_reward(said.reward)
                 dialogue.metrics |= said.info.get("metrics", {})
@@ -74,7 +83,7 @@ class ReplayWorld:
                 dialogue.end("truncated", "turns")
                 return
             dialogue.gold = message["content"]
-            yield
+            yield Ask()
         dialogue.end("done")
 
 
@@ -95,8 +104,8 @@ class CheckedWorld:
         while not verdict.ok and verdict.feedback and dialogue.rounds < self.rounds and dialogue.status == "done":
             dialogue.status = None
             dialogue.rounds += 1
-            dialogue.hear(messages_of(verdict.feedback, "check"), gold=verdict.target)
-            yield
+            dialogue.hear(messages_of(verdict.feedback, "check"), seat="checker", gold=verdict.target)
+            yield Ask()
             dialogue.end("done")
             verdict = self.verdict(dialogue)
         dialogue.ok, dialogue.target = verdict.ok, verdict.target

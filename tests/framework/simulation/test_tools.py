@@ -15,6 +15,7 @@ from partita.simulation.adapters import adapted
 from partita.simulation.contract import Environment, GarbageError, answered, opened
 from partita.simulation.dialogue import Dialogue
 from partita.simulation.rollout import Rollout
+from partita.simulation.speaking import Voice
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import EnvironmentWorld
 from partita_schema.load import load_config
@@ -171,17 +172,17 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
     ).config
     lm = ScriptedModel(clerk)
     encoder = Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
-    rollout = Rollout(
+    agent = Voice(
         cast(Any, lm),
-        EnvironmentWorld(adapted(Stall, interface="tools"), max_turns=5),
         TurnEncoder(encoder, "messages", lm.tokenizer.decode),
         options=GenerationOptions({}),
         capacity=Capacity(4, BatchLimit(4)),
         room=4000,
         max_new_tokens=100,
         seed=1,
-        limits=Limits(),
     )
+    world = EnvironmentWorld(adapted(Stall, interface="tools"), max_turns=5)
+    rollout = Rollout(world, {"agent": agent}, lanes=4, seed=1, limits=Limits())
     had = list(rollout.have(iter(Dialogue(str(seed), "a", {}, seed) for seed in range(12))))
 
     assert len(had) == 12

@@ -1,0 +1,67 @@
+"""The models of other seats of a simulation: of a run, of another file, or another base model with this file."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from partita.served import SIMULATE, is_served
+from partita.simulation.run import section_of
+from partita.simulation.seating import other_seat
+from partita_schema.errors import ConfigError, PartitaError, Problem
+from partita_schema.seats import ModelSeat
+
+if TYPE_CHECKING:
+    from partita.model import Model
+
+ASKED_AS_HERE = ("version", "model_parameters", "trust_remote_code", "seed", "prompt", "generation", "preprocessing")
+"""Sections that hold for another base model as well."""
+
+
+def other_models(model: "Model") -> dict[str, "Model"]:
+    """Models in other seats than the agent's, by seat; the file's own is `model` itself. Raises ConfigError."""
+    name, seat = other_seat(section_of(model.config)) or ("", None)
+    if not isinstance(seat, ModelSeat):
+        return {}
+    return {name: model if seat.is_own else other_model(model, seat, name=name)}
+
+
+def other_model(model: "Model", seat: ModelSeat, *, name: str) -> "Model":
+    """The model of the seat `name` of the file of `model`. Raises ConfigError where it cannot speak there."""
+    key = "run" if seat.run is not None else "file" if seat.file is not None else "base_model"
+    where = f"simulation.seats.{name}.{key}"
+    folder = model.loaded.folder
+    kind = type(model)
+    try:
+        if seat.run is not None:
+            found = kind.load(folder / seat.run, quiet=model.quiet)
+        elif seat.file is not None:
+            found = kind(folder / seat.file, quiet=model.quiet)
+        else:
+            found = kind(with_base_model(model, seat), quiet=model.quiet)
+            found.loaded = replace(found.loaded, folder=folder)
+    except (PartitaError, OSError) as error:
+        raise ConfigError([Problem(where, str(error))]) from error
+    if found.config.dialogue_input is None:
+        raise ConfigError([Problem(where, "its file has no input of type dialogue; name a model of dialogues")])
+    if is_served(found.config):
+        raise ConfigError([Problem(where, SIMULATE)])
+    # It belongs to the same processes.
+    config = found.config.model_copy(update={"backend": model.config.backend})
+    found.loaded = replace(found.loaded, config=config)
+    return found
+
+
+def with_base_model(model: "Model", seat: ModelSeat) -> Mapping[str, Any]:
+    """The file with the base model of a seat, which is only asked."""
+    settings = model.config.model_dump(mode="json")
+    features = ("input_features", "output_features", "defaults")
+    kept = {section: settings[section] for section in (*ASKED_AS_HERE, *features)}
+    dialogue = settings["data"]["dialogue"]
+    asking = ("batch_size", "eval_batch_size", "max_batch_size", "memory_budget")
+    trainer = {key: settings["trainer"][key] for key in asking if key in settings["trainer"]}
+    return kept | {
+        "base_model": seat.base_model,
+        "quantization": settings["quantization"],
+        "data": {"dialogue": dialogue},
+        "trainer": {"type": "none", **trainer},
+    }

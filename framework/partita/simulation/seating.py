@@ -1,0 +1,231 @@
+"""From `simulation.seats` to those who speak, and what of them decides the dialogues."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from partita.assembly import Assembly
+from partita.data.parts import load_part, source_digest
+from partita.data.rows import digest
+from partita.inference.halving import BatchLimit, Capacity
+from partita.simulation.conversation import Conversation
+from partita.simulation.dialogue import AGENT
+from partita.simulation.outside import made
+from partita.simulation.rollout import Rollout
+from partita.simulation.seats import GoldTurns, Lines, OneByOne, Seat
+from partita.simulation.speaking import Voice
+from partita.simulation.turns import TurnEncoder
+from partita.simulation.worlds import World
+from partita.tuning.sizes import Sizing
+from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.prompt import template_fields
+from partita_schema.seats import GoldSeat, ModelSeat, ScriptedSeat, SelfPlayWorld, UserSimWorld
+from partita_schema.simulation import Simulation
+from partita_trainers.batch_size.trial import BatchSize
+
+ROOM = 2048
+"""Tokens of a dialogue where neither the model nor the file has a limit."""
+
+
+@dataclass(frozen=True)
+class SeatModel:
+    """A model that speaks for a seat."""
+
+    assembly: Assembly
+    sizing: Sizing
+    fingerprint: str
+    """A hash of all its weights."""
+
+    @property
+    def identity(self) -> str:
+        """A hash of all that decides its answers."""
+        config = self.assembly.config
+        sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
+        return digest(self.fingerprint, repr(sections), repr(config.data.dialogue.model_dump(mode="json")))
+
+
+def other_seat(section: Simulation) -> tuple[str, ModelSeat | ScriptedSeat | GoldSeat] | None:
+    """Who the agent talks to in a world of two seats, and its name; None in other worlds."""
+    if isinstance(section.world, UserSimWorld):
+        name, seat = "user", section.seats.user
+    elif isinstance(section.world, SelfPlayWorld):
+        name, seat = "partner", section.seats.partner or ModelSeat(type="model")
+    else:
+        return None
+    assert isinstance(seat, ModelSeat | ScriptedSeat | GoldSeat), "the schema asks for one"
+    return name, seat
+
+
+def build_conversation(section: Simulation) -> Conversation:
+    """The world in which two seats talk."""
+    world, found = section.world, other_seat(section)
+    assert found is not None
+    assert isinstance(world, UserSimWorld | SelfPlayWorld)
+    return Conversation(
+        found[0],
+        max_turns=section.max_turns,
+        done=world.done,
+        agent_may_end=isinstance(world, SelfPlayWorld),
+        first=world.first,
+        first_by_agent=isinstance(world, UserSimWorld),
+        instruction=section.seats.agent.prompt,
+    )
+
+
+def check_columns(section: Simulation, tasks: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+    """Raises DataError where a text of the file names a column that a task, by its key, does not have."""
+    for where, template in templates(section):
+        for key, values in tasks:
+            missing = [name for name in template_fields(template) if name not in values]
+            if missing:
+                raise DataError(
+                    f"tasks: {key}: {where} names {{{missing[0]}}}; the task has {', '.join(map(str, values))}"
+                )
+
+
+def templates(section: Simulation) -> Iterator[tuple[str, str]]:
+    """Texts with columns in them, and where they stand."""
+    world, found = section.world, other_seat(section)
+    if found is None or not isinstance(world, UserSimWorld | SelfPlayWorld):
+        return
+    name, seat = found
+    lines = seat.lines if isinstance(seat, ScriptedSeat) else ()
+    told = seat.prompt if isinstance(seat, ModelSeat) else None
+    texts = {
+        "simulation.world.first": world.first,
+        "simulation.seats.agent.prompt": section.seats.agent.prompt,
+        f"simulation.seats.{name}.prompt": told,
+        **{f"simulation.seats.{name}.lines[{place}]": line for place, line in enumerate(lines)},
+    }
+    yield from ((where, text) for where, text in texts.items() if text is not None)
+
+
+# Programs
+
+
+def build_programs(section: Simulation, *, folder: Path) -> tuple[dict[str, Callable[[], Seat]], dict[str, str]]:
+    """What makes the programs that speak, by seat, and hashes of them. Raises ConfigError where one is not there."""
+    name, seat = other_seat(section) or ("", None)
+    if seat is None or isinstance(seat, ModelSeat):
+        return {}, {}
+    make, about = build_program(name, seat, folder=folder)
+    return {name: make}, {f"seat {name}": about}
+
+
+def build_program(name: str, seat: ScriptedSeat | GoldSeat, *, folder: Path) -> tuple[Callable[[], Seat], str]:
+    """What makes the program of a seat, and a hash of it. Raises ConfigError where it is not there."""
+    if isinstance(seat, GoldSeat):
+        return GoldTurns, "gold"
+    if seat.program is None:
+        lines = seat.lines
+        return lambda: Lines(lines), digest(*lines)
+    key = f"simulation.seats.{name}.program"
+    kind = load_part(seat.program, key=key, folder=folder)
+    make = made(kind, seat.options, key=f"simulation.seats.{name}.options")
+    if callable(getattr(kind, "act", None)):
+        return make, source_digest(kind)
+    if not callable(getattr(kind, "reply", None)):
+        message = f"{kind.__name__} has neither act(contexts) nor reply(context); write one of them"
+        raise ConfigError([Problem(key, message)])
+    return lambda: OneByOne(make()), source_digest(kind)
+
+
+# Models
+
+
+class Cast:
+    """Those who speak in the dialogues of a simulation."""
+
+    def __init__(
+        self,
+        section: Simulation,
+        models: Mapping[str, SeatModel],
+        programs: Mapping[str, Callable[[], Seat]],
+        *,
+        seed: int,
+    ) -> None:
+        """Models and what makes programs, by seat. Raises ConfigError where a model has no room for an answer."""
+        self.section, self.models, self.programs, self.seed = section, models, programs, seed
+        self.rooms = {seat: room_of(model.assembly, section, seat=seat) for seat, model in models.items()}
+
+    def begin(
+        self, world: World, sizes: Mapping[str, BatchSize], *, capacity: Capacity, stopping: Callable[[], bool]
+    ) -> Rollout:
+        """What has dialogues, as many at a time as the agent has `capacity` for; other models answer up to `sizes`."""
+        seats: dict[str, Voice | Callable[[], Seat]] = dict(self.programs)
+        for seat in self.models:
+            seats[seat] = self.voice(seat, capacity if seat == AGENT else capacity_of(sizes[seat], capacity))
+        limits = self.section.limits
+        return Rollout(world, seats, lanes=capacity.rows, seed=self.seed, limits=limits, stopping=stopping)
+
+    def voice(self, seat: str, capacity: Capacity) -> Voice:
+        """The model that speaks for a seat."""
+        assembly, room, other = self.models[seat].assembly, self.rooms[seat], other_seat(self.section)
+        # What the agent is told stands in the dialogue.
+        told = other[1].prompt if seat != AGENT and other is not None and isinstance(other[1], ModelSeat) else None
+        most_tokens = room - assembly.max_new_tokens
+        return Voice(
+            assembly.lm,
+            turn_encoder(assembly, self.section, seat=seat, prompt=told, most_tokens=most_tokens),
+            options=assembly.generation,
+            capacity=capacity,
+            room=room,
+            max_new_tokens=assembly.max_new_tokens,
+            seed=self.seed,
+        )
+
+
+def room_of(assembly: Assembly, section: Simulation, *, seat: str) -> int:
+    """Tokens of a prompt and its answer. Raises ConfigError where an answer alone has more."""
+    limits = [limit for limit in (assembly.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
+    room = min(limits, default=ROOM)
+    if room <= assembly.max_new_tokens:
+        whose = "" if seat == AGENT else f" of seat {seat}"
+        message = f"{room} tokens leave no room for a prompt{whose} beside an answer of {assembly.max_new_tokens}; "
+        message += "write a smaller generation.max_new_tokens"
+        raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
+    return room
+
+
+def turn_encoder(
+    assembly: Assembly, section: Simulation, *, seat: str, prompt: str | None, most_tokens: int
+) -> TurnEncoder:
+    """What makes a seat's prompts."""
+    feature = assembly.config.dialogue_input
+    assert feature is not None, "the schema asks for one"
+    drops = section.context.policy == "drop_oldest_turns"
+    return TurnEncoder(
+        assembly.encoder,
+        feature.name,
+        assembly.lm.tokenizer.decode,
+        seat=seat,
+        prompt=prompt,
+        most_tokens=most_tokens if drops else None,
+        keep=section.context.keep,
+    )
+
+
+def find_sizes(
+    models: Mapping[str, SeatModel], section: Simulation, *, dialogues: int, rows: int | None
+) -> dict[str, BatchSize]:
+    """Rows that each model answers at a time.
+
+    Sizes are looked for with all models in memory, but each without the answers of the others: of what fits, each
+    takes its share.
+    """
+    found = {}
+    for seat, model in models.items():
+        room = room_of(model.assembly, section, seat=seat)
+        size = model.sizing.generation(np.full(dialogues, room - model.assembly.max_new_tokens), rows=rows)
+        if len(models) > 1 and size.fits is not None:
+            size = replace(size, rows=min(size.rows, max(1, size.fits // len(models))))
+        found[seat] = size
+    return found
+
+
+def capacity_of(size: BatchSize, agent: Capacity) -> Capacity:
+    """What a model of another seat may put on the device at once; the agent's guard holds for all."""
+    rows = min(size.rows, agent.rows)
+    return Capacity(rows, BatchLimit(rows), written=size.origin == "file")

@@ -1,0 +1,202 @@
+"""Who speaks in a dialogue of `simulation`, and the worlds in which two seats talk to each other."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from partita_schema.base import Base, Name, broken, changed
+from partita_schema.prompt import template_fields
+from partita_schema.target import check_target
+
+if TYPE_CHECKING:
+    from partita_schema.simulation import Simulation
+
+
+def check_template(template: str) -> str:
+    """The text, where its braces hold names of columns."""
+    try:
+        template_fields(template)
+    except ValueError as error:
+        raise broken(str(error)) from None
+    return template
+
+
+Template = Annotated[str, Field(min_length=1), AfterValidator(check_template)]
+"""A text with {column} for values of the task."""
+
+
+class ModelSeat(Base):
+    """A language model speaks: without run, file or base_model the one of this file."""
+
+    type: Literal["model"]
+    """A language model speaks; the word `model` alone says the same."""
+    run: Name | None = None
+    """Folder of a finished run, or of a saved model."""
+    file: Name | None = None
+    """Another file: its newest finished run, or with `trainer: {type: none}` its base model."""
+    base_model: Name | None = None
+    """A Hub id or a folder, used as this file says, without its adapter."""
+    prompt: Template | None = None
+    """System message that this seat alone sees, with {column} for values of the task."""
+
+    @model_validator(mode="after")
+    def the_model_is_said_once(self) -> "ModelSeat":
+        said = [key for key in ("run", "file", "base_model") if changed(self, key)]
+        if len(said) > 1:
+            raise broken(f"{' and '.join(said)} each name a model; keep one", at=said[1])
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the model of this file."""
+        return self.run is None and self.file is None and self.base_model is None
+
+
+class ScriptedSeat(Base):
+    """Lines that are said in turn, or a program, speak."""
+
+    type: Literal["scripted"]
+    """Lines or a program."""
+    lines: tuple[Template, ...] = ()
+    """What is said, in order, with {column} for values of the task. After the last line the dialogue is done."""
+    program: Annotated[str, AfterValidator(check_target)] | None = None
+    """`module:Class` with `act(contexts)`, which gives a reply to each, or with `reply(context)`."""
+    options: dict[str, Any] = {}
+    """What the class is made with, by name."""
+
+    @model_validator(mode="after")
+    def something_is_said(self) -> "ScriptedSeat":
+        if bool(self.lines) == (self.program is not None):
+            found = "says nothing" if not self.lines else "is said twice"
+            raise broken(f"the seat {found}; write either lines: [...] or program: module:Class", at="lines")
+        if self.options and self.program is None:
+            raise broken("options are for a program; remove them", at="options")
+        return self
+
+
+class GoldSeat(Base):
+    """What the seat said in a dialogue of the data set is said again."""
+
+    type: Literal["gold"]
+    """The task's own dialogue speaks; after its last turn the dialogue is done."""
+
+
+class EnvironmentSeat(Base):
+    """The environment of the world speaks."""
+
+    type: Literal["environment"]
+    """The environment of the world speaks, as it does where nothing is written."""
+
+
+def type_of_a_word(value: object) -> object:
+    """A word says which type it is."""
+    if isinstance(value, str) and value not in WORDS:
+        raise broken(f"got {value!r}; write {', '.join(WORDS)}, or a mapping with type: model or scripted")
+    return {"type": value} if isinstance(value, str) else value
+
+
+WORDS = ("model", "gold", "environment")
+AnySeat: TypeAlias = ModelSeat | ScriptedSeat | GoldSeat | EnvironmentSeat
+Seat = Annotated[
+    AnySeat,
+    Field(discriminator="type"),
+    BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model", "gold", "environment"] | AnySeat),
+]
+AgentSeat = Annotated[ModelSeat, BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model"] | ModelSeat)]
+
+
+class Seats(Base):
+    """Who speaks."""
+
+    agent: AgentSeat = ModelSeat(type="model")
+    """The model of this file, which the simulation is about."""
+    user: Seat | None = None
+    """Who talks to the agent. Default: the environment, or for replay the data set."""
+    partner: Seat | None = None
+    """Who the agent talks to in self_play. Default: the same model."""
+
+
+class UserSimWorld(Base):
+    """A second seat plays the user: it begins, sees its own words as the assistant's, and says when all is done."""
+
+    type: Literal["user_sim"]
+    """The seat `user` talks to the agent."""
+    first: Template | None = None
+    """What the agent is taken to have said before the user begins, such as a greeting."""
+    done: Name = "###"
+    """The dialogue is done once the user's words hold this."""
+
+
+class SelfPlayWorld(Base):
+    """Two seats talk to each other: the agent, and a partner that may be the same model."""
+
+    type: Literal["self_play"]
+    """The seats `agent` and `partner` talk to each other."""
+    first: Template | None = None
+    """What the partner says first. Default: it begins in words of its own."""
+    done: Name = "###"
+    """The dialogue is done once anybody's words hold this."""
+
+
+class ContextPolicy(Base):
+    """What a model sees of a dialogue that has grown too long."""
+
+    policy: Literal["truncate", "drop_oldest_turns"] = "truncate"
+    """truncate: the dialogue ends, truncated. drop_oldest_turns: the oldest exchanges are left out of the prompt, as
+    few as leave room for a whole answer."""
+    keep: tuple[Literal["system", "first_user"], ...] = ("system", "first_user")
+    """What is never left out: messages of the system that open the dialogue, and the user's first message."""
+
+    @model_validator(mode="after")
+    def nothing_is_kept_of_what_is_not_dropped(self) -> "ContextPolicy":
+        if self.policy == "truncate" and changed(self, "keep"):
+            raise broken("keep has no effect on policy: truncate; write policy: drop_oldest_turns", at="keep")
+        return self
+
+
+def refused_seats(section: "Simulation") -> Iterator[tuple[str, str]]:
+    """Keys of `simulation` and why what they say of seats does not fit the world."""
+    world, seats = section.world, section.seats
+    if not seats.agent.is_own:
+        yield (
+            "seats.agent",
+            "the agent is the model of the file; name the other model in another seat, or as base_model",
+        )
+    if isinstance(world, UserSimWorld | SelfPlayWorld):
+        yield from refused_talks(section, world)
+        return
+    if seats.agent.prompt is not None:
+        yield "seats.agent.prompt", "is for user_sim and self_play; write prompt.system, outside of simulation"
+    wanted = "gold" if world.type == "replay" else "environment"
+    if seats.user is not None and seats.user.type != wanted:
+        yield "seats.user", f"in world {world.type} it is {wanted}; write world: {{type: user_sim}} for another"
+    if seats.partner is not None:
+        yield "seats.partner", "is a seat of self_play; write user, or world: {type: self_play}"
+
+
+def refused_talks(section: "Simulation", world: UserSimWorld | SelfPlayWorld) -> Iterator[tuple[str, str]]:
+    """The same for worlds in which two seats talk to each other."""
+    seats = section.seats
+    name, other = ("user", "partner") if world.type == "user_sim" else ("partner", "user")
+    seat = getattr(seats, name)
+    if getattr(seats, other) is not None:
+        yield f"seats.{other}", f"is no seat of {world.type}; write {name}"
+    if seat is None and name == "user":
+        yield "seats", "nobody plays the user; write seats: {user: {type: model, prompt: ...}}, or scripted lines"
+    if isinstance(seat, EnvironmentSeat):
+        yield f"seats.{name}", f"{world.type} has no environment; write model, scripted or gold"
+    if isinstance(seat, GoldSeat):
+        sources = {"tasks": section.tasks.source}
+        if section.train_on is not None:
+            sources["train_on.tasks"] = section.train_on.tasks.source
+        for key, source in sources.items():
+            if source is None:
+                yield key, f"seats.{name}: gold needs dialogues; write tasks: {{source: FILE}}"
+    if (seat is None or isinstance(seat, ModelSeat)) and world.first is None and (seat is None or seat.prompt is None):
+        yield (
+            f"seats.{name}" if seat is not None else "seats",
+            f"the model of {name} has nothing to begin from; write prompt in seats.{name}, or first in world",
+        )
+    if "gold" in section.history:
+        yield "history", f"nobody knows the right answers in {world.type}; write predicted"

@@ -1,0 +1,45 @@
+"""Programs that speak in dialogues of tests; some tasks make them misbehave."""
+
+import random
+import time
+from collections.abc import Sequence
+
+from partita.simulation.seats import Context
+
+WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
+
+
+def said(context: Context) -> str | None:
+    """Two to four times two words that hang on what was heard; None after that."""
+    chance = random.Random(context.seed)
+    if context.turn >= 2 + context.task["number"] % 3:
+        return None
+    heard = context.messages[-1]["content"] if context.messages else ""
+    return f"say {chance.choice(WORDS)} {sum(map(ord, heard)) % 7}"
+
+
+class Crowd:
+    """Speaks in many dialogues at once."""
+
+    def __init__(self, misbehaves: bool = False, seconds: float = 60.0) -> None:
+        self.misbehaves, self.seconds = misbehaves, seconds
+
+    def act(self, contexts: Sequence[Context]) -> list[str | None]:
+        numbers = [context.task["number"] for context in contexts if context.turn == 1]
+        if self.misbehaves and 3 in numbers:
+            raise OSError("nobody is in")
+        if self.misbehaves and 23 in numbers:
+            time.sleep(self.seconds)
+        replies: list[str | None] = [said(context) for context in contexts]
+        return [*replies, "more"] if self.misbehaves and 13 in numbers else replies
+
+
+class Single:
+    """Speaks in one dialogue at a time."""
+
+    def reply(self, context: Context) -> str | None:
+        return said(context)
+
+
+class Silent:
+    """Knows nothing that a seat is asked."""

@@ -1,0 +1,66 @@
+"""Two small models that talk, for tests."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from partita import Model
+
+PROGRAMS = Path(__file__).with_name("seats_of_tests.py")
+WORDS = ["say", "once", "more", "what", "red", "green", "blue", "one", "two", "three", "ball", "box", *"0123456"]
+USER: dict[str, Any] = {"type": "model", "run": "guest", "prompt": "say {number}"}
+
+
+def fill(folder: Path) -> None:
+    """Put two models into a folder that differ in size and tokenizer, dialogues, and programs that speak."""
+    shutil.copy(PROGRAMS, folder / "seats_of_tests.py")
+    chance = random.Random(0)
+    rows = []
+    for number in range(20):
+        said = [" ".join(chance.choices(WORDS, k=3)) for _ in range(4 + 2 * (number % 2))]
+        messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
+        rows.append({"messages": messages, "goal": said[0]})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    for name, size, seed in (("base", 32, 42), ("guest", 16, 7)):
+        scratch = {
+            "type": "scratch",
+            "hidden_size": size,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "context_length": 96,
+            "tokenizer": "word",
+            "vocab_size": 64 if name == "base" else 48,
+        }
+        made = settings(folder) | {"base_model": scratch, "seed": seed, "data": {"source": str(folder / "rows.jsonl")}}
+        del made["simulation"]
+        Model(made, quiet=True).save(folder / name)
+
+
+def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
+    """A file; keys of its simulation may be others."""
+    return {
+        "base_model": str(folder / "base"),
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "generation": {"max_new_tokens": 5, "do_sample": True, "temperature": 1.0},
+        "trainer": {"type": "none", "batch_size": 8},
+        "simulation": {
+            "world": {"type": "user_sim", "done": "box"},
+            "seats": {"user": USER},
+            "tasks": {"count": 40},
+            "max_turns": 4,
+            **simulation,
+        },
+    }
+
+
+def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **simulation: Any) -> Any:
+    """The report of a simulation with its transcripts in a folder."""
+    (folder / "run.yaml").write_text(json.dumps(settings(folder, **simulation)), encoding="utf8")
+    return Model(folder / "run.yaml", quiet=True).simulate(output, batch_size=batch_size)
+
+
+def transcripts(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "predicted.jsonl").read_text("utf8").splitlines()]

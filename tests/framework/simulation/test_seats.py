@@ -1,0 +1,287 @@
+"""Two seats talk: models, programs, lines and data sets, each dialogue the same whatever stands beside it."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import ConfigError, DataError
+from partita.simulation import run as simulation_run
+from partita.simulation.dialogue import Dialogue, from_line
+from partita.simulation.turns import TurnEncoder
+
+from .talks import USER, fill, settings, simulated, transcripts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models, dialogues, and programs that speak."""
+    folder = tmp_path_factory.mktemp("seats")
+    fill(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sampled dialogues of two models, eight at a time."""
+    output = tmp_path_factory.mktemp("talks")
+    simulated(folder, output)
+    return output
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_two_models_say_the_same_whatever_stands_beside_them(
+    folder: Path, talks: Path, tmp_path: Path, batch_size: int
+) -> None:
+    simulated(folder, tmp_path, batch_size=batch_size)
+
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (talks / "predicted.jsonl").read_bytes()
+
+
+def test_two_models_say_the_same_in_any_order(
+    folder: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have = simulation_run.have
+
+    def shuffled(dialogues: list[Dialogue], *arguments: Any, **options: Any) -> None:
+        have(random.Random(3).sample(dialogues, len(dialogues)), *arguments, **options)
+
+    monkeypatch.setattr(simulation_run, "have", shuffled)
+    simulated(folder, tmp_path)
+
+    kept = (tmp_path / ".predicted.jsonl").read_text("utf8").splitlines()[1:]
+    growing = [json.loads(line)["dialogue"] for line in kept]
+    assert growing != sorted(growing, key=lambda key: int(key.removeprefix("task-")))
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (talks / "predicted.jsonl").read_bytes()
+
+
+def test_the_user_begins_and_ends_a_dialogue(talks: Path) -> None:
+    ends = set()
+    for line in transcripts(talks):
+        seats = [message["seat"] for message in line["messages"]]
+        assert seats == [("user", "agent")[place % 2] for place in range(len(seats))]
+        assert seats[-1] == "user", "who speaks last sees whether all is done"
+        assert all(message["tokens"] for message in line["messages"] if message["content"])
+        assert all("box" not in message["content"] for message in line["messages"][:-1:2])
+        is_done = "box" in line["messages"][-1]["content"]
+        assert (line["status"], line["reason"]) == (("done", None) if is_done else ("truncated", "turns"))
+        assert is_done or seats.count("agent") == 4
+        ends.add(line["status"])
+    assert ends == {"done", "truncated"}
+
+
+def test_a_line_of_a_transcript_gives_its_dialogue_back(talks: Path) -> None:
+    line = max(transcripts(talks), key=lambda line: len(line["messages"]))
+    dialogue = from_line(line)
+
+    assert dialogue.line() == line
+    assert len(dialogue.replies) == dialogue.turns_of("agent") == 4
+    assert dialogue.turns_of("user") == len(dialogue.tokens) == 5
+
+
+def test_a_seat_is_the_assistant_to_itself() -> None:
+    dialogue = Dialogue("a", "a", {}, 1)
+    dialogue.hear([{"role": "system", "content": "be kind"}], seat="system")
+    dialogue.say_as("user", "two teas", (1, 2))
+    dialogue.say("here they are", (3,))
+
+    assert dialogue.seen_by("user") == [
+        {"role": "assistant", "content": "two teas", "learned": True},
+        {"role": "user", "content": "here they are"},
+    ]
+    assert [message["role"] for message in dialogue.seen_by("agent")] == ["system", "user", "assistant"]
+
+
+def test_the_users_prompt_is_seen_by_the_user_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: dict[tuple[str, str], list[str]] = {}
+    encode = TurnEncoder.encode
+
+    def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
+        found = encode(self, dialogues, shown)
+        for dialogue, prompt in zip(dialogues, found, strict=True):
+            prompts.setdefault((dialogue.key, self.seat), []).append(prompt.text)
+        return found
+
+    monkeypatch.setattr(TurnEncoder, "encode", watched)
+    simulated(folder, tmp_path)
+
+    for number, line in enumerate(transcripts(tmp_path)):
+        said = [message["content"] for message in line["messages"]]
+        user, agent = prompts[f"task-{number}", "user"], prompts.get((f"task-{number}", "agent"), [])
+        assert user == ["\n".join([f"say {number}", *said[:place], ""]) for place in range(0, len(said), 2)]
+        assert agent == ["\n".join([*said[:place], ""]) for place in range(1, len(said), 2)]
+
+
+def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "world": {"type": "self_play", "first": "say {number}", "done": "box"},
+        "seats": {"agent": {"type": "model", "prompt": "what {number}"}},
+    }
+    simulated(folder, tmp_path / "8", **changes)
+    simulated(folder, tmp_path / "1", batch_size=1, **changes)
+
+    lines = transcripts(tmp_path / "8")
+    assert lines == transcripts(tmp_path / "1")
+    for number, line in enumerate(lines):
+        first = [(message["seat"], message["role"], message["content"]) for message in line["messages"][:2]]
+        assert first == [("system", "system", f"what {number}"), ("partner", "user", f"say {number}")]
+        told = "box" in line["messages"][-1]["content"]
+        assert line["status"] == ("done" if told else "truncated")
+    ended_by = {line["messages"][-1]["seat"] for line in lines if line["status"] == "done"}
+    assert ended_by == {"agent", "partner"}
+
+
+def test_random_numbers_of_another_seat_are_its_own(folder: Path, tmp_path: Path) -> None:
+    """Both hear the same at first, and are the same model."""
+    changes: dict[str, Any] = {"world": {"type": "user_sim", "first": "say more", "done": "#"}, "max_turns": 1}
+    simulated(folder, tmp_path, seats={"user": {"type": "model"}}, **changes)
+    simulated(folder, tmp_path / "b", seats={"user": {"type": "scripted", "lines": ["say more"]}}, **changes)
+
+    users = [line["messages"][1]["content"] for line in transcripts(tmp_path)]
+    agents = [line["messages"][2]["content"] for line in transcripts(tmp_path / "b")]
+    assert users != agents
+
+
+@pytest.mark.parametrize("program", ["Crowd", "Single"])
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_programs_speak_in_many_dialogues_at_once_or_in_one(
+    folder: Path, tmp_path: Path, program: str, batch_size: int
+) -> None:
+    seats = {"user": {"type": "scripted", "program": f"seats_of_tests:{program}"}}
+    simulated(folder, tmp_path, seats=seats, batch_size=batch_size)
+    for number, line in enumerate(transcripts(tmp_path)):
+        turns = [message for message in line["messages"] if message["seat"] == "user"]
+        over = any("box" in message["content"] for message in turns)
+        assert line["status"] == "done"
+        assert over or len(turns) == 2 + number % 3
+        assert all("tokens" not in message for message in turns)
+    again = tmp_path / "again"
+    simulated(folder, again, seats={"user": {"type": "scripted", "program": "seats_of_tests:Crowd"}})
+    assert (again / "predicted.jsonl").read_bytes() == (tmp_path / "predicted.jsonl").read_bytes()
+
+
+def test_a_program_that_fails_in_one_dialogue_leaves_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
+    good = {"type": "scripted", "program": "seats_of_tests:Crowd"}
+    bad = good | {"options": {"misbehaves": True}}
+    world, limits = {"type": "user_sim", "done": "#"}, {"step_seconds": 2.0, "fail_fraction": 0.5}
+    simulated(folder, tmp_path / "good", seats={"user": good}, world=world)
+    report = simulated(folder, tmp_path / "bad", seats={"user": bad}, world=world, limits=limits, batch_size=64)
+
+    reasons = {
+        3: "seat user: OSError: nobody is in",
+        13: "seat user: act gave ",
+        23: "timeout: seat user gave no reply within 2 s (limits.step_seconds)",
+    }
+    lines = zip(transcripts(tmp_path / "good"), transcripts(tmp_path / "bad"), strict=True)
+    for number, (one, other) in enumerate(lines):
+        if number not in reasons:
+            assert one == other
+            continue
+        assert other["status"] == "failed"
+        assert other["reason"].startswith(reasons[number])
+        assert other["messages"] == one["messages"][:2], "what was said before is kept"
+    assert report.histories["predicted"].statuses == {"done": 37, "failed: seat user": 2, "failed: timeout": 1}
+
+
+def test_lines_and_turns_of_a_data_set_are_said_in_order(folder: Path, tmp_path: Path) -> None:
+    tasks = {"source": "rows.jsonl"}
+    world = {"type": "user_sim", "done": "#"}
+    lines = ["what {goal}", "once more"]
+    simulated(
+        folder, tmp_path / "lines", seats={"user": {"type": "scripted", "lines": lines}}, tasks=tasks, world=world
+    )
+    simulated(folder, tmp_path / "gold", seats={"user": "gold"}, tasks=tasks, world=world)
+
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf8").splitlines()]
+    for row, line, gold in zip(rows, transcripts(tmp_path / "lines"), transcripts(tmp_path / "gold"), strict=True):
+        said = [message["content"] for message in line["messages"] if message["seat"] == "user"]
+        assert said == [f"what {row['goal']}", "once more"]
+        said = [message["content"] for message in gold["messages"] if message["seat"] == "user"]
+        assert said == [message["content"] for message in row["messages"][::2]]
+        assert (line["status"], gold["status"]) == ("done", "done")
+
+
+def test_other_models_are_named_as_files_or_base_models_too(folder: Path, tmp_path: Path) -> None:
+    changed = settings(folder) | {"base_model": str(folder / "guest")}
+    del changed["simulation"]
+    (folder / "guest.yaml").write_text(json.dumps(changed), encoding="utf8")
+    said = []
+    for name in ({"file": "guest.yaml"}, {"base_model": str(folder / "guest")}, {"run": "guest"}):
+        key = next(iter(name))
+        simulated(folder, tmp_path / key, seats={"user": {"type": "model", "prompt": "say {number}", **name}})
+        said.append((tmp_path / key / "predicted.jsonl").read_bytes())
+    assert said[0] == said[1] == said[2]
+
+
+def test_another_model_in_a_seat_does_not_go_on_where_this_one_was(folder: Path, talks: Path) -> None:
+    with pytest.raises(Exception, match="holds dialogues of another seat user, simulation; write --fresh"):
+        simulated(folder, talks, seats={"user": USER | {"run": "base"}})
+
+
+CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"seats": {"user": USER | {"prompt": "say {goal}"}}},
+        DataError,
+        "tasks: task-0: simulation.seats.user.prompt names {goal}; the task has number",
+    ),
+    (
+        {"seats": {"user": {"type": "scripted", "program": "seats_of_tests:Silent"}}},
+        ConfigError,
+        "simulation.seats.user.program: Silent has neither act(contexts) nor reply(context); write one of them",
+    ),
+    (
+        {"seats": {"user": {"type": "scripted", "program": "seats_of_tests:Crowd", "options": {"size": 1}}}},
+        ConfigError,
+        "simulation.seats.user.options: Crowd cannot be made with {'size': 1}: TypeError: ",
+    ),
+    ({"seats": {"user": USER | {"run": "nobody"}}}, ConfigError, "simulation.seats.user.run: "),
+    ({"max_dialogue_tokens": 5}, ConfigError, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "text"), CHANGES)
+def test_seats_that_cannot_speak_are_told(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind) as error:
+        simulated(folder, tmp_path, **changes)
+    assert str(error.value).startswith(text), str(error.value)
+
+
+def test_a_model_of_no_dialogues_cannot_speak(folder: Path, tmp_path: Path) -> None:
+    other = settings(folder) | {"input_features": [{"name": "text", "type": "text"}]}
+    del other["simulation"]
+    (folder / "text.yaml").write_text(json.dumps(other), encoding="utf8")
+    with pytest.raises(
+        ConfigError, match=r"seats.user.file: its file has no input of type dialogue; name a model of d"
+    ):
+        simulated(folder, tmp_path, seats={"user": {"type": "model", "file": "text.yaml", "prompt": "say"}})
+
+
+def test_models_share_what_memory_holds() -> None:
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    from partita.simulation.seating import find_sizes
+    from partita_schema.simulation import Simulation
+    from partita_trainers.batch_size.trial import BatchSize
+
+    size = BatchSize(rows=48, origin="tuned", device="cpu", fits=64)
+
+    def model(found: BatchSize) -> Any:
+        assembly = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
+        return SimpleNamespace(assembly=assembly, sizing=SimpleNamespace(generation=lambda lengths, rows: found))
+
+    section = Simulation.model_validate(settings(Path())["simulation"])
+    sizes: Callable[..., Any] = lambda **models: {  # noqa: E731 -- read once
+        name: found.rows for name, found in find_sizes(models, section, dialogues=9, rows=None).items()
+    }
+    assert sizes(agent=model(size)) == {"agent": 48}
+    assert sizes(agent=model(size), user=model(replace(size, rows=8))) == {"agent": 32, "user": 8}
+    written = BatchSize(rows=48, origin="file", device="cpu")
+    assert sizes(agent=model(written), user=model(written)) == {"agent": 48, "user": 48}
