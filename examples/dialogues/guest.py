@@ -1,10 +1,15 @@
-"""A guest who orders and pays, for `partita simulate`: what it says does not hang on the answers, what it pays does."""
+"""A guest who orders and pays, for `partita simulate`: what it says does not hang on the answers, what it pays does.
+
+And a checker for guests who are models.
+"""
 
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from make_chats import make_chat
+
+from partita.simulation import Dialogue, Verdict
 
 
 class Guest:
@@ -25,3 +30,15 @@ class Guest:
 
     def close(self) -> None:
         """The guest leaves."""
+
+
+class Paid:
+    """Looks at dialogues with a guest who is a model: was the bill what the guest has ordered?"""
+
+    def check(self, dialogue: Dialogue) -> Verdict:
+        """The waiter's last words, and whether the guest has ordered what it was told to."""
+        said = [(message["seat"], message["content"].strip()) for message in dialogue.messages]
+        order = next(text for seat, text in said if seat == "user").removeprefix("I take ")
+        bill = [text for seat, text in said if seat == "agent"][-1]
+        told = float(order == dialogue.task["order"])
+        return Verdict(bill == f"that was {order}", target=f"that was {order}", metrics={"order_as_told": told})

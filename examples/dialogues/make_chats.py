@@ -1,4 +1,5 @@
-"""Writes chats with a waiter: chats.jsonl to learn from, open_chats.jsonl that wait for an answer, chats.parlai.
+"""Writes chats with a waiter: chats.jsonl to learn from, open_chats.jsonl that wait for an answer, chats.parlai; and
+guests.jsonl, the chats as the guest sees them, with orders.jsonl, what guests are told to order.
 
     python make_chats.py [FOLDER]
 
@@ -34,12 +35,23 @@ def parlai_text(chat: list[Message]) -> str:
     return "\n".join(lines) + "\tepisode_done:True\n"
 
 
+def as_guest(chat: list[Message]) -> list[Message]:
+    """The chat as a guest sees it who is told what to order: the waiter begins, and the guest says goodbye."""
+    order = chat[0]["content"].removeprefix("I take ")
+    said = ["the sun is out", *(message["content"] for message in chat), "bye"]
+    turns = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
+    return [{"role": "system", "content": order}, *turns]
+
+
 def write(folder: Path) -> None:
-    """Write 400 chats twice, and 20 others that wait for their last answer."""
+    """Write 400 chats, as three files have them, 20 others that wait for their last answer, and 60 orders."""
     rng = random.Random(7)
     chats = [make_chat(rng) for _ in range(420)]
     write_lines(folder / "chats.jsonl", chats[:400])
     write_lines(folder / "open_chats.jsonl", [chat[:-1] for chat in chats[400:]])
+    write_lines(folder / "guests.jsonl", [as_guest(chat) for chat in chats[:400]])
+    orders = [f"{number} {drink}" for number in NUMBERS for drink in DRINKS]
+    (folder / "orders.jsonl").write_text("".join(json.dumps({"order": order}) + "\n" for order in orders * 4))
     (folder / "chats.parlai").write_text("".join(map(parlai_text, chats[:400])), encoding="utf8")
 
 

@@ -149,6 +149,11 @@ def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> 
         "predicted": 200,
     }
     assert all(outcomes.means["reward"].mean > 0.9 for outcomes in report.histories.values())
+    Model("guest.yaml", quiet=True).train()
+    talk = Model("talk.yaml", quiet=True).simulate().histories["predicted"]
+    assert talk.statuses == {"done": 60}
+    assert talk.means["order_as_told"].mean > 0.8
+    assert 0.3 < talk.means["success"].mean < 0.95
     overrides = ["data.source=chats.parlai", "data.dialogue.mode=squash", "trainer.epochs=1"]
     result = Model("config.yaml", overrides=overrides, quiet=True).train(run="parlai")
     assert result.steps == 58  # of 360 chats with two or three answers
