@@ -4,7 +4,7 @@ Prompts are read in groups, then all rows make a token in each step. A row that 
 takes its slot, and another prompt can be read. Greedy answers are those that the library's `generate` gives to each row
 alone. Where the model's sums are faster than the library's and differ in their last digits, and a token hangs on those
 digits, its row is read again with the library's sums before the token is chosen. A row may stay in its slot when it
-has ended: of the next prompt of its name only what is new is read.
+has ended: of the next prompt of its name only what is new is read, and it is read again whole in the same case.
 
 Shapes: N rows, L tokens of the longest prompt of a group after the common beginning, V vocabulary, W tokens of the
 longest row in use.
@@ -79,6 +79,8 @@ class Slots:
         grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
         # Numbers that are told, and random choices among thousands of tokens, show the last digits of every sum.
         self.wide = lm.wide and not (exact or options.logprobs or options.arguments.get("do_sample"))
+        self.careful = not (options.logprobs or options.arguments.get("do_sample"))
+        """Whether rows that stay are read again where a token hangs on last digits."""
         self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         found = last_layer(lm.base) if way.narrows else None
@@ -167,29 +169,34 @@ class Slots:
 
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """The next tokens of rows in slots from `first` on, by the library's sums where their last digits decide."""
-        tokens_N, doubtful = self.chooser.choose(logits_NV, rows, doubts=self.wide)
+        doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
+        tokens_N, doubtful = self.chooser.choose(logits_NV, rows, doubts=doubts)
         for place in doubtful:
             logits_1V = self.read_again(rows[place], slot=first + place)
             tokens_N[place] = self.chooser.choose(logits_1V, [rows[place]])[0][0]
-        if self.wide and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
+        if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
-            for slot, row in enumerate([*self.rows[:first], *rows]):
-                self.read_again(row, slot=slot)
-            self.kept.rows.clear()
+            self.careful = False
+            if self.wide:
+                for slot, row in enumerate([*self.rows[:first], *rows]):
+                    self.read_again(row, slot=slot)
+                self.kept.rows.clear()
             self.wide = False
         return tokens_N
 
     def read_again(self, row: Row, *, slot: int) -> torch.Tensor:
         """Read a row, its answer so far included, with the library's sums; logits of what comes next [1, V].
 
-        No more tokens at once than were read at once before, so that it fits in memory as well.
+        No more tokens at once than were read at once before, so that it fits in memory as well; of rows that stay
+        always as many, so that nothing in these sums hangs on what was read with them.
         """
         ids = [*row.request.input_ids, *row.new]
         self.rows_again += 1
         self.tokens_again += len(ids) - self.prefix
         with self.sums_of_the_library():
-            for start in range(self.prefix, len(ids), self.largest_pass):
-                logits_1V = self.forward([ids[start : start + self.largest_pass]], first=slot, start=start)
+            most = SHORTEST_PASS if row.request.keep else self.largest_pass
+            for start in range(self.prefix, len(ids), most):
+                logits_1V = self.forward([ids[start : start + most]], first=slot, start=start)
         return logits_1V
 
     @contextmanager

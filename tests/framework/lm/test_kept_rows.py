@@ -2,6 +2,7 @@
 
 import random
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -155,6 +156,25 @@ def test_faster_products_and_the_slots_that_fill_them_up_change_nothing(
     assert lm.wide
     for prefix in ((), PREFIX):
         assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
+
+
+def test_where_last_digits_decide_a_row_that_stays_is_read_again_and_says_the_same(small: Any) -> None:
+    lm = small.load(small.config())
+    small.sharpen(lm.module)
+    said = Talk(open_slots(lm, ROWS), seed=5).run().answers
+    token = Counter(token for answer in said.values() for token in answer).most_common(1)[0][0]
+    weight = lm.base.get_output_embeddings().weight
+    with torch.no_grad():
+        noise = torch.randn(weight[token].shape, generator=torch.Generator().manual_seed(0))
+        weight[token + 1] = weight[token] + 3e-7 * weight[token].abs().mean() * noise
+    found, again = [], []
+    for slots in (1, 5, 9, 40):
+        opened = open_slots(lm, slots)
+        found.append(Talk(opened, seed=5).run().answers)
+        assert opened.careful, "not so often that it is given up"
+        again.append(opened.rows_again)
+    assert found == [found[0]] * 4
+    assert min(again) > 0
 
 
 def test_slots_that_fill_up_a_step_leave_rows_that_stay_as_they_are(small: Any, llama: Any) -> None:
