@@ -9,27 +9,26 @@ that answers finished dialogues along runs in one round, since nothing is promis
 as a user calls it, transcripts included; "none enters" is a batch that waits until its last dialogue has ended. The
 loop is what subclasses of the Trainer have in their place: texts of the whole batch, encoded anew each turn and padded
 left, one call of `generate` for a turn, finished dialogues answered along until the last one has ended (as ParlAI's
-BatchWorld does), or left out. It stands without a Trainer around it, which would only add to its time. Calls of
-torch.distributed are counted in a group of one process over gloo.
+BatchWorld does), or left out. It stands without a Trainer around it, which would only add to its time. At the end two
+processes share 32 dialogues over gloo, and calls of torch.distributed are counted on both.
 """
 
 import json
-import random
 import statistics
 import sys
 import tempfile
 import time
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from harness import SHARED, Limit, parse_arguments, report, run_script
+from workloads_rollout import NEW_TOKENS, Guide, Workload
 
 DIALOGUES, QUICK_DIALOGUES = 80, 16
 ROUNDS = 3
-NEW_TOKENS = 24
 CONTENDERS: dict[str, tuple[str, int, Mapping[str, Any]]] = {
     "partita, 1 at a time": ("partita", 16, {"batch": 1}),
     "partita, 16": ("partita", 80, {"batch": 16}),
@@ -77,8 +76,16 @@ def main() -> None:
             for name, found in json.loads(run_script(words).splitlines()[-1]).items():
                 runs.setdefault(name, []).append(found)
                 print(name, found, flush=True)
+        ranks = json.loads(run_script([__file__, "--ranks", folder]).splitlines()[-1])
+        print(ranks, flush=True)
     rows = [summary(name, found, count, turns=runs[TRUTH][0]["turns"]) for name, found in runs.items()]
-    report("rollout", rows, limits_of(runs), arguments=arguments, about=" ".join((__doc__ or "").split()))
+    report(
+        "rollout",
+        rows,
+        [*limits_of(runs), *limits_of_ranks(ranks)],
+        arguments=arguments,
+        about=" ".join((__doc__ or "").split()),
+    )
 
 
 def summary(name: str, runs: Sequence[Mapping[str, Any]], count: int, *, turns: int) -> dict[str, Any]:
@@ -110,12 +117,20 @@ def limits_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Limit]:
     mine = [name for name in runs if name.startswith("partita")]
     return [
         Limit("16 at a time over 1", ratio("partita, 1 at a time", ours), 2.5, "min"),
-        Limit("calls of torch.distributed in the loop", max(run["calls"] for run in runs[ours]), 0, "max"),
         Limit("dialogues of partita that differ", max(run["other"] for name in mine for run in runs[name]), 0, "max"),
         Limit("16: over reading turns whole", ratio("partita, 16, turns read whole", ours), 1, "min"),
         Limit("64: over reading turns whole", ratio("partita, 64, turns read whole", "partita, 64"), 1, "min"),
         Limit("1 at a time: over generate", ratio("generate, 1 at a time", "partita, 1 at a time"), 1, "min"),
         Limit(f"64: over the best loop ({best})", ratio(best, "partita, 64"), 1, "min"),
+    ]
+
+
+def limits_of_ranks(ranks: Mapping[str, Any]) -> list[Limit]:
+    """What is promised of two processes."""
+    return [
+        Limit("calls of torch.distributed in the loop of 2 processes", sum(ranks["inside"]), 0, "max"),
+        Limit("calls of torch.distributed around it, which are seen", min(ranks["around"]), 1, "min"),
+        Limit("dialogues of 2 processes that differ", ranks["other"], 0, "max"),
     ]
 
 
@@ -127,7 +142,6 @@ def one_round(folder: str, count: str, again: str = "") -> dict[str, dict[str, A
     import torch
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     work = Workload(Path(folder))
     parts: dict[str, Callable[..., dict[str, list[str]]]] = {"partita": Ours(work).run, "loop": Loop(work).run}
     said: dict[str, dict[str, list[str]]] = {}
@@ -139,117 +153,51 @@ def one_round(folder: str, count: str, again: str = "") -> dict[str, dict[str, A
         if again and name in ONCE:
             continue
         dialogues = min(dialogues, int(count))
-        with counted(work.module(kind, dialogues)) as counts:
+        with counting_tokens(work.module(kind, dialogues)) as tokens:
             cpu = time.process_time()
             said[name] = parts[kind](dialogues, **how)
-            found[name] = {"cpu": time.process_time() - cpu, "tokens": counts["tokens"], "calls": counts["calls"]}
+            found[name] = {"cpu": time.process_time() - cpu, "tokens": sum(tokens)}
     for name, answers in said.items():
         other = sum(told != said[TRUTH][key] for key, told in answers.items())
         found[name] |= {"dialogues": len(answers), "turns": sum(map(len, answers.values())), "other": other}
-    torch.distributed.destroy_process_group()
     return found
 
 
-class Guide:
-    """A program that talks: how often, and what, follows from the task and from what it hears."""
+def on_ranks(folder: str) -> dict[str, Any]:
+    """Calls of torch.distributed by each of two processes, and how many dialogues differ from those of one."""
+    from forked import import_all, run_ranks
 
-    def __init__(self, folder: str) -> None:
-        self.texts = texts_of(folder)
+    import_all()
+    output, count = Path(folder, "ranks"), 2 * QUICK_DIALOGUES
 
-    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """What the model is, and the first words; `seed` has no part, for the loop has none."""
-        self.chance = random.Random(task["number"])
-        self.turns = min(10, 2 + int(self.chance.expovariate(0.5)))
-        system = {"role": "system", "content": " ".join(self.texts[0][:40])}
-        return [system, {"role": "user", "content": self.words("")}], {}
+    def work(rank: int) -> None:
+        from partita.simulation.rollout import Rollout
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """The next words."""
-        self.turns -= 1
-        return self.words(action), float(len(action)), not self.turns, False, {}
+        have, model = Rollout.have, Workload(Path(folder)).ours(count)
+        inside = 0
+        with counting_calls() as calls:
 
-    def words(self, heard: str) -> str:
-        """Some of a text, and a number that another answer would change."""
-        text = self.chance.choice(self.texts)
-        start, count = self.chance.randrange(len(text)), self.chance.randint(8, 30)
-        return " ".join([str(zlib.crc32(heard.encode()) % 1000), *text[start : start + count]])
+            def watched(rollout: Rollout, dialogues: Iterator[Any]) -> Iterator[Any]:
+                nonlocal inside
+                before = sum(calls.values())
+                yield from have(rollout, dialogues)
+                inside += sum(calls.values()) - before
 
-    def close(self) -> None:
-        """Nothing is held."""
+            Rollout.have = watched  # type: ignore[method-assign]
+            model.simulate(output, batch_size=16)
+        Path(folder, f"calls-{rank}").write_text(json.dumps([inside, dict(calls)]), encoding="utf8")
 
-
-KNOWN: dict[str, list[list[str]]] = {}
-"""Words of texts, by folder."""
-
-
-def texts_of(folder: str) -> list[list[str]]:
-    """Words of real texts, read once."""
-    if folder not in KNOWN:
-        lines = Path(folder, "rows.jsonl").read_text(encoding="utf8").splitlines()
-        KNOWN[folder] = [words for line in lines if len(words := json.loads(line)["prompt"].split()) > 40]
-    return KNOWN[folder]
-
-
-class Workload:
-    """The model in a folder, and what is told of dialogues with it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / "talker"
-        if not self.path.exists():
-            make_talker(folder / "tiny", self.path)
-        self.theirs: Any = None
-        self.models: dict[int, Any] = {}
-
-    def ours(self, count: int) -> Any:
-        """What has so many dialogues; read once."""
-        from partita import Model
-
-        if count in self.models:
-            return self.models[count]
-        config = {
-            "base_model": str(self.path),
-            "input_features": [{"name": "messages", "type": "dialogue"}],
-            "output_features": [{"name": "reply", "type": "text"}],
-            "generation": {"max_new_tokens": NEW_TOKENS},
-            "trainer": {"type": "none"},
-            "simulation": {
-                "world": {
-                    "type": "environment",
-                    "environment": "rollout:Guide",
-                    "options": {"folder": str(self.folder)},
-                },
-                "tasks": {"count": count},
-            },
-        }
-        self.models[count] = Model(config, quiet=True)
-        return self.models[count]
-
-    def module(self, kind: str, count: int) -> Any:
-        """What a contender answers so many dialogues with; all have the same weights."""
-        from transformers import AutoModelForCausalLM
-
-        if kind == "partita":
-            return self.ours(count).ready().lm.module
-        if self.theirs is None:
-            self.theirs = AutoModelForCausalLM.from_pretrained(self.path, dtype="float32").eval()
-        return self.theirs
-
-
-def make_talker(source: Path, target: Path) -> None:
-    """A model that only says words, each a token that is found again in its text, and ends after some of them."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    silent = [token for text, token in tokenizer.get_vocab().items() if not (text[0] == "Ġ" and text[1:].isalpha())]
-    with torch.no_grad():
-        weight = model.get_output_embeddings().weight
-        ending = 2 * weight[tokenizer.eos_token_id]
-        weight[silent] = 0
-        weight[tokenizer.eos_token_id] = ending
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    if any(run_ranks(2, work, folder=Path(folder)).status):
+        raise SystemExit("a rank failed")
+    told = [json.loads(Path(folder, f"calls-{rank}").read_text(encoding="utf8")) for rank in range(2)]
+    alone = Ours(Workload(Path(folder))).run(count, batch=16)
+    together = said_in(output)
+    return {
+        "inside": [inside for inside, _ in told],
+        "around": [sum(calls.values()) - inside for inside, calls in told],
+        "calls": [calls for _, calls in told],
+        "other": sum(alone[task] != answers for task, answers in together.items()) + len(alone) - len(together),
+    }
 
 
 class Ours:
@@ -274,11 +222,16 @@ class Ours:
         try:
             with tempfile.TemporaryDirectory() as output:
                 self.work.ours(count).simulate(output, batch_size=batch)
-                lines = Path(output, "predicted.jsonl").read_text(encoding="utf8").splitlines()
+                return said_in(Path(output))
         finally:
             DialogueSlots.keeps = True
             Rollout.begin = begin  # type: ignore[method-assign]
-        return {line["task"]: said(line["messages"]) for line in map(json.loads, lines)}
+
+
+def said_in(folder: Path) -> dict[str, list[str]]:
+    """The model's words of each dialogue in transcripts."""
+    lines = (folder / "predicted.jsonl").read_text(encoding="utf8").splitlines()
+    return {line["task"]: said(line["messages"]) for line in map(json.loads, lines)}
 
 
 def said(messages: Sequence[Mapping[str, str]]) -> list[str]:
@@ -338,37 +291,44 @@ class Loop:
 
 
 @contextmanager
-def counted(module: Any) -> Iterator[dict[str, int]]:
-    """Inside, tokens that go through the model are counted, padding included, and calls of torch.distributed."""
+def counting_tokens(module: Any) -> Iterator[list[int]]:
+    """Inside, tokens that go through the model are taken down, padding included."""
+    tokens: list[int] = []
+    hook = module.get_input_embeddings().register_forward_hook(lambda *given: tokens.append(given[1][0].numel()))
+    try:
+        yield tokens
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def counting_calls() -> Iterator[Counter[str]]:
+    """Inside, calls of torch.distributed in which processes meet are counted by name."""
     import torch
 
-    counts = {"tokens": 0, "calls": 0}
+    calls: Counter[str] = Counter()
 
-    def count_tokens(*given: Any) -> None:
-        counts["tokens"] += given[1][0].numel()
-
-    def counting(call: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*words: Any, **named: Any) -> Any:
-            counts["calls"] += 1
+            calls[name] += 1
             return call(*words, **named)
 
         return counted
 
-    hook = module.get_input_embeddings().register_forward_hook(count_tokens)
-    places = (torch.distributed, torch.distributed.distributed_c10d)
-    before = [(place, name, getattr(place, name)) for place in places for name in COLLECTIVES]
-    for place, name, call in before:
-        setattr(place, name, counting(call))
+    before = {name: getattr(torch.distributed, name) for name in COLLECTIVES}
+    for name, call in before.items():
+        setattr(torch.distributed, name, counting(name, call))
     try:
-        yield counts
+        yield calls
     finally:
-        hook.remove()
-        for place, name, call in before:
-            setattr(place, name, call)
+        for name, call in before.items():
+            setattr(torch.distributed, name, call)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--round"]:
         print(json.dumps(one_round(*sys.argv[2:])))
+    elif sys.argv[1:2] == ["--ranks"]:
+        print(json.dumps(on_ranks(*sys.argv[2:])))
     else:
         main()
