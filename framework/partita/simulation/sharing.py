@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from partita.inference.claims import Claims, claimed
 from partita.inference.halving import Capacity
@@ -44,26 +43,19 @@ class Standing:
         self.count_failed = team.counter("dialogues that failed")
         self.count_turns = team.counter("answers of the model")
         self.count_stops = team.counter("processes that end the simulation")
+        self.mine = (0, 0)
+        """Dialogues that have ended here, and those of them that failed."""
         self.stops = False
         self.looked = time.monotonic()
 
     def note(self, *, failed: bool, turns: int) -> tuple[int, int, int]:
         """A dialogue has ended here: how many have ended, how many of them failed, and answers since the start."""
+        self.mine = (self.mine[0] + 1, self.mine[1] + failed)
         return (
             self.before[0] + self.count_ended(1) + 1,
             self.before[1] + self.count_failed(int(failed)) + int(failed),
             self.count_turns(turns) + turns,
         )
-
-    @property
-    def ended(self) -> int:
-        """Dialogues that have ended."""
-        return self.before[0] + self.count_ended(0)
-
-    @property
-    def failed(self) -> int:
-        """Those of them that failed."""
-        return self.before[1] + self.count_failed(0)
 
     def stop(self) -> None:
         """The simulation is to end, on all processes."""
@@ -80,8 +72,15 @@ class Standing:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process has come to the end of its part."""
+    """How a process has come to the end of its part.
 
+    It holds all that is said of the end: the numbers that are counted up are gone with the first process that leaves.
+    """
+
+    ended: int
+    """Dialogues that have ended there."""
+    failed: int
+    """Those of them that failed."""
     asked: bool
     """Whether somebody asked it to stop."""
     too_many: bool
@@ -124,14 +123,23 @@ def have(
             shown, too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
             if asked.asked or too_many:
                 standing.stop()
-        ending = Ending(asked.asked, too_many, transcripts.last_failure)
+        ending = Ending(*standing.mine, asked.asked, too_many, transcripts.last_failure)
         if team.rank > 0:
             transcripts.close()  # rank 0 takes over what is there
         endings = team.gather(ending, "the end of the dialogues")
-        if standing.ended > shown:
-            display.advance(standing.ended - shown)
+        ended = standing.before[0] + sum(other.ended for other in endings)
+        if ended > shown:
+            display.advance(ended - shown)
     tell_prompts(rollout.encoders)
-    check_end(endings, standing, wanted=len(dialogues), limits=limits, folder=transcripts.path.parent, team=team)
+    if any(other.too_many for other in endings):
+        failed = standing.before[1] + sum(other.failed for other in endings)
+        reason = next(other.reason for other in endings if other.reason is not None)
+        told = f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
+        message = f"{told}; the last one: {reason}. What was had is kept in {transcripts.path.parent}"
+        team.agree(SimulationError(message), "the share of failures")
+    if ended < len(dialogues) and any(other.asked for other in endings):
+        logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{len(dialogues):,}")
+        raise KeyboardInterrupt
 
 
 def keep(
@@ -168,20 +176,3 @@ def stopping_all(standing: Standing) -> Iterator[None]:
         with suppress(Exception):  # where the others are gone, they need not be told
             standing.stop()
         raise
-
-
-def check_end(
-    endings: Sequence[Ending], standing: Standing, *, wanted: int, limits: Limits, folder: Path, team: Team
-) -> None:
-    """Raises SimulationError where more dialogues failed than the file allows, KeyboardInterrupt where one stopped."""
-    ended, failed = standing.ended, standing.failed
-    if any(ending.too_many for ending in endings):
-        reasons = [ending.reason for ending in endings if ending.reason is not None]
-        message = (
-            f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows; "
-            f"the last one: {reasons[0]}. What was had is kept in {folder}"
-        )
-        team.agree(SimulationError(message), "the share of failures")
-    if ended < wanted and any(ending.asked for ending in endings):
-        logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{wanted:,}")
-        raise KeyboardInterrupt
