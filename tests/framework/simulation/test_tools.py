@@ -12,6 +12,7 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted
+from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, GarbageError, answered, opened
 from partita.simulation.dialogue import Dialogue
 from partita.simulation.rollout import Rollout
@@ -181,7 +182,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
         max_new_tokens=100,
         seed=1,
     )
-    world = EnvironmentWorld(adapted(Stall, interface="tools"), max_turns=5)
+    world = EnvironmentWorld(adapted(Stall, interface="tools"), max_turns=5, closing=Closing())
     rollout = Rollout(world, {"agent": agent}, lanes=4, seed=1, limits=Limits())
     had = list(rollout.have(iter(Dialogue(str(seed), "a", {}, seed) for seed in range(12))))
 
