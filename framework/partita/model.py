@@ -199,7 +199,7 @@ class Model:
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
         team.gather(None, "the end of the run")  # no rank may look for it before it is there
         self.run, self._splits = folder, data.splits
-        return replace(result, batch_sizes=directory.manifest["batch_sizes"])
+        return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
 
     def train_rounds(self, plan: TrainOn, directory: RunDirectory, data: RunData) -> TrainResult:
         """The rounds of dialogues and training of a run that has been trained on data."""

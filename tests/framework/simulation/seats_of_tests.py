@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 
+from partita.simulation import Dialogue, Verdict
 from partita.simulation.seats import Context
 
 WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
@@ -43,3 +44,10 @@ class Single:
 
 class Silent:
     """Knows nothing that a seat is asked."""
+
+
+class Strict:
+    """Finds no dialogue right, and says what the last answer should have been."""
+
+    def check(self, dialogue: Dialogue) -> Verdict:
+        return Verdict(False, target="two")

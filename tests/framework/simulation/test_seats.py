@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita import ConfigError, DataError
+from partita import ConfigError, DataError, Model
 from partita.simulation import run as simulation_run
 from partita.simulation.dialogue import Dialogue, from_line
 from partita.simulation.turns import TurnEncoder
@@ -285,3 +285,17 @@ def test_models_share_what_memory_holds() -> None:
     assert sizes(agent=model(size), user=model(replace(size, rows=8))) == {"agent": 32, "user": 8}
     written = BatchSize(rows=48, origin="file", device="cpu")
     assert sizes(agent=model(written), user=model(written)) == {"agent": 48, "user": 48}
+
+
+def test_rounds_are_trained_on_dialogues_with_another_model_without_other_data(folder: Path, tmp_path: Path) -> None:
+    rounds = {"rounds": 1, "tasks": {"count": 10}, "max_steps": 2}
+    checker = {"type": "seats_of_tests:Strict"}
+    changed = settings(folder, train_on=rounds, checker=checker)
+    changed["trainer"] = {"type": "finetune", "batch_size": 4}
+    (folder / "rounds.yaml").write_text(json.dumps(changed), encoding="utf8")
+    result = Model(folder / "rounds.yaml", quiet=True).train(run=tmp_path / "run")
+
+    assert result.steps == 2
+    lines = transcripts(tmp_path / "run" / "rounds" / "1" / "transcripts")
+    said = [message for line in lines for message in line["messages"]]
+    assert {message["seat"] for message in said if "tokens" in message} == {"agent", "user"}
