@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def prepare(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
+def lines_in(folder: Path, pattern: str) -> int:
+    """Lines of all files of a pattern; one that goes away meanwhile counts as empty."""
+    total = 0
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            total += path.read_bytes().count(b"\n")
+    return total
+
+
 class Jobs:
     """Jobs of several ranks, each a fork of a process that has imported the libraries."""
 
@@ -121,7 +131,7 @@ class Jobs:
         The others are ended as a launcher does; none is where that rank ends before.
         """
         job = self.launch(ranks, folder, *steps)
-        while sum(path.read_bytes().count(b"\n") for path in folder.glob(pattern)) < lines and job[rank].poll() is None:
+        while lines_in(folder, pattern) < lines and job[rank].poll() is None:
             time.sleep(0.001)
         if job[rank].poll() is None:
             time.sleep(delay)
