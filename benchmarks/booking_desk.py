@@ -1,9 +1,10 @@
 """The booking desk: what its own mistakes cost a model, and what rounds of training on them gain.
 
-The file is that of examples/booking_desk, with two seeds. Each row is what 600 dialogues come to whose guests no
-training has met. The ceiling is what a desk can reach that makes no mistake but by what it could not hear: without
-repairs (0.9 + 0.1 / 12) to the power of five; with two, what also two repetitions lose. The control is trained on
-written dialogues instead of rounds, for at least the CPU time that rounds took in all.
+The file is that of examples/booking_desk, with its seed and the next one. Each row is what 600 dialogues come to whose
+guests no training has met. The ceiling is what a desk can expect that makes no mistake but by what it could not hear:
+without repairs (0.9 + 0.1 / 12) to the power of five, with two what also two repetitions lose; without repairs the one
+of these very guests stands beside it. The control is trained on written dialogues instead of rounds, for the CPU time
+that rounds took in all.
 """
 
 import json
@@ -27,7 +28,7 @@ CEILINGS = {0: HEARD**5, 2: (1 - 0.1 * 0.1 * (1 - HEARD)) ** 5}
 
 def main() -> None:
     arguments = parse_arguments(__doc__ or "")
-    seeds = (1,) if arguments.quick else (1, 2)
+    seeds = (42,) if arguments.quick else (42, 43)
     table: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -124,11 +125,28 @@ def asked(seed: int, what: str, weights: Path, *, history: str = "predicted", re
         "what": what,
         "success": round(success.mean, 4),
         "ceiling": 1.0 if history == "gold" else round(CEILINGS[repairs], 4),
+        **({"ceiling of these guests": round(ceiling_of(seed), 4)} if history == "predicted" and not repairs else {}),
         "turns": round(outcomes.turns, 2),
         "CPU seconds": round(seconds, 1),
     }
     print(row, flush=True)
     return row
+
+
+def ceiling_of(seed: int) -> float:
+    """What a desk can expect of the guests that a seed gives, without repairs: one in twelve of what is lost."""
+    import desk
+
+    from partita.simulation.dialogue import derived_seed
+
+    total = 0.0
+    for number in range(DIALOGUES):
+        known: dict[str, str] = {}
+        for text, _ in desk.wishes_of(derived_seed(seed, f"task-{number}")):
+            words = text.removeprefix("no , ").replace(",", " ").split()
+            known |= dict(zip(words[::2], words[1::2], strict=False)) if text != "book" else {}
+        total += float((1 / desk.VALUES) ** sum(word == desk.LOST for word in known.values()))
+    return total / DIALOGUES
 
 
 def timed(work: Any) -> tuple[float, Any]:
