@@ -70,7 +70,7 @@ def described(error: BaseException) -> str:
     return str(error) if isinstance(error, GarbageError) else f"{type(error).__name__}: {error}"
 
 
-class UnfitError(Exception):
+class UnfitError(GarbageError):
     """A program does not have the interface that the file says."""
 
 

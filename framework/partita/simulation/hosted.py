@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from partita.simulation.contract import GarbageError, TooSlowError
@@ -37,9 +37,19 @@ class HostedError(GarbageError):
 class Hosts:
     """Starts a process for each environment of a class. A context manager: at its end no process is left."""
 
-    def __init__(self, world: EnvironmentWorld, *, folder: Path | None, step_seconds: float) -> None:
-        """`world` says which class, made with which options; each of its methods may take so many seconds."""
-        self.world, self.folder, self.seconds = world, folder, step_seconds
+    def __init__(
+        self,
+        world: EnvironmentWorld,
+        *,
+        folder: Path | None,
+        step_seconds: float,
+        tools: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`world` says which class, made with which options; each of its methods may take so many seconds.
+
+        `tools` are those of `tools_of`: to find them takes a library that no process of an environment should import.
+        """
+        self.world, self.tools, self.folder, self.seconds = world, dict(tools), folder, step_seconds
         self.lines: set[socket.socket] = set()
         self.changing = threading.Lock()
 
@@ -48,6 +58,7 @@ class Hosts:
         asked = {
             "control": theirs.fileno(),
             "world": self.world.model_dump(mode="json"),
+            "tools": self.tools,
             "folder": str(self.folder.resolve()) if self.folder is not None else None,
             "path": [str(Path(place).absolute()) for place in sys.path],
         }

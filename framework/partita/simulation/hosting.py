@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,11 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     world = EnvironmentWorld.model_validate(asked["world"])
     kind, _ = load_environment(world, folder=Path(asked["folder"]) if asked["folder"] is not None else None)
+    make = adapted(kind, interface=world.interface, tools=asked["tools"])
     with socket.socket(fileno=asked["control"]) as control:
         line = Server(control).serve()
     if line is not None:
-        host(lambda options: adapted(partial(kind, **options), interface=world.interface)(), line)
+        host(make, line)
 
 
 class Server:
@@ -175,7 +175,7 @@ def kill(process: int) -> None:
 # A process of an environment
 
 
-def host(make: Callable[[Mapping[str, Any]], Environment], line: socket.socket) -> None:
+def host(make: Callable[..., Environment], line: socket.socket) -> None:
     """Make an environment of options, and answer what comes over the line until it is closed; the process ends here."""
     environment: Any = None
     with suppress(EOFError, OSError):
@@ -183,7 +183,7 @@ def host(make: Callable[[Mapping[str, Any]], Environment], line: socket.socket) 
             method, given = receive(line)
             try:
                 if method == "make":
-                    environment, said = make(given), None
+                    environment, said = make(**given), None
                 else:
                     said = CALLS[method](environment, given)
                 answer = ("said", said)

@@ -15,7 +15,7 @@ from partita.data.rows import Rows, digest
 from partita.inference.predict import ShowProgress
 from partita.report.transcript_page import page
 from partita.runs.files import write_atomically, writing
-from partita.simulation.adapters import adapted, load_environment
+from partita.simulation.adapters import adapted, load_environment, tools_of
 from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, TooSlowError
 from partita.simulation.dialogue import AGENT, Dialogue, derived_seed
@@ -246,9 +246,10 @@ def environments(
     world = section.world
     assert isinstance(world, EnvironmentSection), "replay has none"
     key = "simulation.world.options"
+    tools = tools_of(kind, interface=world.interface)
     if world.isolation == "thread":
-        return adapted(made(kind, world.options, key=key), interface=world.interface)
-    hosts = held.enter_context(Hosts(world, folder=folder, step_seconds=section.limits.step_seconds))
+        return made(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
+    hosts = held.enter_context(Hosts(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds))
     try:
         hosts.check()
     except (HostedError, TooSlowError) as error:

@@ -1,6 +1,7 @@
 """Programs that were not written for us: Gymnasium's and TRL's kind, without their libraries."""
 
 import random
+import sys
 from typing import Any
 
 ITEMS = ("tea", "cake", "soup", "milk", "rice")
@@ -117,6 +118,14 @@ class Stall:
         """
         self.reward = float(price == self.price)
         return "sold"
+
+    def imported(self, module: str) -> bool:
+        """Whether a module is imported.
+
+        Args:
+            module: Its name.
+        """
+        return module in sys.modules
 
 
 class Mute:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, Model
-from partita.simulation.adapters import adapted, load_environment
-from partita.simulation.contract import GarbageError, answered, opened
+from partita.simulation.adapters import load_environment
+from partita.simulation.adapters.gymnasium import GymnasiumEnvironment
+from partita.simulation.contract import GarbageError, UnfitError, answered, opened
 from partita_schema.simulation import EnvironmentWorld
 
 from .programs_of_tests import Guess, Guesses, Picture
@@ -46,8 +47,7 @@ gymnasium.register("Numbers-v0", entry_point=Numbers)
 
 
 def test_a_session_is_a_dialogue() -> None:
-    make = adapted(Guess, interface="gymnasium")
-    environment = make()
+    environment = GymnasiumEnvironment(Guess())
     said = opened(environment.reset(seed=5, task={"number": 7}))
     word: Any = said.info["gold"]
     wrong, right = answered(environment.step("pink")), answered(environment.step(f" {word}\n"))
@@ -57,12 +57,11 @@ def test_a_session_is_a_dialogue() -> None:
     assert wrong.messages == [{"role": "user", "content": "no"}]
     assert wrong.info == {"metrics": {"left": 2}}, "the rest of info is its own affair"
     assert (right.reward, right.terminated) == (1.0, True)
-    assert make() is not environment
 
 
 def test_its_limit_truncates_and_the_task_is_its_options() -> None:
     program = Guess(tries=1)
-    environment = adapted(lambda: program, interface="gymnasium")()
+    environment = GymnasiumEnvironment(program)
     environment.reset(seed=5, task={"number": 7})
 
     assert program.options == {"number": 7}
@@ -92,9 +91,9 @@ def test_its_limit_truncates_and_the_task_is_its_options() -> None:
     ],
 )
 def test_what_cannot_be_talked_to_is_refused(kind: type, text: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        adapted(kind, interface="gymnasium")
-    assert str(error.value) == f"simulation.world.environment: {text}"
+    with pytest.raises(UnfitError) as error:
+        GymnasiumEnvironment(kind())
+    assert str(error.value) == text
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_what_cannot_be_talked_to_is_refused(kind: type, text: str) -> None:
     ],
 )
 def test_what_is_no_step_is_told(found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = adapted(Guess, interface="gymnasium")()
+    environment = GymnasiumEnvironment(Guess())
     environment.reset(seed=5, task={})
     monkeypatch.setattr(Guess, "step", lambda self, action: found)
 
@@ -178,12 +177,12 @@ def test_an_environment_of_gymnasiums_is_had_by_its_id_with_its_limit(folder: Pa
 @pytest.mark.parametrize(
     ("environment", "text"),
     [
-        ("games_of_tests:Numbers-v0", "action_space of "),
-        ("games_of_tests:Leters-v0", "Gymnasium has no games_of_tests:Leters-v0: "),
-        ("no_games_of_tests:Letters-v0", "Gymnasium has no no_games_of_tests:Letters-v0: "),
+        ("games_of_tests:Numbers-v0", "options: games_of_tests:Numbers-v0 cannot be made with {}: action_space of "),
+        ("games_of_tests:Leters-v0", "environment: Gymnasium has no games_of_tests:Leters-v0: "),
+        ("no_games_of_tests:Letters-v0", "environment: Gymnasium has no no_games_of_tests:Letters-v0: "),
     ],
 )
 def test_an_id_that_is_not_there_or_has_no_text_is_told(folder: Path, environment: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         Model(settings(folder, environment), quiet=True).simulate(folder / "said")
-    assert str(error.value).startswith(f"simulation.world.environment: {text}"), str(error.value)
+    assert str(error.value).startswith(f"simulation.world.{text}"), str(error.value)

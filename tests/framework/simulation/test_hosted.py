@@ -10,9 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
+from partita.simulation.adapters import tools_of
 from partita.simulation.contract import TooSlowError
 from partita.simulation.hosted import HostedError, Hosts
 from partita_schema.simulation import EnvironmentWorld
+
+from . import programs_of_tests
 
 FOLDER = Path(__file__).parent
 
@@ -135,9 +138,27 @@ def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: st
     world = EnvironmentWorld(
         type="environment", environment=f"programs_of_tests:{name}", interface=interface, isolation="process"
     )
-    with Hosts(world, folder=FOLDER, step_seconds=20.0) as found:
+    tools = tools_of(programs_of_tests.Shop, interface=interface)
+    with Hosts(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
         environment = found.make()
         messages, _ = environment.reset(seed=1, task={"number": 1})
         environment.close()
 
     assert said in messages[-1]["content"]
+
+
+def test_a_process_calls_tools_without_what_it_took_to_describe_them() -> None:
+    world = EnvironmentWorld(
+        type="environment", environment="programs_of_tests:Stall", interface="tools", isolation="process"
+    )
+    tools = tools_of(programs_of_tests.Stall, interface="tools")
+    with Hosts(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
+        environment = found.make()
+        environment.reset(seed=1, task={})
+        called = [
+            environment.step(f'{{"name": "imported", "arguments": {{"module": "{name}"}}}}')[0][0]["content"]
+            for name in ("json", "transformers", "torch")
+        ]
+        environment.close()
+
+    assert called == ["true", "false", "false"]

@@ -1,6 +1,7 @@
 """A class with `reset` and tools is an environment, and what the model calls wrongly is told to the model."""
 
 import json
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,8 @@ from partita.data.shaping.prompt import Shaper
 from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
-from partita.simulation.adapters import adapted
+from partita.simulation.adapters import adapted, tools_of
+from partita.simulation.adapters.tools import Tools
 from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, GarbageError, answered, opened
 from partita.simulation.dialogue import Dialogue
@@ -25,8 +27,12 @@ from partita_schema.simulation import Limits
 from .programs_of_tests import Counter, Mute, Shop, Stall, Untold
 
 
+def made(kind: type) -> Environment:
+    return adapted(kind, interface="tools", tools=Tools.of(kind).descriptions)()
+
+
 def begun(kind: type, **task: Any) -> Environment:
-    environment = adapted(kind, interface="tools")()
+    environment = made(kind)
     opened(environment.reset(seed=1, task=task))
     return environment
 
@@ -42,7 +48,7 @@ def heard(environment: Environment, action: str) -> list[str]:
 
 
 def test_public_methods_are_tools_and_the_model_is_told_of_them() -> None:
-    environment = adapted(Shop, interface="tools")()
+    environment = made(Shop)
     system, user = opened(environment.reset(seed=1, task={})).messages
     told = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
 
@@ -125,7 +131,7 @@ def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
 
 def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
     prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
-    shop, counter = adapted(Shop, interface="tools")(), adapted(Counter, interface="tools")()
+    shop, counter = made(Shop), made(Counter)
     said = opened(shop.reset(seed=1, task={"prompt": prompt})).messages
     plain = opened(counter.reset(seed=1, task={"prompt": "Count."})).messages
 
@@ -150,7 +156,7 @@ def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
 )
 def test_a_class_that_has_no_tools_is_refused(kind: type, text: str) -> None:
     with pytest.raises(ConfigError) as error:
-        adapted(kind, interface="tools")
+        tools_of(kind, interface="tools")
     assert str(error.value).startswith(text), str(error.value)
 
 
@@ -182,7 +188,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
         max_new_tokens=100,
         seed=1,
     )
-    world = EnvironmentWorld(adapted(Stall, interface="tools"), max_turns=5, closing=Closing())
+    world = EnvironmentWorld(partial(made, Stall), max_turns=5, closing=Closing())
     rollout = Rollout(world, {"agent": agent}, lanes=4, seed=1, limits=Limits())
     had = list(rollout.have(iter(Dialogue(str(seed), "a", {}, seed) for seed in range(12))))
 

@@ -1,6 +1,6 @@
 """Programs that were written for others, as environments: what `interface` of a world says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,31 @@ def load_environment(section: EnvironmentWorld, *, folder: Path | None) -> tuple
     return kind, kind
 
 
-def adapted(make: Callable[[], Any], *, interface: str) -> Callable[[], Environment]:
-    """What makes environments of programs with this interface; one is made to see that it can be.
+def tools_of(kind: Any, *, interface: str) -> Mapping[str, Any]:
+    """Descriptions of the tools of a class by name, as another process can be told; none of another interface.
 
-    Raises ConfigError where it is another one.
+    Raises ConfigError where it has no tools.
     """
+    if interface != "tools":
+        return {}
     try:
-        if interface == "gymnasium":
-            GymnasiumEnvironment(make()).close()
-            return lambda: GymnasiumEnvironment(make())
-        if interface == "tools":
-            tools = Tools.of(make())
-            return lambda: ToolEnvironment(make(), tools)
+        return Tools.of(kind).descriptions
     except UnfitError as error:
         raise ConfigError([Problem(KEY, str(error))]) from error
+
+
+def adapted(kind: Callable[..., Any], *, interface: str, tools: Mapping[str, Any]) -> Callable[..., Environment]:
+    """What makes environments of options, of programs with this interface; `tools` are those of `tools_of`.
+
+    It raises UnfitError where a program has another interface.
+    """
+    if interface == "partita":
+        return kind
+    known = Tools(tools)
+
+    def make(**options: Any) -> Environment:
+        program = kind(**options)
+        return GymnasiumEnvironment(program) if interface == "gymnasium" else ToolEnvironment(program, known)
+
+    make.__name__ = kind.__name__
     return make

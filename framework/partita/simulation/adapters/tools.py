@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from partita.simulation.contract import GarbageError, Message, UnfitError, messages_of, shown
@@ -29,39 +29,34 @@ class CallError(Exception):
     """A call that the model has to hear about."""
 
 
-@dataclass(frozen=True)
 class Tools:
     """The tools of a class."""
 
-    descriptions: Mapping[str, Mapping[str, Any]]
-    """By name: what the model is told, as JSON in OpenAI's form."""
-    validators: Mapping[str, Any]
-    """By name: what checks arguments."""
+    def __init__(self, descriptions: Mapping[str, Any]) -> None:
+        """`descriptions` by name: what the model is told, as JSON in OpenAI's form."""
+        self.descriptions = dict(descriptions)
+        self.validators = {name: json_validator(parameters(told)) for name, told in descriptions.items()}
 
     @classmethod
-    def of(cls, program: Any) -> "Tools":
-        """The tools of a program. Raises UnfitError where it has none, or one that nobody could explain to a model."""
+    def of(cls, kind: type) -> "Tools":
+        """The tools of a class. Raises UnfitError where it has none, or one that nobody could explain to a model."""
         from transformers.utils import get_json_schema
         from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
-        kind = type(program).__name__
-        if not callable(getattr(program, "reset", None)):
-            raise UnfitError(f"{kind} has no method reset, which begins a dialogue")
-        descriptions: dict[str, Mapping[str, Any]] = {}
-        for name, tool in methods(program).items():
+        if not callable(getattr(kind, "reset", None)):
+            raise UnfitError(f"{kind.__name__} has no method reset, which begins a dialogue")
+        descriptions: dict[str, Any] = {}
+        for name, tool in methods(kind).items():
             if inspect.iscoroutinefunction(tool):
-                raise UnfitError(f"{kind}.{name} is async; make it a plain method")
+                raise UnfitError(f"{kind.__name__}.{name} is async; make it a plain method")
             try:
                 descriptions[name] = get_json_schema(tool)
             except (DocstringParsingException, TypeHintParsingException) as error:
-                message = (
-                    f"{kind}.{name} cannot be told to a model: {error}; give it types and a docstring with Args:, "
-                )
-                raise UnfitError(f"{message}or a name that begins with _ where it is no tool") from error
+                told = f"{kind.__name__}.{name} cannot be told to a model: {error}; give it types and a docstring with "
+                raise UnfitError(f"{told}Args:, or a name that begins with _ where it is no tool") from error
         if not descriptions:
-            raise UnfitError(f"{kind} has no tools; its public methods but {', '.join(NOT_TOOLS)} are")
-        validators = {name: json_validator(parameters(told)) for name, told in descriptions.items()}
-        return cls(descriptions, validators)
+            raise UnfitError(f"{kind.__name__} has no tools; its public methods but {', '.join(NOT_TOOLS)} are")
+        return cls(descriptions)
 
     def text(self) -> str:
         """What the model is told of them."""
@@ -152,10 +147,13 @@ class ToolEnvironment:
             close()
 
 
-def methods(program: Any) -> dict[str, Callable[..., Any]]:
-    """Public methods that are tools, by name."""
-    names = [name for name, _ in inspect.getmembers_static(type(program), is_method)]
-    return {name: getattr(program, name) for name in names if not name.startswith("_") and name not in NOT_TOOLS}
+def methods(kind: type) -> dict[str, Callable[..., Any]]:
+    """Public methods that are tools, by name, each with the arguments that it is called with."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, member in inspect.getmembers_static(kind, is_method):
+        if not name.startswith("_") and name not in NOT_TOOLS:
+            found[name] = MethodType(member, kind) if inspect.isfunction(member) else getattr(kind, name)
+    return found
 
 
 def is_method(member: object) -> bool:
