@@ -81,24 +81,26 @@ class Rounds:
         """All rounds that are missing; the last weights are the run's in the end."""
         result = finished_result(self.directory)
         ended: list[dict[str, Any]] = list(self.directory.manifest.get("rounds", []))
-        if ended and not ended[-1]["kept"]:
-            return self.finish(ended, result)
-        for number in range(len(ended) + 1, self.plan.rounds + 1):
-            dialogues = self.have_dialogues(number)
-            if ended and self.is_worse(dialogues, ended[-1]["dialogues"], number=number):
-                ended[-1]["kept"] = False
+        while len(ended) < self.plan.rounds and (not ended or ended[-1]["kept"]):
+            dialogues = self.have_dialogues(len(ended) + 1)
+            if not self.goes_on(dialogues, ended):
                 break
-            if not self.can_learn(number):
-                break
-            result = self.train_round(number)
+            result = self.train_round(len(ended) + 1)
             ended.append({"dialogues": dialogues, "steps": result.steps, "metrics": result.metrics, "kept": True})
             self.directory.note(rounds=ended)
         else:
-            if self.plan.guard is not None and ended:
-                dialogues = self.have_dialogues(self.plan.rounds + 1)
-                ended[-1]["kept"] = not self.is_worse(dialogues, ended[-1]["dialogues"], number=self.plan.rounds + 1)
+            if self.plan.guard is not None and ended and ended[-1]["kept"]:
+                dialogues = self.have_dialogues(len(ended) + 1)
+                ended[-1]["kept"] = not self.is_worse(dialogues, ended)
         self.directory.note(rounds=ended)
         return self.finish(ended, result)
+
+    def goes_on(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
+        """Whether there is a round to train; one before it that has made it worse is marked."""
+        if ended and self.is_worse(dialogues, ended):
+            ended[-1]["kept"] = False
+            return False
+        return self.can_learn(len(ended) + 1)
 
     # One round
 
@@ -154,15 +156,15 @@ class Rounds:
         logger.info("round %d: %s", number, told_of(found))
         return found
 
-    def is_worse(self, dialogues: dict[str, Any], before: dict[str, Any], *, number: int) -> bool:
-        """Whether fewer dialogues succeed than the guard allows."""
-        share, earlier = dialogues.get("success"), before.get("success")
+    def is_worse(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
+        """Whether fewer dialogues succeed behind the last of the rounds that have ended than the guard allows."""
+        share, earlier = dialogues.get("success"), ended[-1]["dialogues"].get("success")
         if self.plan.guard is None or share is None or earlier is None or share >= earlier - self.plan.guard:
             return False
         logger.warning(
             "round %d has made it worse: %.3f of its dialogues succeed, %.3f did before, and train_on.guard allows "
             "%.3f less; the weights of before are kept",
-            *(number - 1, share, earlier, self.plan.guard),
+            *(len(ended), share, earlier, self.plan.guard),
         )
         return True
 
@@ -266,8 +268,14 @@ class Rounds:
         before = self.directory.manifest["before_rounds"]
         metrics = ended[number - 1]["metrics"] if number else before["metrics"]
         steps = before["steps"] + sum(round_["steps"] for round_ in ended)
-        self.directory.note(metrics=metrics)
-        return replace(result, run=self.directory.folder, metrics=metrics, steps=steps)
+        had = self.team.lead(self.all_dialogues, "the dialogues of all rounds")
+        self.directory.note(metrics=metrics, dialogues=had)
+        return replace(result, run=self.directory.folder, metrics=metrics, steps=steps, dialogues=had)
+
+    def all_dialogues(self) -> list[dict[str, Any]]:
+        """What the dialogues of each round have come to, those with the result included."""
+        places = (self.folder(number) / "simulation.json" for number in range(1, self.plan.rounds + 2))
+        return [json.loads(place.read_text("utf8")) for place in places if place.exists()]
 
     def take(self, number: int) -> None:
         """Put the weights of a round where those of the run are; those of before all rounds go to round 0."""

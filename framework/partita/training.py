@@ -173,6 +173,7 @@ def finished_result(directory: RunDirectory) -> TrainResult:
         steps=manifest.get("steps", 0),
         stopped_early=manifest.get("stopped_early", False),
         batch_sizes=manifest.get("batch_sizes", {}),
+        dialogues=manifest.get("dialogues", []),
     )
 
 

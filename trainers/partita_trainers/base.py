@@ -209,6 +209,9 @@ class TrainResult:
     """No better validation metric for `early_stop` evaluations."""
     batch_sizes: Mapping[str, Any] = field(default_factory=dict)
     """Sizes that were used: training and evaluation."""
+    dialogues: Sequence[Mapping[str, float]] = ()
+    """Where the file asks for rounds, what the dialogues of each came to, had with the weights of before it; last those
+    with the result, where the file has a guard."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> N
     assert result.metrics == noted["metrics"] == manifest(run / "rounds" / "2")["metrics"]
     assert [round_["kept"] for round_ in noted["rounds"]] == [True, True]
     assert [round_["dialogues"]["dialogues.n"] for round_ in noted["rounds"]] == [40, 40]
+    assert [found["dialogues.n"] for found in result.dialogues] == [40, 40, 40]
+    assert Model("run.yaml", quiet=True).train(run="run") == replace(result, resumed_from=None)
     # The first losses of a round are near the last ones of the round before, and not those of a new model.
     losses = [
         [json.loads(line)["loss"] for line in (place / "log.jsonl").read_text("utf8").splitlines()]
