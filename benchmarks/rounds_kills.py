@@ -1,8 +1,9 @@
 """Twenty SIGKILLs at random moments of three rounds of 400 dialogues and training, beside a job that nobody kills.
 
 A new model, sampled answers, two turns a dialogue, 8 steps on data and 10 in each round, one thread. Each attempt is a
-process of its own, forked behind the imports; the moments are drawn evenly from what the straight job took. In the end
-transcripts, the rows and losses of every step, and all weights are compared.
+process of its own, forked behind the imports, and is killed when it has come to a drawn place, a moment later: two
+before the rounds, and in each round three among its dialogues and three among its steps. In the end transcripts, the
+rows and losses of every step, and all weights are compared.
 """
 
 import json
@@ -13,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ ROUNDS = 3
 
 def main() -> None:
     arguments = parse_arguments(__doc__ or "")
-    kills, dialogues = (4, 80) if arguments.quick else (20, 400)
+    dialogues, each = (80, 1) if arguments.quick else (400, 3)
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     import_all()
@@ -33,30 +35,51 @@ def main() -> None:
         os.chdir(name)
         shutil.copy(PROGRAMS, name)
         write_rows(Path("rows.jsonl"))
-        straight = attempt("straight", dialogues, kill_after=None)
-        stages: list[str] = []
-        while len(stages) < kills:
-            found = attempt("killed", dialogues, kill_after=chance.uniform(0.3, 2.0) * straight["seconds"] / kills)
-            if not found["killed"]:
-                break
-            stages.append(found["stage"])
-        attempt("killed", dialogues, kill_after=None)
+        attempt("straight", dialogues)
+        wanted = places(chance, dialogues, each=each)
+        had = [place for place in wanted if attempt("killed", dialogues, place=place)]
+        attempt("killed", dialogues)
         differences = compare(Path("straight"), Path("killed"))
+    names = [place.name for place in had]
     table = [
         {
-            "kills": len(stages),
-            "in dialogues": stages.count("dialogues"),
-            "in training": stages.count("training"),
-            "elsewhere": stages.count("elsewhere"),
+            "kills": len(had),
+            "before the rounds": names.count("data"),
+            "among dialogues": names.count("dialogues"),
+            "among steps": names.count("steps"),
             **differences,
             "seed": seed,
         }
     ]
     limits = [
-        Limit("kills", len(stages), kills, "min"),
+        Limit("kills", len(had), len(wanted), "min"),
         Limit("differences", sum(differences.values()), 0, "max"),
     ]
     report("rounds_kills", table, limits, arguments=arguments, about=about(__doc__))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job is killed: so many seconds after a file of the run has so many lines."""
+
+    name: str
+    file: str
+    lines: int
+    delay: float
+
+
+def places(chance: random.Random, dialogues: int, *, each: int) -> list[Place]:
+    """Places in the order in which a job comes to them."""
+    found = [Place("data", "log.jsonl", lines, chance.uniform(0, 0.05)) for lines in (2, 6)]
+    for number in range(1, ROUNDS + 1):
+        kinds = (
+            ("dialogues", f"rounds/{number}/transcripts/.predicted.jsonl", dialogues - 30),
+            ("steps", f"rounds/{number}/log.jsonl", 9),
+        )
+        for name, file, most in kinds:
+            lines = sorted(chance.sample(range(2, most), each))
+            found += [Place(name, file, line, chance.uniform(0, 0.05)) for line in lines]
+    return found
 
 
 def write_rows(path: Path) -> None:
@@ -107,9 +130,8 @@ def settings(dialogues: int) -> dict[str, Any]:
     }
 
 
-def attempt(run: str, dialogues: int, *, kill_after: float | None) -> dict[str, Any]:
-    """One process, which is killed after so many seconds if it has not ended."""
-    started = time.perf_counter()
+def attempt(run: str, dialogues: int, *, place: Place | None = None) -> bool:
+    """One process, which is killed where it comes to a place; whether it was."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -128,27 +150,21 @@ def attempt(run: str, dialogues: int, *, kill_after: float | None) -> dict[str, 
         done, value = os.waitpid(child, os.WNOHANG)
         if done:
             status = value
-        elif kill_after is not None and time.perf_counter() - started > kill_after:
+        elif place is not None and lines_of(Path(run) / place.file) >= place.lines:
+            time.sleep(place.delay)
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
         time.sleep(0.001)
     killed = os.WIFSIGNALED(status)
     if not killed and os.WEXITSTATUS(status):
         sys.exit("an attempt failed")
-    found = {"killed": killed, "seconds": time.perf_counter() - started, "stage": stage(Path(run))}
-    print(run, found, flush=True)
-    return found
+    print(run, place, "killed" if killed else "ended", flush=True)
+    return killed
 
 
-def stage(run: Path) -> str:
-    """What a job was at when it ended."""
-    for number in range(ROUNDS, 0, -1):
-        place = run / "rounds" / str(number)
-        if (place / "manifest.json").exists():
-            return "training"
-        if place.exists():
-            return "dialogues"
-    return "elsewhere"
+def lines_of(path: Path) -> int:
+    """Lines of a file; 0 where there is none."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def compare(straight: Path, killed: Path) -> dict[str, int]:
