@@ -81,4 +81,10 @@ def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
         assert (out / name).read_bytes() == (straight[0] / "out" / name).read_bytes()
     keys = [json.loads(line)["dialogue"] for line in (out / ".gold.jsonl").read_text("utf8").splitlines()[1:]]
     assert len(keys) == len(set(keys)) == 60, "none is had twice"
-    assert {path.name for path in out.iterdir()} == {"gold.jsonl", "predicted.jsonl", ".gold.jsonl", ".predicted.jsonl"}
+    assert {path.name for path in out.iterdir()} == {
+        "gold.jsonl",
+        "predicted.jsonl",
+        ".gold.jsonl",
+        ".predicted.jsonl",
+        "index.html",
+    }

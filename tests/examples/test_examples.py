@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -27,17 +29,26 @@ def load_module(path: Path) -> ModuleType:
 
 
 @pytest.fixture
-def copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Copies an example, and makes its copy the current folder, whose modules can be imported."""
+def copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Copies an example, and makes its copy the current folder, whose modules can be imported.
+
+    Others of the same names that were imported before, as of a guide, are not taken for them.
+    """
+    own: set[str] = set()
 
     def copy(name: str) -> Path:
         folder = tmp_path / name
         shutil.copytree(EXAMPLES / name, folder)
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(str(folder))
+        own.update(path.stem for path in folder.glob("*.py"))
+        for module in own:
+            monkeypatch.delitem(sys.modules, module, raising=False)
         return folder
 
-    return copy
+    yield copy
+    for module in own:
+        sys.modules.pop(module, None)
 
 
 def write_tickets(folder: Path) -> None:
