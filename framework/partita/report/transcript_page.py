@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from partita.report.page_head import HEAD
 from partita.simulation.dialogue import Dialogue
 from partita.simulation.report import Outcomes, column
 
@@ -24,21 +25,9 @@ KINDS = ("failed", "truncated", "without success", "done", "success")
 SEATS = {"assistant": "model"}
 """Who speaks, where it is not called as the role is."""
 
-PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ title }}</title>
-<style>
-:root { color-scheme: light dark; --ink: #30343a; --paper: #fdfdfc; --faint: #8a909955; --shade: #8a909922; }
-@media (prefers-color-scheme: dark) { :root { --ink: #d8dbe0; --paper: #17191d; } }
-body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif;
-  color: var(--ink); background: var(--paper); }
-h1 { font-size: 1.5rem; }
-h2 { font-size: 1.15rem; margin-top: 2.5rem; border-bottom: 1px solid var(--faint); }
+PAGE = (
+    HEAD
+    + """\
 table { border-collapse: collapse; margin: 1rem 0; }
 caption { text-align: left; font-weight: 600; }
 th, td { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top;
@@ -90,6 +79,7 @@ summary { cursor: pointer; }
 </body>
 </html>
 """
+)
 
 
 def page(outcomes: Mapping[str, Outcomes], dialogues: Mapping[str, Sequence[Dialogue]], *, title: str) -> str:
