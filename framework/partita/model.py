@@ -165,9 +165,11 @@ class Model:
     def train_here(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
         """`train` in this process and those that it was started with, whatever the backend."""
         check_validation_metric(self.config)
-        check_rounds(self.config, dataset)
+        check_rounds(self.config, dataset, folder=self.loaded.folder)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         team, rounds = self.team, rounds_of(self.config)
+        if rounds is not None:
+            other_models(self)  # where one is not there, that is told before anything is trained
         check_shared(trainer, self.config, team)
         chosen = run if run is not None else team.lead(self.free_folder, "the folder of the run")
         folder = Path(chosen)
@@ -183,17 +185,17 @@ class Model:
                 labels = find_labels(self.config, data.training)
             trains = self.config.trainer.type != "none"
             if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
-                assembly, sizing, result = train_in(
+                self._assembly, self._sizing, result = train_in(
                     directory,
                     data,
                     trainer=trainer,
                     team=team,
                     assemble=partial(self.assemble, labels, data.training, trains),
                 )
-                self._assembly, self._sizing = assembly, sizing
                 directory.note(steps=result.steps, stopped_early=result.stopped_early)
             if rounds is not None:
-                self._assembly = self._sizing = None  # the model of each round is read anew
+                # The model of each round is read anew, and memory may have no room for two.
+                self._assembly = self._served = self._sizing = None
                 result = self.train_rounds(rounds, directory, data)
             model = "model" if (folder / "model").is_dir() else None
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
@@ -479,7 +481,7 @@ class Model:
 
     def others(self) -> dict[str, SeatModel]:
         """Other models that speak in a simulation, by seat."""
-        return {name: model.speaking() for name, model in other_models(self).items()}
+        return {name: model.speaking() for name, model in other_models(self).items() if model is not self}
 
     def speaking(self) -> SeatModel:
         """This model for a seat of a simulation."""

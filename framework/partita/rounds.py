@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,18 @@ from partita.identity import model_fingerprint
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, write_atomically
 from partita.simulation.dialogue import derived_seed
-from partita.simulation.run import section_of, simulate
-from partita.simulation.seating import SeatModel
+from partita.simulation.run import build_world, open_tasks, section_of, simulate
+from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import Sizing
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rounds import TrainOn
-from partita_schema.simulation import ReplayWorld, Tasks
+from partita_schema.simulation import Simulation, Tasks
 from partita_schema.sources import SimulationSource, default_name
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.memory import free_everything
 from partita_trainers.registry import build_trainer
 from partita_trainers.team import Team, together
 
@@ -52,11 +53,31 @@ def rounds_of(config: Config) -> TrainOn | None:
     return config.simulation.train_on if config.simulation is not None else None
 
 
-def check_rounds(config: Config, dataset: Any) -> None:
-    """Raises ConfigError where rounds would not find the rows that they are to be mixed with."""
-    if rounds_of(config) is not None and dataset is not None:
+def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
+    """Raises ConfigError or DataError now, and not behind hours of training, where rounds could not be begun."""
+    plan = rounds_of(config)
+    if plan is None:
+        return
+    if dataset is not None:
         message = "rounds are mixed with the rows of data.source; write them there, not beside the file"
         raise ConfigError([Problem("simulation.train_on", message)])
+    section = dialogues_of_rounds(config, plan)
+    with ExitStack() as held:
+        build_world(section, folder=folder, held=held)
+    build_programs(section, folder=folder)
+    if section.tasks != Tasks():
+        open_tasks(config, section, folder=folder)
+
+
+def dialogues_of_rounds(config: Config, plan: TrainOn) -> Simulation:
+    """The file's simulation as rounds have it: about their own tasks, once each, with the model's own words in view."""
+    changes = {
+        "tasks": Tasks(count=plan.tasks.count, source=plan.tasks.source),
+        "history": (HISTORY,),
+        "repeats": 1,
+        "train_on": None,
+    }
+    return section_of(config).model_copy(update=changes)
 
 
 @dataclass(frozen=True)
@@ -126,16 +147,8 @@ class Rounds:
         before = self.team.lead(lambda: json.loads(done.read_text("utf8")) if done.exists() else None, "a simulation")
         if before is not None:
             return dict(before)
-        section = section_of(self.config)
-        told = section.model_copy(
-            update={
-                "tasks": Tasks(count=self.plan.tasks.count, source=self.plan.tasks.source),
-                "history": (HISTORY,),
-                "repeats": 1,
-                "train_on": None,
-            }
-        )
-        config = self.config.model_copy(update={"simulation": told})
+        section = dialogues_of_rounds(self.config, self.plan)
+        config = self.config.model_copy(update={"simulation": section})
         with together(self.team, "loading the model"):
             assembly = self.assemble(config, number, trainable=False)
         report, _ = simulate(
@@ -148,7 +161,7 @@ class Rounds:
             batch_size=None,
             fresh=False,
             progress=self.directory.progress,
-            rows=self.data.training if isinstance(section.world, ReplayWorld) and told.tasks == Tasks() else None,
+            rows=self.data.training if section.tasks == Tasks() else None,
             team=self.team,
         )
         found = report.flat()[HISTORY]
@@ -203,7 +216,8 @@ class Rounds:
         return result
 
     def assemble(self, config: Config, number: int, *, trainable: bool) -> Assembly:
-        """The model of the round before."""
+        """The model of the round before, once what there is in memory of another one is gone."""
+        free_everything()
         return assemble(
             config,
             folder=self.origin,

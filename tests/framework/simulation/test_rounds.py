@@ -1,7 +1,9 @@
 """Rounds of dialogues and training: what they leave behind, also after a kill, and that a bad one is dropped."""
 
+import gc
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -14,7 +16,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from partita import ConfigError, Model
+from partita import ConfigError, Model, PartitaError
+from partita.assembly import assemble
+from partita.lm.huggingface import HuggingFaceModel
 
 from ...forks import COMMAND, Forks
 
@@ -163,6 +167,69 @@ def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
     assert same(weights(folder / "run"), weights(folder / "run" / "rounds" / "2"))
     with pytest.raises(Exception, match=r"simulation.train_on.mix: 0.4 -> 0.5"):
         train("run", rounds=2, mix=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"world": {"type": "environment", "environment": "worlds_of_tests:Repaet"}},
+            "module worlds_of_tests has no class Repaet; did you mean Repeat?",
+        ),
+        ({"checker": {"type": "exakt"}}, "no checker is named exakt; did you mean exact?"),
+        ({"train_on": {"tasks": {"source": "nobody.jsonl"}}}, "nobody.jsonl does not exist in "),
+        (
+            {
+                "world": {"type": "user_sim", "first": "say red"},
+                "seats": {"user": {"type": "model", "run": "runs/nobody"}},
+            },
+            "nobody is neither a run directory nor a saved model",
+        ),
+    ],
+)
+def test_what_rounds_would_not_find_is_told_before_anything_is_trained(
+    folder: Path, changes: dict[str, Any], text: str
+) -> None:
+    file = settings()
+    file["simulation"] |= changes
+    Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
+
+    with pytest.raises(PartitaError, match=re.escape(text)):
+        Model("run.yaml", quiet=True).train(run="run")
+    assert not (folder / "run").exists()
+
+
+def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
+    file = settings(rounds=1, select="all")
+    file["simulation"] |= {
+        "world": {"type": "self_play", "first": "say red"},
+        "checker": {"type": "worlds_of_tests:Short"},
+        "max_turns": 2,
+    }
+    Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
+
+    result = Model("run.yaml", quiet=True).train(run="run")
+
+    assert [found["dialogues.n"] for found in result.dialogues] == [40, 40]
+    assert not same(weights(folder / "run"), weights(folder / "run" / "rounds" / "0"))
+
+
+def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def alive() -> int:
+        return sum(type(found) is HuggingFaceModel for found in gc.get_objects())
+
+    loaded: list[int] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        loaded.append(alive())
+        return assemble(*given, **named)
+
+    monkeypatch.setattr("partita.rounds.assemble", counted)
+    gc.collect()
+    before = alive()
+    train("run")
+
+    assert loaded == [before] * 5, "three simulations and two trainings begin with nothing of the one before"
 
 
 def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:

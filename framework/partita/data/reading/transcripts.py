@@ -38,9 +38,9 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
             found += rows
     name = Path(paths[0]).name
     if not found:
-        told = ", ".join(f"{count} {what}" for what, count in sorted(met.items())) or "none"
+        told = ", ".join(f"{count} {what}" for what, count in sorted(met.items())) or "no dialogues"
         raise NothingToLearnError(
-            f"{name}: no dialogue can be learned from with select: {source.select}; there are: {told}"
+            f"{name}: no dialogue can be learned from with select: {source.select}; there are {told}"
         )
     return open_in_memory(found, name=name)
 
