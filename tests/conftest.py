@@ -1,5 +1,6 @@
-"""Tests keep the batch sizes that they find in a folder of their own, not in the user's cache, and hear Ctrl-C."""
+"""Tests keep the batch sizes that they find in a folder of their own, hear Ctrl-C, and leave the log as it was."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from .forks import Forks
+
+LOGGERS = ("partita", "partita_trainers", "partita_schema", "partita.file", "transformers", "datasets")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +27,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["PARTITA_CACHE"]
     else:
         os.environ["PARTITA_CACHE"] = before
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """A command, and a rank, change what their process logs, and where; the next test wants to read it."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,19 +14,10 @@ from partita.runs.progress import show_progress
 from partita_schema.errors import DataError
 from partita_trainers.interrupt import interruption
 
-NAMES = ("partita", "partita_trainers", "partita_schema", "partita.file")
-
 
 @pytest.fixture(autouse=True)
-def same_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A rank changes what the process logs, and where."""
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    loggers = [logging.getLogger(name) for name in NAMES]
-    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, quiet: bool = False) -> list[Message]:
