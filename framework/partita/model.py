@@ -47,8 +47,9 @@ from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
 from partita.saving import upload, write_card
 from partita.served import SAVE, SIMULATE, TRAIN, TUNE, is_served, refuse_served, served_capacity, written_texts
+from partita.simulation.opening import section_of
 from partita.simulation.report import SimulationReport
-from partita.simulation.run import section_of, simulate
+from partita.simulation.run import simulate
 from partita.simulation.seating import SeatModel
 from partita.training import (
     check_same_rows,

@@ -26,8 +26,8 @@ from partita.inference.fleet.messages import ModelOrder
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import ShowProgress
 from partita.runs.files import writing
+from partita.simulation.opening import section_of
 from partita.simulation.report import SimulationReport
-from partita.simulation.run import section_of
 from partita.simulation.transcripts import forget
 from partita.tuning.run import asked_prompts, most_learned
 from partita_schema.backend import RayBackend

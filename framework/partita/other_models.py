@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from partita.served import SIMULATE, is_served
-from partita.simulation.run import section_of
-from partita.simulation.seating import other_seat
+from partita.simulation.opening import section_of
+from partita.simulation.seating import other_seats, place_of
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.seats import ModelSeat
 
@@ -19,16 +19,22 @@ ASKED_AS_HERE = ("version", "model_parameters", "trust_remote_code", "seed", "pr
 
 def other_models(model: "Model") -> dict[str, "Model"]:
     """Models in other seats than the agent's, by seat; the file's own is `model` itself. Raises ConfigError."""
-    name, seat = other_seat(section_of(model.config)) or ("", None)
-    if not isinstance(seat, ModelSeat):
-        return {}
-    return {name: model if seat.is_own else other_model(model, seat, name=name)}
+    found: dict[str, Model] = {}
+    named: dict[tuple[str | None, ...], Model] = {}
+    for name, seat in other_seats(section_of(model.config)).items():
+        if not isinstance(seat, ModelSeat):
+            continue
+        place = (seat.run, seat.file, seat.base_model)
+        if place not in named:  # one in several seats is in memory once
+            named[place] = model if seat.is_own else other_model(model, seat, name=name)
+        found[name] = named[place]
+    return found
 
 
 def other_model(model: "Model", seat: ModelSeat, *, name: str) -> "Model":
     """The model of the seat `name` of the file of `model`. Raises ConfigError where it cannot speak there."""
     key = "run" if seat.run is not None else "file" if seat.file is not None else "base_model"
-    where = f"simulation.seats.{name}.{key}"
+    where = f"{place_of(section_of(model.config), name)}.{key}"
     folder = model.loaded.folder
     kind = type(model)
     try:

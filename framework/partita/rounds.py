@@ -24,7 +24,8 @@ from partita.identity import model_fingerprint
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, write_atomically
 from partita.simulation.dialogue import derived_seed
-from partita.simulation.run import build_world, open_tasks, section_of, simulate
+from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
+from partita.simulation.run import simulate
 from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import Sizing
@@ -65,6 +66,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
     with ExitStack() as held:
         build_world(section, folder=folder, held=held)
     build_programs(section, folder=folder)
+    find_keepers(section, folder=folder)
     if section.tasks != Tasks():
         open_tasks(config, section, folder=folder)
 

@@ -1,4 +1,4 @@
-"""Who speaks in a dialogue of `simulation`, and the worlds in which two seats talk to each other."""
+"""Who speaks in a dialogue of `simulation`, and the worlds in which seats talk to each other."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Name, broken, changed
 from partita_schema.prompt import template_fields
-from partita_schema.target import check_target
+from partita_schema.target import NAME, check_part
 
 if TYPE_CHECKING:
     from partita_schema.simulation import Simulation
@@ -60,8 +60,9 @@ class ScriptedSeat(Base):
     """Lines or a program."""
     lines: tuple[Template, ...] = ()
     """What is said, in order, with {column} for values of the task. After the last line the dialogue is done."""
-    program: Annotated[str, AfterValidator(check_target)] | None = None
-    """`module:Class` with `act(contexts)`, which gives a reply to each, or with `reply(context)`."""
+    program: Annotated[str, AfterValidator(check_part)] | None = None
+    """`module:Class` with `act(contexts)`, which gives a reply to each, or with `reply(context)`; or its name where a
+    package gives it one (entry points `partita.seats`)."""
     options: dict[str, Any] = {}
     """What the class is made with, by name."""
 
@@ -106,6 +107,20 @@ Seat = Annotated[
 AgentSeat = Annotated[ModelSeat, BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model"] | ModelSeat)]
 
 
+def check_names(seats: dict[str, AnySeat]) -> dict[str, AnySeat]:
+    """The seats, where their names are free and can stand in a transcript."""
+    for name in seats:
+        if name in TAKEN:
+            raise broken(f"the name {name} is taken; write another one", at=name)
+        if not NAME.fullmatch(name):
+            raise broken(f"got the name {name!r}; write letters, digits, _ and -, a letter first", at=name)
+    return seats
+
+
+TAKEN = ("agent", "user", "partner", "system", "checker")
+"""Who speaks by these names, as transcripts have it."""
+
+
 class Seats(Base):
     """Who speaks."""
 
@@ -115,6 +130,8 @@ class Seats(Base):
     """Who talks to the agent. Default: the environment, or for replay the data set."""
     partner: Seat | None = None
     """Who the agent talks to in self_play. Default: the same model."""
+    others: Annotated[dict[str, Seat], AfterValidator(check_names)] = {}
+    """Further seats of a world of yours, by name."""
 
 
 class UserSimWorld(Base):
@@ -137,6 +154,18 @@ class SelfPlayWorld(Base):
     """What the partner says first. Default: it begins in words of its own."""
     done: Name = "###"
     """The dialogue is done once anybody's words hold this."""
+
+
+class CustomWorld(Base):
+    """A class of yours says who speaks when."""
+
+    type: Literal["custom"]
+    """A class of yours says who speaks when."""
+    target: Annotated[str, AfterValidator(check_part)]
+    """`module:Class` with `play(dialogue)`, or its name where a package gives it one (entry points
+    `partita.worlds`)."""
+    options: dict[str, Any] = {}
+    """What the class is made with, by name."""
 
 
 class ContextPolicy(Base):
@@ -163,16 +192,42 @@ def refused_seats(section: "Simulation") -> Iterator[tuple[str, str]]:
             "seats.agent",
             "the agent is the model of the file; name the other model in another seat, or as base_model",
         )
+    if not isinstance(world, CustomWorld) and seats.others:
+        yield "seats.others", "are seats of a world of yours; write world: {type: custom, target: module:Class}"
     if isinstance(world, UserSimWorld | SelfPlayWorld):
         yield from refused_talks(section, world)
         return
     if seats.agent.prompt is not None:
         yield "seats.agent.prompt", "is for user_sim and self_play; write prompt.system, outside of simulation"
+    if isinstance(world, CustomWorld):
+        for key, seat in seats_beside_agent(seats).items():
+            yield from refused_seat(section, seat, key=f"seats.{key}")
+        return
     wanted = "gold" if world.type == "replay" else "environment"
     if seats.user is not None and seats.user.type != wanted:
         yield "seats.user", f"in world {world.type} it is {wanted}; write world: {{type: user_sim}} for another"
     if seats.partner is not None:
         yield "seats.partner", "is a seat of self_play; write user, or world: {type: self_play}"
+
+
+def seats_beside_agent(seats: Seats) -> dict[str, AnySeat]:
+    """All that the file writes but the agent's, by where they stand in `seats`."""
+    named = {"user": seats.user, "partner": seats.partner}
+    written: dict[str, AnySeat] = {name: seat for name, seat in named.items() if seat is not None}
+    return written | {f"others.{name}": seat for name, seat in seats.others.items()}
+
+
+def refused_seat(section: "Simulation", seat: AnySeat, *, key: str) -> Iterator[tuple[str, str]]:
+    """The same for a seat of a world that has no environment."""
+    if isinstance(seat, EnvironmentSeat):
+        yield key, f"{section.world.type} has no environment; write model, scripted or gold"
+    if isinstance(seat, GoldSeat):
+        sources = {"tasks": section.tasks.source}
+        if section.train_on is not None:
+            sources["train_on.tasks"] = section.train_on.tasks.source
+        for where, source in sources.items():
+            if source is None:
+                yield where, f"{key}: gold needs dialogues; write tasks: {{source: FILE}}"
 
 
 def refused_talks(section: "Simulation", world: UserSimWorld | SelfPlayWorld) -> Iterator[tuple[str, str]]:
@@ -184,15 +239,8 @@ def refused_talks(section: "Simulation", world: UserSimWorld | SelfPlayWorld) ->
         yield f"seats.{other}", f"is no seat of {world.type}; write {name}"
     if seat is None and name == "user":
         yield "seats", "nobody plays the user; write seats: {user: {type: model, prompt: ...}}, or scripted lines"
-    if isinstance(seat, EnvironmentSeat):
-        yield f"seats.{name}", f"{world.type} has no environment; write model, scripted or gold"
-    if isinstance(seat, GoldSeat):
-        sources = {"tasks": section.tasks.source}
-        if section.train_on is not None:
-            sources["train_on.tasks"] = section.train_on.tasks.source
-        for key, source in sources.items():
-            if source is None:
-                yield key, f"seats.{name}: gold needs dialogues; write tasks: {{source: FILE}}"
+    if seat is not None:
+        yield from refused_seat(section, seat, key=f"seats.{name}")
     if (seat is None or isinstance(seat, ModelSeat)) and world.first is None and (seat is None or seat.prompt is None):
         yield (
             f"seats.{name}" if seat is not None else "seats",

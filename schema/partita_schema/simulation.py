@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
 from partita_schema.rounds import RoundTasks, TrainOn
-from partita_schema.seats import ContextPolicy, Seats, SelfPlayWorld, UserSimWorld, refused_seats
+from partita_schema.seats import ContextPolicy, CustomWorld, Seats, SelfPlayWorld, UserSimWorld, refused_seats
 from partita_schema.target import check_part
 
 History = Literal["predicted", "gold"]
@@ -49,7 +49,9 @@ class ReplayWorld(Base):
     """Dialogues of a data set, with the model's answers in place of those that it holds."""
 
 
-World = Annotated[EnvironmentWorld | ReplayWorld | UserSimWorld | SelfPlayWorld, Field(discriminator="type")]
+World = Annotated[
+    EnvironmentWorld | ReplayWorld | UserSimWorld | SelfPlayWorld | CustomWorld, Field(discriminator="type")
+]
 
 
 class Tasks(Base):
@@ -115,6 +117,12 @@ class Simulation(Base):
     """Looks at each dialogue at its end."""
     limits: Limits = Limits()
     """What a dialogue may take."""
+    rollout: Annotated[str, AfterValidator(check_part)] = "slots"
+    """What has the dialogues, many at a time: `slots`; or `module:Class` of a subclass of `partita.simulation.Rollout`,
+    or its name where a package gives it one (entry points `partita.rollouts`)."""
+    transcripts: Annotated[str, AfterValidator(check_part)] = "jsonl"
+    """What keeps them as they end: `jsonl`; or `module:Class` of a subclass of `partita.simulation.Transcripts`, or its
+    name where a package gives it one (entry points `partita.transcripts`)."""
     train_on: TrainOn | None = None
     """Rounds of dialogues and of training on them, behind the training on data. Default: none."""
 

@@ -8,6 +8,7 @@ from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 
 WORLD = {"type": "environment", "environment": "desk:Desk"}
+CUSTOM = {"type": "custom", "target": "plays:Panel"}
 FILE: dict[str, Any] = {
     "base_model": "base",
     "input_features": [{"name": "messages", "type": "dialogue"}],
@@ -229,6 +230,49 @@ def test_a_seat_may_be_a_word() -> None:
         (
             {"seats": {"user": USER}, "history": ["gold", "predicted"]},
             "history: nobody knows the right answers in user_sim; write predicted",
+        ),
+        (
+            {"seats": {"user": USER, "others": {"judge": "model"}}},
+            "seats.others: are seats of a world of yours; write world: {type: custom, target: module:Class}",
+        ),
+        (
+            {"world": CUSTOM, "seats": {"others": {"checker": "model"}}},
+            "seats.others.checker: the name checker is taken; write another one",
+        ),
+        (
+            {"world": CUSTOM, "seats": {"others": {"2nd": "model"}}},
+            "seats.others.2nd: got the name '2nd'; write letters, digits, _ and -, a letter first",
+        ),
+        (
+            {"world": CUSTOM, "seats": {"others": {"judge": "modle"}}},
+            (
+                "seats.others.judge: got 'modle'; write model, gold, environment, "
+                "or a mapping with type: model or scripted"
+            ),
+        ),
+        (
+            {"world": CUSTOM, "seats": {"others": {"judge": "environment"}}},
+            "seats.others.judge: custom has no environment; write model, scripted or gold",
+        ),
+        (
+            {"world": CUSTOM, "seats": {"partner": "gold"}},
+            "tasks: seats.partner: gold needs dialogues; write tasks: {source: FILE}",
+        ),
+        (
+            {"world": CUSTOM, "seats": {"agent": {"type": "model", "prompt": "hi"}}},
+            "seats.agent.prompt: is for user_sim and self_play; write prompt.system, outside of simulation",
+        ),
+        (
+            {"world": {"type": "custom", "target": "play.py"}},
+            "world.target: got 'play.py'; write module:Class, such as my_package.parts:MyClass, or a name",
+        ),
+        (
+            {"world": CUSTOM, "transcripts": "told.py"},
+            "transcripts: got 'told.py'; write module:Class, such as my_package.parts:MyClass, or a name",
+        ),
+        (
+            {"world": CUSTOM, "rollout": "a:"},
+            "rollout: got 'a:'; write module:Class, such as my_package.parts:MyClass, or a name",
         ),
         ({"seats": {"user": USER}, "tasks": {}}, "tasks: write tasks: {count: 100}, or a source of tasks"),
         (

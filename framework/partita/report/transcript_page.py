@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from partita.report.page_head import HEAD
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.dialogue import AGENT, Dialogue
 from partita.simulation.report import Outcomes, column
 
 MOST = 200
@@ -22,8 +22,6 @@ MOST_MESSAGES = 100
 """Messages of a dialogue."""
 KINDS = ("failed", "truncated", "without success", "done", "success")
 """What became of a dialogue, in the order of the page."""
-SEATS = {"assistant": "model"}
-"""Who speaks, where it is not called as the role is."""
 
 PAGE = (
     HEAD
@@ -161,7 +159,7 @@ def told(dialogue: Dialogue) -> dict[str, Any]:
         right = replies[place].gold if place in replies else None
         turns.append(
             {
-                "seat": SEATS.get(message["role"], message["role"]),
+                "seat": speaker(message),
                 "text": shortened(message["content"]),
                 "beside": "" if exact is None else "right" if exact else f"right answer: {shortened(right or '')}",
                 "is_wrong": exact is False,
@@ -171,6 +169,13 @@ def told(dialogue: Dialogue) -> dict[str, Any]:
     if more:
         turns.append({"seat": "", "text": f"{more:,} more messages", "beside": "", "is_wrong": False})
     return {"key": dialogue.key, "verdict": verdict(dialogue), "turns": turns}
+
+
+def speaker(message: Mapping[str, Any]) -> str:
+    """Who has said a message: what plays the user says it in several roles, such as that of a tool."""
+    if message["seat"] == AGENT:
+        return "model"
+    return str(message["role"] if message["seat"] == "user" else message["seat"])
 
 
 def verdict(dialogue: Dialogue) -> str:

@@ -1,6 +1,39 @@
 """Dialogues that the model has, many at the same time, with a program or with the questions of a data set."""
 
+from typing import TYPE_CHECKING, Any
+
 from partita.simulation.contract import Checker, Environment, Verdict
 from partita.simulation.dialogue import Dialogue
+from partita.simulation.seats import Context, Seat
+from partita.simulation.worlds import Ask, Play, World
 
-__all__ = ["Checker", "Dialogue", "Environment", "Verdict"]
+if TYPE_CHECKING:
+    from partita.simulation.rollout import Rollout
+    from partita.simulation.transcripts import Transcripts
+
+__all__ = [
+    "Ask",
+    "Checker",
+    "Context",
+    "Dialogue",
+    "Environment",
+    "Play",
+    "Rollout",
+    "Seat",
+    "Transcripts",
+    "Verdict",
+    "World",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What has dialogues and what keeps them, on first use: a process of an environment needs neither, nor torch."""
+    if name == "Rollout":
+        from partita.simulation.rollout import Rollout
+
+        return Rollout
+    if name == "Transcripts":
+        from partita.simulation.transcripts import Transcripts
+
+        return Transcripts
+    raise AttributeError(f"module 'partita.simulation' has no attribute {name!r}")

@@ -10,6 +10,8 @@ Status = Literal["done", "truncated", "failed"]
 
 AGENT = "agent"
 """The seat of the model that a simulation is about."""
+TO_AGENT = ("system", "checker")
+"""Seats that speak to the agent alone."""
 
 
 @dataclass
@@ -65,8 +67,10 @@ class Dialogue:
     reason: str | None = None
     """Which limit, or what failed and how."""
 
-    def hear(self, messages: Iterable[Mapping[str, Any]], *, seat: str = "user", gold: str | None = None) -> None:
-        """Somebody else says something."""
+    def hear(self, messages: str | Iterable[Mapping[str, Any]], *, seat: str = "user", gold: str | None = None) -> None:
+        """Somebody else says something: a text, or messages with `role` and `content`; the right answer may follow."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         self.messages += [
             {"role": message["role"], "content": message["content"], "seat": seat} for message in messages
         ]
@@ -98,7 +102,7 @@ class Dialogue:
         return sum(message["seat"] == seat for message in self.messages)
 
     def seen_by(self, seat: str) -> list[dict[str, Any]]:
-        """What a seat sees: to itself it is the assistant, and the agent is the user."""
+        """What a seat sees: to itself it is the assistant, and all others are the user."""
         if seat == AGENT:
             return self.shown
         return [
@@ -106,7 +110,7 @@ class Dialogue:
             if message["seat"] == seat
             else {"role": "user", "content": message["content"]}
             for message in self.messages
-            if message["seat"] in (AGENT, seat)
+            if message["seat"] not in TO_AGENT
         ]
 
     @property

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TypeVar
 
 from partita.data.parts import load_part
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.nearest import nearest
 from partita_schema.target import is_target
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ class Registry:
         """
         return load_part(self.target(written, key=key), key=key, folder=folder)
 
+    def load_kind(self, written: str, base: type[Kind], *, key: str, folder: Path | None) -> type[Kind]:
+        """The same, of a class that takes the place of one of ours. Raises ConfigError where it is no subclass."""
+        found = self.load(written, key=key, folder=folder)
+        if not issubclass(found, base):
+            message = f"{found.__name__} is no subclass of partita.simulation.{base.__name__}"
+            raise ConfigError([Problem(key, message)])
+        return found
+
     def target(self, written: str, *, key: str) -> str:
         """`module:Class` of what is written at `key`. Raises ConfigError where a name is not known."""
         if is_target(written):
@@ -56,6 +67,8 @@ class Registry:
 
 
 ENVIRONMENTS = Registry("environment")
+WORLDS = Registry("world")
+SEATS = Registry("seat")
 CHECKERS = Registry(
     "checker",
     {
@@ -65,3 +78,5 @@ CHECKERS = Registry(
         "json_equal": "partita.simulation.checkers:JsonEqual",
     },
 )
+ROLLOUTS = Registry("rollout", {"slots": "partita.simulation.rollout:Rollout"})
+TRANSCRIPTS = Registry("transcript", {"jsonl": "partita.simulation.transcripts:Transcripts"})

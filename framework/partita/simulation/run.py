@@ -1,46 +1,34 @@
 """A simulation from its section in the file to its report."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from partita.assembly import Assembly
-from partita.data.parts import source_digest
-from partita.data.reading.sources import open_rows
-from partita.data.rows import Rows, digest
+from partita.data.rows import Rows
 from partita.inference.predict import ShowProgress
 from partita.report.transcript_page import page
 from partita.runs.files import write_atomically, writing
-from partita.simulation.adapters import adapted, load_environment, tools_of
-from partita.simulation.closing import Closing
-from partita.simulation.contract import Environment, TooSlowError
-from partita.simulation.dialogue import AGENT, Dialogue, derived_seed
-from partita.simulation.hosted import HostedError, Hosts
-from partita.simulation.outside import made, not_made
-from partita.simulation.registry import CHECKERS
-from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
-from partita.simulation.seating import (
-    Cast,
-    SeatModel,
-    build_conversation,
-    build_programs,
-    check_columns,
-    find_sizes,
-    other_seat,
+from partita.simulation.dialogue import AGENT, Dialogue
+from partita.simulation.opening import (
+    Task,
+    build_world,
+    find_keepers,
+    new_dialogue,
+    open_tasks,
+    section_of,
+    settings_of,
 )
+from partita.simulation.report import Outcomes, SimulationReport, outcomes_of
+from partita.simulation.seating import Cast, SeatModel, build_programs, check_columns, find_sizes, other_seats
 from partita.simulation.sharing import have
 from partita.simulation.transcripts import Transcripts, open_transcripts
-from partita.simulation.worlds import CheckedWorld, EnvironmentWorld, ReplayWorld, World
+from partita.simulation.worlds import World
 from partita.tuning.sizes import BatchSizes, Sizing
-from partita_schema.config import Config
-from partita_schema.dialogue_formats import FormatError, read_dialogue
-from partita_schema.errors import ConfigError, DataError, Problem
-from partita_schema.seats import GoldSeat, ModelSeat
-from partita_schema.simulation import EnvironmentWorld as EnvironmentSection
+from partita_schema.seats import ModelSeat
 from partita_schema.simulation import ReplayWorld as ReplaySection
 from partita_schema.simulation import Simulation
 from partita_trainers.team import ALONE, Team, together
@@ -49,19 +37,33 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a dialogue is about."""
+class Stage:
+    """What the dialogues of a file need: what they are about, how they go, and who speaks."""
 
-    key: str
-    values: Mapping[str, Any]
+    section: Simulation
+    tasks: list[Task]
+    world: World
+    cast: Cast
+    transcripts: type[Transcripts]
+    """What keeps them."""
+    decided_by: dict[str, str]
+    """Hashes of all that decides the dialogues, by part."""
 
+    def open_transcripts(
+        self, folder: Path, history: str, *, fresh: bool, team: Team
+    ) -> AbstractContextManager[Transcripts]:
+        """Those of one history."""
+        return open_transcripts(
+            folder, history, decided_by=self.decided_by, fresh=fresh, team=team, kind=self.transcripts
+        )
 
-def section_of(config: Config) -> Simulation:
-    """The section of the file. Raises ConfigError where there is none."""
-    if config.simulation is None:
-        message = "the file says nothing of dialogues; write simulation: {world: ..., tasks: ...}"
-        raise ConfigError([Problem("simulation", message)])
-    return config.simulation
+    def dialogues(self, *, shows_gold: bool) -> list[Dialogue]:
+        """All, in the order of the tasks, before their first words."""
+        return [
+            new_dialogue(task, repeat, self.section, seed=self.cast.seed, shows_gold=shows_gold)
+            for task in self.tasks
+            for repeat in range(self.section.repeats)
+        ]
 
 
 def simulate(
@@ -87,35 +89,25 @@ def simulate(
     """
     section = section_of(assembly.config)
     models = {AGENT: SeatModel(assembly, sizing, model), **(others or {})}
-    name, seat = other_seat(section) or ("", None)
-    if isinstance(seat, ModelSeat) and seat.is_own:
-        models[name] = models[AGENT]
+    for name, seat in other_seats(section).items():
+        if isinstance(seat, ModelSeat) and seat.is_own:
+            models[name] = models[AGENT]
+    found: dict[str, Outcomes] = {}
+    had: dict[str, list[Dialogue]] = {}
     with ExitStack() as held:
         with together(team, "opening the tasks and the world"):
-            tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
-            check_columns(section, [(task.key, task.values) for task in tasks])
-            world, parts = build_world(section, folder=assembly.folder, held=held)
-            programs, about_programs = build_programs(section, folder=assembly.folder)
-            cast = Cast(section, models, programs, seed=seed)
-        sizes = find_sizes(models, section, dialogues=len(tasks) * section.repeats, rows=batch_size)
-        parts |= about_programs | {f"seat {name}": other.identity for name, other in (others or {}).items()}
-        decided_by = {"model": model, "tasks": about, **parts, **settings_of(assembly.config, section, seed=seed)}
-        found: dict[str, Outcomes] = {}
-        had: dict[str, list[Dialogue]] = {}
+            stage = set_stage(assembly, models, seed=seed, rows=rows, held=held)
+        sizes = find_sizes(models, section, dialogues=len(stage.tasks) * section.repeats, rows=batch_size)
         for history in section.history:
-            dialogues = [
-                new_dialogue(task, repeat, section, seed=seed, shows_gold=history == "gold")
-                for task in tasks
-                for repeat in range(section.repeats)
-            ]
+            dialogues = stage.dialogues(shows_gold=history == "gold")
             with (
-                open_transcripts(folder, history, decided_by=decided_by, fresh=fresh, team=team) as transcripts,
+                stage.open_transcripts(folder, history, fresh=fresh, team=team) as transcripts,
                 sizing.work("generation", sizes[AGENT]) as capacity,
             ):
                 have(
                     in_order(dialogues, section),
                     transcripts,
-                    begin=partial(cast.begin, world, sizes),
+                    begin=partial(stage.cast.begin, stage.world, sizes),
                     capacity=capacity,
                     limits=section.limits,
                     name=f"{history} history",
@@ -127,8 +119,27 @@ def simulate(
                 )
                 had[history] = [transcripts.done[dialogue.key] for dialogue in dialogues] if team.rank == 0 else []
             tell(history, found[history])
-        team.lead(partial(write_page, folder, found, had), "the page of the dialogues")
-        return SimulationReport(found, str(folder)), BatchSizes(generation=sizes[AGENT])
+    team.lead(partial(write_page, folder, found, had), "the page of the dialogues")
+    return SimulationReport(found, str(folder)), BatchSizes(generation=sizes[AGENT])
+
+
+def set_stage(
+    assembly: Assembly, models: Mapping[str, SeatModel], *, seed: int, rows: Rows | None, held: ExitStack
+) -> Stage:
+    """Open what the file names; it is `held` until it is needed no more. Raises ConfigError and DataError."""
+    section = section_of(assembly.config)
+    tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
+    check_columns(section, [(task.key, task.values) for task in tasks])
+    world, parts = build_world(section, folder=assembly.folder, held=held)
+    programs, about_programs = build_programs(section, folder=assembly.folder)
+    rollout, transcripts, about_rollout = find_keepers(section, folder=assembly.folder)
+    own = models[AGENT]
+    others = {f"seat {name}": other.identity for name, other in models.items() if other is not own}
+    settings = settings_of(assembly.config, section, seed=seed)
+    decided_by = {"model": own.fingerprint, "tasks": about}
+    decided_by |= parts | about_programs | about_rollout | others | settings
+    cast = Cast(section, models, programs, seed=seed, rollout=rollout)
+    return Stage(section, tasks, world, cast, transcripts, decided_by)
 
 
 def come_to(transcripts: Transcripts, dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
@@ -164,110 +175,3 @@ def tell(history: str, outcomes: Outcomes) -> None:
     for status, count in sorted(outcomes.statuses.items()):
         if status != "done":
             logger.info("%s history: %s of %s dialogues %s", history, count, outcomes.dialogues, status)
-
-
-# What the file says
-
-
-def open_tasks(
-    config: Config, section: Simulation, *, folder: Path, rows: Rows | None = None
-) -> tuple[list[Task], str]:
-    """Tasks, and a hash of them; `rows` take the place of the file's. Raises DataError where rows cannot be used."""
-    tasks = section.tasks
-    if tasks.count is not None:
-        return [Task(f"task-{number}", {"number": number}) for number in range(tasks.count)], str(tasks.count)
-    source = tasks.source if tasks.source is not None else config.data.test
-    if rows is None and source is None:
-        message = "replay needs dialogues; write tasks: {source: FILE}, or data.test"
-        raise ConfigError([Problem("simulation.tasks", message)])
-    if rows is None:
-        rows = open_rows(source, folder=folder, name="tasks")
-    other = other_seat(section)
-    replays = isinstance(section.world, ReplaySection)
-    if not replays and (other is None or not isinstance(other[1], GoldSeat)):
-        return list(tasks_of(rows, lambda row: row)), rows.fingerprint
-    dialogue = config.dialogue_input
-    assert dialogue is not None, "the schema asks for one"
-
-    def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = read_dialogue(row, column=dialogue.source_column, form=config.data.dialogue.format)
-        return found if replays else {**row, **found}
-
-    return list(tasks_of(rows, read)), rows.fingerprint
-
-
-def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[Task]:
-    """A task of each row. Raises DataError where one cannot be read."""
-    if rows.bad:
-        raise DataError(f"tasks: {rows.bad[0].key}: {rows.bad[0].reason}")
-    place = 0
-    for chunk in rows.iterate():
-        for row in chunk:
-            key = rows.key(place)
-            try:
-                yield Task(key, read(row))
-            except FormatError as error:
-                raise DataError(f"tasks: {key}: {error}") from error
-            place += 1
-    if not place:
-        raise DataError("tasks: there are no rows")
-
-
-def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[World, dict[str, str]]:
-    """The world, and hashes of the programs of the user's in it; what it needs is `held` until it is needed no more.
-
-    Raises ConfigError where a program is not there.
-    """
-    parts: dict[str, str] = {}
-    world: World
-    if isinstance(section.world, ReplaySection):
-        world = ReplayWorld(max_turns=section.max_turns)
-    elif not isinstance(section.world, EnvironmentSection):
-        world = build_conversation(section)
-    else:
-        kind, code = load_environment(section.world, folder=folder)
-        make = environments(kind, section, folder=folder, held=held)
-        closing = Closing()
-        held.callback(closing.end, section.limits.step_seconds)
-        world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
-        parts["environment"] = source_digest(code)
-    if section.checker is None:
-        return world, parts
-    kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
-    checker = made(kind, section.checker.options, key="simulation.checker.options")()
-    parts["checker"] = source_digest(kind)
-    return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
-
-
-def environments(
-    kind: Callable[..., Any], section: Simulation, *, folder: Path, held: ExitStack
-) -> Callable[[], Environment]:
-    """What makes environments of a class, in this process or each in one of its own. Raises ConfigError."""
-    world = section.world
-    assert isinstance(world, EnvironmentSection), "replay has none"
-    key = "simulation.world.options"
-    tools = tools_of(kind, interface=world.interface)
-    if world.isolation == "thread":
-        return made(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
-    hosts = held.enter_context(Hosts(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds))
-    try:
-        hosts.check()
-    except (HostedError, TooSlowError) as error:
-        raise not_made(kind, world.options, str(error), key=key) from error
-    return hosts.make
-
-
-def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Dialogue:
-    """A dialogue that has not begun."""
-    key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
-    return Dialogue(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
-
-
-def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
-    """Hashes of what the file says that decides dialogues, by section."""
-    sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
-    # These decide nothing of what is said.
-    undecided: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}}
-    said = section.model_dump(mode="json", exclude=undecided)
-    sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
-    return {name: digest(repr(value)) for name, value in sections.items()}

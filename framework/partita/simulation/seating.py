@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from partita.assembly import Assembly
-from partita.data.parts import load_part, source_digest
+from partita.data.parts import source_digest
 from partita.data.rows import digest
 from partita.inference.halving import BatchLimit, Capacity
 from partita.simulation.conversation import Conversation
 from partita.simulation.dialogue import AGENT
 from partita.simulation.outside import made
+from partita.simulation.registry import SEATS
 from partita.simulation.rollout import Rollout
 from partita.simulation.seats import GoldTurns, Lines, OneByOne, Seat
 from partita.simulation.speaking import Voice
@@ -21,10 +23,20 @@ from partita.simulation.worlds import World
 from partita.tuning.sizes import Sizing
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.prompt import template_fields
-from partita_schema.seats import GoldSeat, ModelSeat, ScriptedSeat, SelfPlayWorld, UserSimWorld
+from partita_schema.seats import (
+    CustomWorld,
+    GoldSeat,
+    ModelSeat,
+    ScriptedSeat,
+    SelfPlayWorld,
+    UserSimWorld,
+    seats_beside_agent,
+)
 from partita_schema.simulation import Simulation
 from partita_trainers.batch_size.trial import BatchSize
 
+SpokenSeat: TypeAlias = ModelSeat | ScriptedSeat | GoldSeat
+"""A seat whose words come from elsewhere than the world."""
 ROOM = 2048
 """Tokens of a dialogue where neither the model nor the file has a limit."""
 
@@ -46,25 +58,32 @@ class SeatModel:
         return digest(self.fingerprint, repr(sections), repr(config.data.dialogue.model_dump(mode="json")))
 
 
-def other_seat(section: Simulation) -> tuple[str, ModelSeat | ScriptedSeat | GoldSeat] | None:
-    """Who the agent talks to in a world of two seats, and its name; None in other worlds."""
-    if isinstance(section.world, UserSimWorld):
-        name, seat = "user", section.seats.user
-    elif isinstance(section.world, SelfPlayWorld):
-        name, seat = "partner", section.seats.partner or ModelSeat(type="model")
-    else:
-        return None
-    assert isinstance(seat, ModelSeat | ScriptedSeat | GoldSeat), "the schema asks for one"
-    return name, seat
+def other_seats(section: Simulation) -> dict[str, SpokenSeat]:
+    """Who speaks beside the agent, by name; in worlds of an environment and of a data set nobody."""
+    seats, world = section.seats, section.world
+    found: dict[str, Any] = {}
+    if isinstance(world, UserSimWorld):
+        found = {"user": seats.user}
+    elif isinstance(world, SelfPlayWorld):
+        found = {"partner": seats.partner or ModelSeat(type="model")}
+    elif isinstance(world, CustomWorld):
+        found = {place.removeprefix("others."): seat for place, seat in seats_beside_agent(seats).items()}
+    assert all(isinstance(seat, ModelSeat | ScriptedSeat | GoldSeat) for seat in found.values()), "as the schema asks"
+    return found
+
+
+def place_of(section: Simulation, name: str) -> str:
+    """Where a seat stands in the file."""
+    return f"simulation.seats.{'others.' if name in section.seats.others else ''}{name}"
 
 
 def build_conversation(section: Simulation) -> Conversation:
     """The world in which two seats talk."""
-    world, found = section.world, other_seat(section)
-    assert found is not None
+    world = section.world
     assert isinstance(world, UserSimWorld | SelfPlayWorld)
+    (other,) = other_seats(section)
     return Conversation(
-        found[0],
+        other,
         max_turns=section.max_turns,
         done=world.done,
         agent_may_end=isinstance(world, SelfPlayWorld),
@@ -87,18 +106,16 @@ def check_columns(section: Simulation, tasks: Sequence[tuple[str, Mapping[str, o
 
 def templates(section: Simulation) -> Iterator[tuple[str, str]]:
     """Texts with columns in them, and where they stand."""
-    world, found = section.world, other_seat(section)
-    if found is None or not isinstance(world, UserSimWorld | SelfPlayWorld):
-        return
-    name, seat = found
-    lines = seat.lines if isinstance(seat, ScriptedSeat) else ()
-    told = seat.prompt if isinstance(seat, ModelSeat) else None
-    texts = {
-        "simulation.world.first": world.first,
-        "simulation.seats.agent.prompt": section.seats.agent.prompt,
-        f"simulation.seats.{name}.prompt": told,
-        **{f"simulation.seats.{name}.lines[{place}]": line for place, line in enumerate(lines)},
-    }
+    texts: dict[str, str | None] = {}
+    if isinstance(section.world, UserSimWorld | SelfPlayWorld):
+        texts["simulation.world.first"] = section.world.first
+        texts["simulation.seats.agent.prompt"] = section.seats.agent.prompt
+    for name, seat in other_seats(section).items():
+        place = place_of(section, name)
+        if isinstance(seat, ModelSeat):
+            texts[f"{place}.prompt"] = seat.prompt
+        elif isinstance(seat, ScriptedSeat):
+            texts |= {f"{place}.lines[{number}]": line for number, line in enumerate(seat.lines)}
     yield from ((where, text) for where, text in texts.items() if text is not None)
 
 
@@ -107,28 +124,28 @@ def templates(section: Simulation) -> Iterator[tuple[str, str]]:
 
 def build_programs(section: Simulation, *, folder: Path) -> tuple[dict[str, Callable[[], Seat]], dict[str, str]]:
     """What makes the programs that speak, by seat, and hashes of them. Raises ConfigError where one is not there."""
-    name, seat = other_seat(section) or ("", None)
-    if seat is None or isinstance(seat, ModelSeat):
-        return {}, {}
-    make, about = build_program(name, seat, folder=folder)
-    return {name: make}, {f"seat {name}": about}
+    programs: dict[str, Callable[[], Seat]] = {}
+    about: dict[str, str] = {}
+    for name, seat in other_seats(section).items():
+        if not isinstance(seat, ModelSeat):
+            programs[name], about[f"seat {name}"] = build_program(seat, key=place_of(section, name), folder=folder)
+    return programs, about
 
 
-def build_program(name: str, seat: ScriptedSeat | GoldSeat, *, folder: Path) -> tuple[Callable[[], Seat], str]:
-    """What makes the program of a seat, and a hash of it. Raises ConfigError where it is not there."""
+def build_program(seat: ScriptedSeat | GoldSeat, *, key: str, folder: Path) -> tuple[Callable[[], Seat], str]:
+    """What makes the program of a seat that stands at `key`, and a hash. Raises ConfigError where it is not there."""
     if isinstance(seat, GoldSeat):
         return GoldTurns, "gold"
     if seat.program is None:
         lines = seat.lines
         return lambda: Lines(lines), digest(*lines)
-    key = f"simulation.seats.{name}.program"
-    kind = load_part(seat.program, key=key, folder=folder)
-    make = made(kind, seat.options, key=f"simulation.seats.{name}.options")
+    kind = SEATS.load(seat.program, key=f"{key}.program", folder=folder)
+    make = made(kind, seat.options, key=f"{key}.options")
     if callable(getattr(kind, "act", None)):
         return make, source_digest(kind)
     if not callable(getattr(kind, "reply", None)):
         message = f"{kind.__name__} has neither act(contexts) nor reply(context); write one of them"
-        raise ConfigError([Problem(key, message)])
+        raise ConfigError([Problem(f"{key}.program", message)])
     return lambda: OneByOne(make()), source_digest(kind)
 
 
@@ -145,9 +162,14 @@ class Cast:
         programs: Mapping[str, Callable[[], Seat]],
         *,
         seed: int,
+        rollout: type[Rollout] = Rollout,
     ) -> None:
-        """Models and what makes programs, by seat. Raises ConfigError where a model has no room for an answer."""
+        """Models and what makes programs, by seat; `rollout` has the dialogues.
+
+        Raises ConfigError where a model has no room for an answer.
+        """
         self.section, self.models, self.programs, self.seed = section, models, programs, seed
+        self.rollout = rollout
         self.rooms = {seat: room_of(model.assembly, section, seat=seat) for seat, model in models.items()}
 
     def begin(
@@ -158,13 +180,13 @@ class Cast:
         for seat in self.models:
             seats[seat] = self.voice(seat, capacity if seat == AGENT else capacity_of(sizes[seat], capacity))
         limits = self.section.limits
-        return Rollout(world, seats, lanes=capacity.rows, seed=self.seed, limits=limits, stopping=stopping)
+        return self.rollout(world, seats, lanes=capacity.rows, seed=self.seed, limits=limits, stopping=stopping)
 
     def voice(self, seat: str, capacity: Capacity) -> Voice:
         """The model that speaks for a seat."""
-        assembly, room, other = self.models[seat].assembly, self.rooms[seat], other_seat(self.section)
-        # What the agent is told stands in the dialogue.
-        told = other[1].prompt if seat != AGENT and other is not None and isinstance(other[1], ModelSeat) else None
+        assembly, room = self.models[seat].assembly, self.rooms[seat]
+        other = other_seats(self.section).get(seat)
+        told = other.prompt if isinstance(other, ModelSeat) else None  # what the agent is told stands in the dialogue
         most_tokens = room - assembly.max_new_tokens
         return Voice(
             assembly.lm,

@@ -149,13 +149,19 @@ class Transcripts:
 
 @contextmanager
 def open_transcripts(
-    folder: Path, history: str, *, decided_by: Mapping[str, str], fresh: bool = False, team: Team = ALONE
+    folder: Path,
+    history: str,
+    *,
+    decided_by: Mapping[str, str],
+    fresh: bool = False,
+    team: Team = ALONE,
+    kind: type[Transcripts] = Transcripts,
 ) -> Iterator[Transcripts]:
     """The transcripts of this process. Those of rank 0 hold what was had before, by whatever number of processes.
 
     Raises as `Transcripts` does.
     """
-    own = Transcripts(folder, history, decided_by=decided_by, fresh=fresh or team.rank > 0, rank=team.rank)
+    own = kind(folder, history, decided_by=decided_by, fresh=fresh or team.rank > 0, rank=team.rank)
     try:
         with in_turn(team, "opening the transcripts"):
             own.__enter__()

@@ -1,6 +1,6 @@
 """Who says what when. A world plays one dialogue: it yields whenever a seat is to speak, and finds its words there."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from partita.simulation.closing import Closing
 from partita.simulation.contract import (
     Checker,
     Environment,
+    GarbageError,
     TooSlowError,
     Verdict,
     answered,
@@ -15,6 +16,7 @@ from partita.simulation.contract import (
     judged,
     messages_of,
     opened,
+    shown,
 )
 from partita.simulation.dialogue import AGENT, Dialogue
 
@@ -87,6 +89,53 @@ class ReplayWorld:
         dialogue.end("done")
 
 
+class WorldError(Exception):
+    """A world of the user's has raised; why stands as its cause."""
+
+
+class CustomWorld:
+    """A world of the user's, held to its contract: it asks seats that are there, and the agent not too often."""
+
+    def __init__(self, world: World, seats: Collection[str], *, max_turns: int) -> None:
+        self.world, self.seats, self.max_turns = world, seats, max_turns
+
+    def play(self, dialogue: Dialogue) -> Play:
+        """The user's dialogue; it is done where the user has not said how it ended. Raises WorldError."""
+        play = self.begun(dialogue)
+        try:
+            while (ask := self.next_ask(play)) is not None and dialogue.status is None:
+                if ask.seat == AGENT and len(dialogue.replies) >= self.max_turns:
+                    dialogue.end("truncated", "turns")
+                    return
+                yield ask
+            if dialogue.status is None:
+                dialogue.end("done")
+        finally:
+            play.close()
+
+    def begun(self, dialogue: Dialogue) -> Play:
+        """The user's generator."""
+        try:
+            play = self.world.play(dialogue)
+            if not isinstance(play, Generator):
+                raise GarbageError(f"play gave {shown(play)}; write it with yield")
+        except (Exception, SystemExit) as error:
+            raise WorldError from error
+        return play
+
+    def next_ask(self, play: Play) -> Ask | None:
+        """Whose turn it is; None at the end."""
+        try:
+            ask = next(play, None)
+            if not isinstance(ask, Ask | None):
+                raise GarbageError(f"play gave {shown(ask)}; yield partita.simulation.Ask(), with a seat's name in it")
+            if ask is not None and ask.seat not in self.seats:
+                raise GarbageError(f"play asks {shown(ask.seat)}; the seats of the file are {', '.join(self.seats)}")
+        except (Exception, SystemExit) as error:
+            raise WorldError from error
+        return ask
+
+
 class CheckerError(Exception):
     """A checker has raised; why stands as its cause."""
 
@@ -122,6 +171,6 @@ class CheckedWorld:
 def failure(error: BaseException) -> str:
     """What is noted of a dialogue in which something from outside raised."""
     where, cause = "environment", error
-    if isinstance(error, CheckerError) and error.__cause__ is not None:
-        where, cause = "checker", error.__cause__
+    if isinstance(error, CheckerError | WorldError) and error.__cause__ is not None:
+        where, cause = ("checker" if isinstance(error, CheckerError) else "world"), error.__cause__
     return f"timeout: {cause}" if isinstance(cause, TooSlowError) else f"{where}: {described(cause)}"

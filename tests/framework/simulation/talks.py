@@ -8,14 +8,15 @@ from typing import Any
 
 from partita import Model
 
-PROGRAMS = Path(__file__).with_name("seats_of_tests.py")
+PROGRAMS = [Path(__file__).with_name(f"{name}_of_tests.py") for name in ("seats", "plays")]
 WORDS = ["say", "once", "more", "what", "red", "green", "blue", "one", "two", "three", "ball", "box", *"0123456"]
 USER: dict[str, Any] = {"type": "model", "run": "guest", "prompt": "say {number}"}
 
 
 def fill(folder: Path) -> None:
     """Put two models into a folder that differ in size and tokenizer, dialogues, and programs that speak."""
-    shutil.copy(PROGRAMS, folder / "seats_of_tests.py")
+    for program in PROGRAMS:
+        shutil.copy(program, folder)
     chance = random.Random(0)
     rows = []
     for number in range(20):

@@ -1,0 +1,172 @@
+"""From the section of the file to tasks and a world, and what of them decides the dialogues."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.data.parts import source_digest
+from partita.data.reading.sources import open_rows
+from partita.data.rows import Rows, digest
+from partita.simulation.adapters import adapted, load_environment, tools_of
+from partita.simulation.closing import Closing
+from partita.simulation.contract import Environment, TooSlowError
+from partita.simulation.dialogue import AGENT, Dialogue, derived_seed
+from partita.simulation.hosted import HostedError, Hosts
+from partita.simulation.outside import made, not_made
+from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS
+from partita.simulation.rollout import Rollout
+from partita.simulation.seating import build_conversation, other_seats
+from partita.simulation.transcripts import Transcripts
+from partita.simulation.worlds import CheckedWorld, CustomWorld, EnvironmentWorld, ReplayWorld, World
+from partita_schema.config import Config
+from partita_schema.dialogue_formats import FormatError, read_dialogue
+from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.seats import CustomWorld as CustomSection
+from partita_schema.seats import GoldSeat
+from partita_schema.simulation import EnvironmentWorld as EnvironmentSection
+from partita_schema.simulation import ReplayWorld as ReplaySection
+from partita_schema.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a dialogue is about."""
+
+    key: str
+    values: Mapping[str, Any]
+
+
+def section_of(config: Config) -> Simulation:
+    """The section of the file. Raises ConfigError where there is none."""
+    if config.simulation is None:
+        message = "the file says nothing of dialogues; write simulation: {world: ..., tasks: ...}"
+        raise ConfigError([Problem("simulation", message)])
+    return config.simulation
+
+
+def open_tasks(
+    config: Config, section: Simulation, *, folder: Path, rows: Rows | None = None
+) -> tuple[list[Task], str]:
+    """Tasks, and a hash of them; `rows` take the place of the file's. Raises DataError where rows cannot be used."""
+    tasks = section.tasks
+    if tasks.count is not None:
+        return [Task(f"task-{number}", {"number": number}) for number in range(tasks.count)], str(tasks.count)
+    source = tasks.source if tasks.source is not None else config.data.test
+    if rows is None and source is None:
+        message = "replay needs dialogues; write tasks: {source: FILE}, or data.test"
+        raise ConfigError([Problem("simulation.tasks", message)])
+    if rows is None:
+        rows = open_rows(source, folder=folder, name="tasks")
+    replays = isinstance(section.world, ReplaySection)
+    if not replays and not any(isinstance(seat, GoldSeat) for seat in other_seats(section).values()):
+        return list(tasks_of(rows, lambda row: row)), rows.fingerprint
+    dialogue = config.dialogue_input
+    assert dialogue is not None, "the schema asks for one"
+
+    def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = read_dialogue(row, column=dialogue.source_column, form=config.data.dialogue.format)
+        return found if replays else {**row, **found}
+
+    return list(tasks_of(rows, read)), rows.fingerprint
+
+
+def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[Task]:
+    """A task of each row. Raises DataError where one cannot be read."""
+    if rows.bad:
+        raise DataError(f"tasks: {rows.bad[0].key}: {rows.bad[0].reason}")
+    place = 0
+    for chunk in rows.iterate():
+        for row in chunk:
+            key = rows.key(place)
+            try:
+                yield Task(key, read(row))
+            except FormatError as error:
+                raise DataError(f"tasks: {key}: {error}") from error
+            place += 1
+    if not place:
+        raise DataError("tasks: there are no rows")
+
+
+def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[World, dict[str, str]]:
+    """The world, and hashes of the programs of the user's in it; what it needs is `held` until it is needed no more.
+
+    Raises ConfigError where a program is not there.
+    """
+    parts: dict[str, str] = {}
+    world: World
+    if isinstance(section.world, ReplaySection):
+        world = ReplayWorld(max_turns=section.max_turns)
+    elif isinstance(section.world, EnvironmentSection):
+        kind, code = load_environment(section.world, folder=folder)
+        make = environments(kind, section, folder=folder, held=held)
+        closing = Closing()
+        held.callback(closing.end, section.limits.step_seconds)
+        world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
+        parts["environment"] = source_digest(code)
+    elif isinstance(section.world, CustomSection):
+        world, parts["world"] = build_custom(section.world, section, folder=folder)
+    else:
+        world = build_conversation(section)
+    if section.checker is None:
+        return world, parts
+    kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
+    checker = made(kind, section.checker.options, key="simulation.checker.options")()
+    parts["checker"] = source_digest(kind)
+    return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
+
+
+def build_custom(world: CustomSection, section: Simulation, *, folder: Path) -> tuple[World, str]:
+    """A world of the user's, and a hash of it. Raises ConfigError where it is not there."""
+    key = "simulation.world.target"
+    kind = WORLDS.load(world.target, key=key, folder=folder)
+    if not callable(getattr(kind, "play", None)):
+        message = f"{kind.__name__} has no play(dialogue); write one that yields partita.simulation.Ask()"
+        raise ConfigError([Problem(key, message)])
+    make = made(kind, world.options, key="simulation.world.options")
+    return CustomWorld(make(), (AGENT, *other_seats(section)), max_turns=section.max_turns), source_digest(kind)
+
+
+def environments(
+    kind: Callable[..., Any], section: Simulation, *, folder: Path, held: ExitStack
+) -> Callable[[], Environment]:
+    """What makes environments of a class, in this process or each in one of its own. Raises ConfigError."""
+    world = section.world
+    assert isinstance(world, EnvironmentSection), "replay has none"
+    key = "simulation.world.options"
+    tools = tools_of(kind, interface=world.interface)
+    if world.isolation == "thread":
+        return made(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
+    hosts = held.enter_context(Hosts(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds))
+    try:
+        hosts.check()
+    except (HostedError, TooSlowError) as error:
+        raise not_made(kind, world.options, str(error), key=key) from error
+    return hosts.make
+
+
+def find_keepers(section: Simulation, *, folder: Path) -> tuple[type[Rollout], type[Transcripts], dict[str, str]]:
+    """What has the dialogues, and what keeps them; and hashes of what of it is the user's and could decide them.
+
+    Raises ConfigError where it is not there.
+    """
+    rollout = ROLLOUTS.load_kind(section.rollout, Rollout, key="simulation.rollout", folder=folder)
+    transcripts = TRANSCRIPTS.load_kind(section.transcripts, Transcripts, key="simulation.transcripts", folder=folder)
+    return rollout, transcripts, {} if rollout is Rollout else {"rollout": source_digest(rollout)}
+
+
+def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Dialogue:
+    """A dialogue that has not begun."""
+    key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
+    return Dialogue(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
+
+
+def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
+    """Hashes of what the file says that decides dialogues, by section."""
+    sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
+    # These decide nothing of what is said.
+    undecided: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
+    said = section.model_dump(mode="json", exclude=undecided)
+    sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
+    return {name: digest(repr(value)) for name, value in sections.items()}

@@ -1,0 +1,255 @@
+"""Worlds of the user's: any seats in any order, each dialogue the same whatever stands beside it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import ConfigError, ResumeError
+from partita.simulation.rollout import Rollout
+from partita.simulation.speaking import ModelSpeaker
+
+from .talks import fill, simulated, transcripts
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "simulation.md"
+PANEL: dict[str, Any] = {
+    "world": {"type": "custom", "target": "plays_of_tests:Panel"},
+    "seats": {
+        "others": {
+            "guest": {"type": "scripted", "program": "seats_of_tests:Crowd"},
+            "judge": {"type": "model", "run": "guest", "prompt": "red {number}"},
+        }
+    },
+}
+
+
+def world(name: str, **options: Any) -> dict[str, Any]:
+    return {"type": "custom", "target": f"plays_of_tests:{name}", "options": options}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models, and worlds and programs that speak."""
+    folder = tmp_path_factory.mktemp("worlds")
+    fill(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def panels(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sampled dialogues of two models and a program, eight at a time."""
+    output = tmp_path_factory.mktemp("panels")
+    simulated(folder, output, **PANEL)
+    return output
+
+
+def test_seats_speak_in_the_order_of_the_world(panels: Path) -> None:
+    lines = transcripts(panels)
+    assert len(lines) == 40
+    ends = set()
+    for number, line in enumerate(lines):
+        seats = [message["seat"] for message in line["messages"]]
+        guests = min(2 + number % 3, 3)
+        assert seats == ["system", "host", *["guest", "agent", "judge"] * guests]
+        assert line["reward"] == 0.25 * guests
+        assert line["metrics"] == ({"rounds": 3.0} if guests == 3 else {})
+        assert (line["status"], line["reason"]) == ("done", None), "a world that says nothing of its end has ended"
+        assert ["tokens" in message for message in line["messages"][2:5]] == [False, True, True]
+        ends.add(guests)
+    assert ends == {2, 3}
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_dialogues_of_three_are_the_same_whatever_stands_beside_them(
+    folder: Path, panels: Path, tmp_path: Path, batch_size: int
+) -> None:
+    simulated(folder, tmp_path, batch_size=batch_size, **PANEL)
+
+    assert (tmp_path / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
+
+
+def test_everybody_hears_what_is_said_to_all(
+    folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: dict[str, str] = {}
+    said = ModelSpeaker.said
+
+    def watched(self: ModelSpeaker, lane: int) -> None:
+        dialogue, prompt = self.asked[lane]
+        if dialogue.key == "task-1":
+            prompts[self.seat] = prompt.text
+        said(self, lane)
+
+    monkeypatch.setattr(ModelSpeaker, "said", watched)
+    simulated(folder, tmp_path, **PANEL)
+
+    line = transcripts(panels)[1]
+    words = [message["content"] for message in line["messages"]]
+    assert prompts["agent"] == "\n".join([*words[:9], ""])
+    assert prompts["judge"] == "\n".join(["red 1", *words[1:10], ""]), "but for what the agent alone is told"
+
+
+def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path, tmp_path: Path) -> None:
+    report = simulated(folder, tmp_path, world=world("Quiz"), seats={}, history=["gold", "predicted"])
+
+    for line in transcripts(tmp_path):
+        assert (line["status"], line["reason"]) == ("truncated", "bell")
+        assert [message.get("gold") for message in line["messages"]] == [None, "one two"] * 3
+    found = report.flat()
+    assert set(found) == {"gold", "predicted"}
+    assert all("exact_turns" in column for column in found.values())
+
+
+def test_the_agent_answers_no_more_often_than_the_file_says(folder: Path, tmp_path: Path) -> None:
+    simulated(folder, tmp_path, world=world("Endless"), seats={}, max_turns=5)
+
+    for line in transcripts(tmp_path):
+        assert (line["status"], line["reason"]) == ("truncated", "turns")
+        assert sum(message["seat"] == "agent" for message in line["messages"]) == 5
+
+
+def test_a_world_that_breaks_its_contract_fails_its_own_dialogue(folder: Path, tmp_path: Path) -> None:
+    limits = {"step_seconds": 1.0, "fail_fraction": 0.5}
+    report = simulated(folder, tmp_path, world=world("Broken"), seats={}, limits=limits)
+
+    reasons = {
+        1: "world: OSError: nobody is in",
+        2: "world: play gave 'agent'; yield partita.simulation.Ask(), with a seat's name in it",
+        3: "world: play asks 'gest'; the seats of the file are agent",
+        4: "timeout: no answer within 1 s (limits.step_seconds)",
+        5: "world: play gave None; write it with yield",
+        6: "world: SystemExit: 3",
+    }
+    for number, line in enumerate(transcripts(tmp_path)):
+        assert (line["status"], line["reason"]) == ("failed" if number in reasons else "done", reasons.get(number))
+        assert len(line["messages"]) == (0 if number == 5 else 2 if number in reasons else 3)
+    assert report.histories["predicted"].statuses == {"done": 34, "failed: world": 5, "failed: timeout": 1}
+
+
+def test_another_world_does_not_go_on_where_this_one_was(folder: Path, tmp_path: Path) -> None:
+    simulated(folder, tmp_path / "out", world=world("Endless"), seats={}, tasks={"count": 2})
+    place = folder / "plays_of_tests.py"
+    text = place.read_text("utf8")
+    place.write_text(text + "\n# changed\n", encoding="utf8")
+    try:
+        with pytest.raises(ResumeError, match="holds dialogues of another world; write --fresh"):
+            simulated(folder, tmp_path / "out", world=world("Endless"), seats={}, tasks={"count": 2})
+    finally:
+        place.write_text(text, encoding="utf8")
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"world": world("Mute")},
+        "simulation.world.target: Mute has no play(dialogue); write one that yields partita.simulation.Ask()",
+    ),
+    (
+        {"world": world("Panel", round=1)},
+        "simulation.world.options: Panel cannot be made with {'round': 1}: TypeError: ",
+    ),
+    (
+        {"world": {"type": "custom", "target": "panel"}},
+        "simulation.world.target: no world is named panel; write module:Class",
+    ),
+    (
+        {"world": world("Quiz"), "seats": {"others": {"guest": {"type": "scripted", "program": "crowd"}}}},
+        "simulation.seats.others.guest.program: no seat is named crowd; write module:Class",
+    ),
+    (
+        {"world": world("Quiz"), "seats": {"others": {"guest": {"type": "model", "run": "nobody"}}}},
+        "simulation.seats.others.guest.run: ",
+    ),
+    (
+        {"world": world("Quiz"), "seats": {}, "rollout": "plays_of_tests:Quiz"},
+        "simulation.rollout: Quiz is no subclass of partita.simulation.Rollout",
+    ),
+    (
+        {"world": world("Quiz"), "seats": {}, "transcripts": "plays_of_tests:Backwards"},
+        "simulation.transcripts: Backwards is no subclass of partita.simulation.Transcripts",
+    ),
+    (
+        {"world": world("Quiz"), "seats": {}, "rollout": "slot"},
+        "simulation.rollout: no rollout is named slot; did you mean slots?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), CHANGES)
+def test_parts_that_cannot_be_used_are_told(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulated(folder, tmp_path, **changes)
+    assert str(error.value).startswith(text), str(error.value)
+
+
+def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
+    folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
+    begun: list[str] = []
+    begin = Rollout.begin
+
+    def watched(self: Rollout) -> None:
+        before = set(self.live.values())
+        begin(self)
+        begun.extend(live.dialogue.key for live in self.live.values() if live not in before)
+
+    monkeypatch.setattr(Rollout, "begin", watched)
+    keepers = {"rollout": "plays_of_tests:Backwards", "transcripts": "plays_of_tests:Told"}
+    simulated(folder, tmp_path / "out", **PANEL, **keepers)
+
+    assert begun == [f"task-{number}" for number in reversed(range(40))]
+    told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text("utf8").splitlines()]
+    assert sorted(told) == sorted([f"task-{number}", "done"] for number in range(40))
+    assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
+
+
+def test_the_guides_world_and_transcripts_run_as_they_stand(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = GUIDE.read_text("utf8").partition("## A world of your own")[2].partition("\n## ")[0]
+    programs = re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL)
+    (folder / "tables.py").write_text("\n\n".join(programs), encoding="utf8")
+    friend = {"type": "scripted", "lines": ["the same for me", "and for me"]}
+    simulated(
+        folder,
+        tmp_path,
+        world={"type": "custom", "target": "tables:Table", "options": {"courses": 3}},
+        seats={"others": {"guest": {"type": "model", "run": "guest", "prompt": "say {number}"}, "friend": friend}},
+        transcripts="tables:Told",
+    )
+
+    for line in transcripts(tmp_path):
+        seats = [message["seat"] for message in line["messages"]]
+        assert seats == ["system", "host", *["guest", "friend", "agent"] * 2, "guest", "agent"]
+        assert (line["status"], line["metrics"]) == ("done", {"courses": 3})
+    assert capsys.readouterr().out.count(" done 0.0\n") == 40
+
+
+def test_a_package_brings_names_for_all_of_them(
+    folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "stage_of_tests-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: stage-of-tests\nVersion: 1.0\n", encoding="utf8")
+    (metadata / "entry_points.txt").write_text(
+        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.seats]\ncrowd = seats_of_tests:Crowd\n"
+        "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n[partita.transcripts]\ntold = plays_of_tests:Told\n",
+        encoding="utf8",
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
+    others = PANEL["seats"]["others"] | {"guest": {"type": "scripted", "program": "crowd"}}
+    simulated(
+        folder,
+        tmp_path / "out",
+        world={"type": "custom", "target": "panel"},
+        seats={"others": others},
+        rollout="backwards",
+        transcripts="told",
+    )
+
+    assert len((tmp_path / "told.jsonl").read_text("utf8").splitlines()) == 40
+    assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
