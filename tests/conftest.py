@@ -6,8 +6,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from .forks import Forks
+
+# A busy machine draws examples slowly, which says nothing of what is tested.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 LOGGERS = ("partita", "partita_trainers", "partita_schema", "partita.file", "transformers", "datasets")
 
