@@ -11,13 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from partita import Model
 
 from .moments import when
+from .test_rounds_ranks import folder as rounds
+from .test_rounds_ranks import left
 from .test_simulation_ranks import settings, straight
 
-__all__ = ["straight"]
+__all__ = ["rounds", "straight"]
 
 pytestmark = [pytest.mark.distributed, pytest.mark.faults]
 
@@ -88,3 +91,28 @@ def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
         ".predicted.jsonl",
         "index.html",
     }
+
+
+def test_rounds_on_ray_that_lost_a_worker_are_those_of_one_process(
+    ray: Any,
+    processes: Any,
+    rounds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = tmp_path.parent / f"{tmp_path.name}-ray"
+    shutil.copytree(rounds, other)
+    processes.start(1, rounds, "train:8")
+    monkeypatch.chdir(other)
+    file = yaml.safe_load(Path("run.yaml").read_text("utf8")) | {"backend": {"type": "ray", "workers": 2}}
+    file["trainer"]["max_steps"] = 8
+    Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
+
+    killed = when(lambda: had(Path("run/rounds/2/transcripts")) >= 6, kill_worker)
+    result = Model("run.yaml").train(run="run")
+    killed.join()
+
+    assert "is gone; all start again at the newest checkpoint (1 of 3 times)" in caplog.text
+    assert result.steps == 8 + 6 + 6
+    assert left(other) == left(rounds)

@@ -77,3 +77,16 @@ def test_rounds_are_those_of_one_process_also_where_a_rank_was_killed(processes:
     assert found["steps"] == 8 + 6 + 6
     assert left(other) == left(folder), f"seed {seed}"
     assert not list(other.glob("run/rounds/*/transcripts/.*rank-*"))
+
+
+def test_rounds_whose_weights_are_shared_out_are_those_of_one_process(processes: Any, folder: Path) -> None:
+    other = folder.parent / "shared"
+    shutil.copytree(folder, other)
+    processes.start(1, folder, "train:8")
+    settings = yaml.safe_load((other / "run.yaml").read_text("utf8"))
+    settings["backend"] = {"type": "torchrun", "sharding": "full"}
+    (other / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    found = processes.start(2, other, "train:8")["train:8"]
+
+    assert found["steps"] == 8 + 6 + 6
+    assert left(other) == left(folder)
