@@ -215,21 +215,21 @@ def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
 
 
 def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def alive() -> int:
-        return sum(type(found) is HuggingFaceModel for found in gc.get_objects())
+    def alive() -> list[HuggingFaceModel]:
+        return [found for found in gc.get_objects() if type(found) is HuggingFaceModel]
 
     loaded: list[int] = []
 
     def counted(*given: Any, **named: Any) -> Any:
-        loaded.append(alive())
+        loaded.append(len(alive()))
         return assemble(*given, **named)
 
     monkeypatch.setattr("partita.rounds.assemble", counted)
     gc.collect()
-    before = alive()
+    before = alive()  # of other tests, which are not to end now
     train("run")
 
-    assert loaded == [before] * 5, "three simulations and two trainings begin with nothing of the one before"
+    assert loaded == [len(before)] * 5, "three simulations and two trainings begin with nothing of the one before"
 
 
 def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:
