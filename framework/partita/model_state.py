@@ -1,0 +1,224 @@
+"""A file, and what is in memory of its model: what all verbs begin from."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from partita.assembly import Assembly, FleetAssembly, Labels, ServedAssembly, assemble, assemble_served
+from partita.data.reading.sources import open_rows
+from partita.data.rows import Rows
+from partita.data.run_data import RunData, open_run_data
+from partita.data.shaping.labels import find_labels
+from partita.distributed.joining import own_team
+from partita.on_ray import assemble_on_ray, is_on_ray
+from partita.runs.directory import RunDirectory, open_run_of_team
+from partita.runs.finding import choose_folder, find_finished
+from partita.runs.manifest import MANIFESTS, read_manifest
+from partita.runs.progress import show_progress
+from partita.served import is_served
+from partita.tuning.sizes import BatchSizes, Sizing
+from partita_schema.config import Config
+from partita_schema.dump import resolved_yaml
+from partita_schema.errors import DataError, PartitaError
+from partita_schema.load import Loaded, load_config
+from partita_schema.model import ScratchModel
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.team import Team, together
+
+logger = logging.getLogger(__name__)
+file_logger = logging.getLogger("partita.file")
+"""What is said of the file itself."""
+
+RUNS = Path("runs")
+"""Where runs go that are not told where."""
+
+
+class ModelState:
+    """A file and its model, as far as it is in memory."""
+
+    def __init__(
+        self,
+        config: "str | Path | Mapping[str, object] | Config",
+        *,
+        overrides: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
+        """`config` is a path, YAML text, a dictionary or a Config; `overrides` are texts such as trainer.epochs=1.
+
+        Raises ConfigError naming every mistake. Nothing heavy is loaded before a verb needs it.
+        """
+        self.loaded: Loaded = load_config(config, overrides=overrides)
+        for warning in self.loaded.warnings:
+            file_logger.warning("%s", warning)
+        self.quiet = quiet
+        self.run: Path | None = None
+        """Directory of the run that was trained or loaded."""
+        self._assembly: Assembly | None = None
+        self._served: ServedAssembly | FleetAssembly | None = None
+        self._sizing: Sizing | None = None
+        self._splits: dict[str, Rows] = {}
+
+    @property
+    def config(self) -> Config:
+        """The checked configuration."""
+        return self.loaded.config
+
+    @property
+    def name(self) -> str:
+        """Name of the file, for the directory of its runs."""
+        return Path(self.loaded.file).stem if self.loaded.file else "run"
+
+    def ready(self) -> Assembly:
+        """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
+        if self._assembly is None:
+            with together(self.team, "loading the model"):
+                self.use_finished_run()
+                labels, training = self.known_labels()
+                self._assembly = self.assemble(labels, training, trainable=False)
+        return self._assembly
+
+    def answering(self) -> Assembly | ServedAssembly | FleetAssembly:
+        """The parts that answer, with a model in this process, on a server or on workers."""
+        if not (is_served(self.config) or is_on_ray(self.config)):
+            return self.ready()
+        if self.team.ranks > 1:
+            raise PartitaError(
+                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are {self.team.ranks}; "
+                "start the command by itself"
+            )
+        if self._served is None:
+            folder = self.loaded.folder
+            if is_on_ray(self.config):
+                self.use_finished_run()
+                labels, training = self.known_labels()
+                self._served = assemble_on_ray(
+                    self.config, folder=folder, labels=labels, training=training, saved=self.result
+                )
+            else:
+                labels, training = self.known_labels()
+                self._served = assemble_served(self.config, folder=folder, labels=labels, training=training)
+        return self._served
+
+    def use_finished_run(self) -> None:
+        """Take this file's newest finished run where the file trains. Raises PartitaError where there is none."""
+        if self.result is not None or self.config.trainer.type == "none":
+            return
+        self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
+        if self.run is None:
+            others = f" (the run in {RUNS / self.name} is of another file: {'; '.join(apart[:5])})" if apart else ""
+            raise PartitaError(
+                f"nothing has been trained with this file yet{others}: train first, name the directory of a finished "
+                "run, or write trainer: {type: none} for zero-shot"
+            )
+        logger.info("using the finished run in %s", self.run)
+
+    def open_data(self, dataset: Any = None) -> RunData:
+        """The rows of a run; `dataset` takes the place of data.source."""
+        return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
+
+    def known_labels(self) -> tuple[Labels, Rows | None]:
+        """Labels of the category outputs, and the training rows where anything needs them."""
+        saved = read_manifest(self.run).get("labels") if self.run is not None else None
+        labels = {name: tuple(values) for name, values in (saved or {}).items()}
+        open_labels = any(
+            output.type == "category" and output.labels is None and output.name not in labels
+            for output in self.config.output_features
+        )
+        new = isinstance(self.config.base_model, ScratchModel) and self.result is None
+        retrieval = self.config.prompt.retrieval
+        training = None
+        if new or (retrieval is not None and retrieval.dataset is None) or (open_labels and self.config.data.source):
+            training = self.open_data().training
+        return labels or find_labels(self.config, training), training
+
+    def assemble(
+        self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
+    ) -> Assembly:
+        return assemble(
+            self.config,
+            folder=self.loaded.folder,
+            labels=labels,
+            training=training,
+            saved=None if trainable else self.result,
+            tokenizer_folder=tokenizer_folder,
+            trainable=trainable,
+        )
+
+    @property
+    def result(self) -> Path | None:
+        """Folder of the trained weights; None where nothing was trained."""
+        if self.run is None:
+            return None
+        found = self.run / "model" if (self.run / "model").is_dir() else self.run
+        return found if (found / "tokenizer_config.json").exists() else None
+
+    @property
+    def kept(self) -> Path:
+        """Where answers are kept: in the run, or beside those that are to come."""
+        return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
+
+    @property
+    def sizing(self) -> Sizing:
+        """What finds batch sizes for the model in memory."""
+        if self._sizing is None:
+            self._sizing = Sizing(self.ready(), cache=Cache.of_user(), team=self.team)
+        return self._sizing
+
+    def note_memory(self, used: BatchSizes) -> None:
+        """Keep in the run's manifest which sizes were too large after all, and what fitted."""
+        after = self.sizing.after(used)
+        if (
+            after != used
+            and self.team.rank == 0
+            and self.run is not None
+            and os.access(self.run / MANIFESTS[0], os.W_OK)
+        ):
+            directory = RunDirectory(self.run, config=self.config)
+            directory.note(batch_sizes={**directory.manifest.get("batch_sizes", {}), **after.records()})
+
+    @property
+    def sampling_seed(self) -> int:
+        """Seed of sampling."""
+        return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
+
+    def evaluation_rows(self) -> Rows:
+        """The test rows of the file, else its validation rows. Raises DataError where there are none."""
+        splits = self._splits
+        if not splits and self.config.data.test is not None:
+            splits = {"test": open_rows(self.config.data.test, folder=self.loaded.folder, name="test")}
+        if not splits:
+            splits = self.open_data().splits
+        rows = splits.get("test", splits.get("validation"))
+        if rows is None:
+            raise DataError("the file has no test or validation rows; write data.test or give a dataset")
+        return rows
+
+    def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
+        """A progress display, of several processes in one."""
+        quiet = self.quiet or self.team.rank > 0
+        return show_progress(total, description, completed=completed, quiet=quiet)
+
+    @property
+    def team(self) -> Team:
+        """The processes that this one works with: none, unless it was started as one of several."""
+        return own_team(self.config)
+
+    def free_folder(self) -> Path:
+        """The directory of a run that is told none."""
+        return choose_folder(self.name, config=self.config, base=RUNS)
+
+    def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:
+        """The run directory `folder`, new or continued, of the file or of what was made of it."""
+        loaded = self.loaded if config is None else load_config(config)
+        return open_run_of_team(
+            self.team,
+            folder,
+            config=loaded.config,
+            text=loaded.text,
+            resolved=resolved_yaml(loaded),
+            origin=self.loaded.folder,
+            quiet=self.quiet,
+        )
