@@ -59,7 +59,8 @@ class ScriptedSeat(Base):
     type: Literal["scripted"]
     """Lines or a program."""
     lines: tuple[Template, ...] = ()
-    """What is said, in order, with {column} for values of the task. After the last line the dialogue is done."""
+    """What is said, in order, with {column} for values of the task. After the last line it has no more
+    to say, and unless a world of yours says otherwise the dialogue is done."""
     program: Annotated[str, AfterValidator(check_part)] | None = None
     """`module:Class` with `act(contexts)`, which gives a reply to each, or with `reply(context)`; or its name where a
     package gives it one (entry points `partita.seats`)."""

@@ -85,7 +85,7 @@ class Limits(Base):
     """What a dialogue may take."""
 
     step_seconds: Positive = 30.0
-    """Time of the environment or the checker for one answer."""
+    """Time of the environment, the world, the checker or the program of a seat for one answer."""
     dialogue_seconds: Positive = 600.0
     """Time from the first word to the last."""
     fail_fraction: Share = 0.1

@@ -5,6 +5,7 @@ place of an action. One instance serves one dialogue. What it does must follow f
 answers alone: then a dialogue is the same whatever stands beside it, and wherever it is had.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -98,12 +99,10 @@ def answered(found: Any) -> Said:
     if not isinstance(found, tuple) or len(found) != 5:
         raise GarbageError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
     messages, reward, terminated, truncated, info = found
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float) or reward != reward):
-        raise GarbageError(f"step gave a reward of {shown(reward)}; give a number or None")
     said = Said(
         messages_of(messages, "step"),
         info_of(info, "step"),
-        reward=None if reward is None else float(reward),
+        reward=reward_of(reward, "step"),
         terminated=bool(terminated),
         truncated=bool(truncated),
     )
@@ -120,6 +119,30 @@ def judged(found: Any) -> Verdict:
     if found.target is not None and not isinstance(found.target, str):
         raise GarbageError(f"check gave a target of {shown(found.target)}; give a text or None")
     return found
+
+
+def check_played(dialogue: Dialogue, *, first: int) -> None:
+    """Raises GarbageError unless a world has left a dialogue as it should; messages from `first` on are looked at."""
+    heard = dialogue.messages[first:]
+    fit = all(isinstance(message, Mapping) and isinstance(message.get("seat"), str) for message in heard)
+    if not fit:
+        raise GarbageError("play added messages without a seat; say them with dialogue.hear(text, seat=...)")
+    messages_of(heard, "play")
+    if not isinstance(dialogue.gold, str | None):
+        raise GarbageError(f"play gave gold of {shown(dialogue.gold)}; give a text")
+    reward_of(dialogue.reward, "play")
+    metrics_of(dialogue.metrics, "play")
+    if dialogue.status not in (None, "done", "truncated"):
+        raise GarbageError(f"play ended with {shown(dialogue.status)}; write done or truncated, or raise what failed")
+
+
+def reward_of(reward: Any, method: str) -> float | None:
+    """A reward that is a number, or None. Raises GarbageError."""
+    if reward is None:
+        return None
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise GarbageError(f"{method} gave a reward of {shown(reward)}; give a number or None")
+    return float(reward)
 
 
 def messages_of(given: Any, method: str) -> list[dict[str, str]]:

@@ -68,9 +68,9 @@ class Dialogue:
     """Which limit, or what failed and how."""
 
     def hear(self, messages: str | Iterable[Mapping[str, Any]], *, seat: str = "user", gold: str | None = None) -> None:
-        """Somebody else says something: a text, or messages with `role` and `content`; the right answer may follow."""
+        """Somebody else says something, a text or messages with `role` and `content`, and what is right to answer."""
         if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+            messages = [{"role": "system" if seat == "system" else "user", "content": messages}]
         self.messages += [
             {"role": message["role"], "content": message["content"], "seat": seat} for message in messages
         ]
@@ -85,8 +85,11 @@ class Dialogue:
     def say(self, text: str, tokens: tuple[int, ...]) -> None:
         """The model answers. Raises ValueError where the right answer is to be shown and not known."""
         if self.shows_gold and self.gold is None:
-            raise ValueError("history: gold needs the right answer of each turn, in info['gold']")
+            raise ValueError(
+                "history: gold needs the right answer of each turn: info['gold'], or dialogue.gold of a world"
+            )
         self.replies.append(Reply(len(self.messages), text, tokens, self.gold))
+        self.gold = None
         self.messages.append({"role": "assistant", "content": text, "seat": AGENT, "learned": True})
 
     @property

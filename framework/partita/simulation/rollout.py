@@ -205,15 +205,15 @@ class Rollout:
 
     def give_up(self, live: Live, reason: str) -> None:
         """Leave a world behind with its thread, which may go on writing into its dialogue."""
-        live.dialogue, left = copied(live.dialogue), live.dialogue
         live.is_over = True
-        logger.warning("dialogue %s: %s", left.key, reason)
+        logger.warning("dialogue %s: %s", live.dialogue.key, reason)
         threading.Thread(target=self.act, daemon=True).start()
         self.finish(live, "failed", reason)
 
     def finish(self, live: Live, *end: Any) -> None:
-        """A dialogue leaves its lane."""
+        """A dialogue leaves its lane. One that is ended from here is a copy: its world may still write into its own."""
         if end:
+            live.dialogue = copied(live.dialogue)
             live.dialogue.end(*end)
         live.is_over = live.is_over or bool(end)
         del self.live[live.lane]

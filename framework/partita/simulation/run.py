@@ -118,7 +118,7 @@ def simulate(
                     partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
                 )
                 had[history] = [transcripts.done[dialogue.key] for dialogue in dialogues] if team.rank == 0 else []
-            tell(history, found[history])
+            tell(history, found[history], had[history])
     team.lead(partial(write_page, folder, found, had), "the page of the dialogues")
     return SimulationReport(found, str(folder)), BatchSizes(generation=sizes[AGENT])
 
@@ -170,8 +170,11 @@ def write_page(folder: Path, found: Mapping[str, Outcomes], had: Mapping[str, li
         write_atomically(folder / "index.html", page(found, had, title=f"Dialogues in {title}"))
 
 
-def tell(history: str, outcomes: Outcomes) -> None:
-    """Say how many dialogues did not come to an end of their own."""
+def tell(history: str, outcomes: Outcomes, had: Sequence[Dialogue]) -> None:
+    """Say how many dialogues did not come to an end of their own, and why the last one failed."""
     for status, count in sorted(outcomes.statuses.items()):
         if status != "done":
             logger.info("%s history: %s of %s dialogues %s", history, count, outcomes.dialogues, status)
+    failed = next((dialogue for dialogue in reversed(had) if dialogue.status == "failed"), None)
+    if failed is not None:
+        logger.info("%s history: %s failed: %s", history, failed.key, failed.reason)

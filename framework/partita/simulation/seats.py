@@ -31,7 +31,7 @@ class Seat(Protocol):
     """Somebody who speaks."""
 
     def act(self, contexts: Sequence[Context]) -> Sequence[str | None]:
-        """What it says in each of these dialogues; None where it has no more to say, and the dialogue is done."""
+        """What it says in each of these dialogues; None where it has no more to say."""
 
 
 class OneByOne:

@@ -161,15 +161,17 @@ def open_transcripts(
 
     Raises as `Transcripts` does.
     """
-    own = kind(folder, history, decided_by=decided_by, fresh=fresh or team.rank > 0, rank=team.rank)
+    own: Transcripts | None = None
     try:
         with in_turn(team, "opening the transcripts"):
+            own = kind(folder, history, decided_by=decided_by, fresh=fresh or team.rank > 0, rank=team.rank)
             own.__enter__()
             if team.rank == 0:
                 own.absorb()
         yield own
     finally:
-        own.close()
+        if own is not None:
+            own.close()
 
 
 def forget(folder: Path, history: str) -> None:

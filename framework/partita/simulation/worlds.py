@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from partita.simulation.closing import Closing
 from partita.simulation.contract import (
@@ -12,6 +12,7 @@ from partita.simulation.contract import (
     TooSlowError,
     Verdict,
     answered,
+    check_played,
     described,
     judged,
     messages_of,
@@ -89,6 +90,10 @@ class ReplayWorld:
         dialogue.end("done")
 
 
+END = object()
+"""What a generator that has ended gives."""
+
+
 class WorldError(Exception):
     """A world of the user's has raised; why stands as its cause."""
 
@@ -103,15 +108,23 @@ class CustomWorld:
         """The user's dialogue; it is done where the user has not said how it ended. Raises WorldError."""
         play = self.begun(dialogue)
         try:
-            while (ask := self.next_ask(play)) is not None and dialogue.status is None:
+            while (ask := self.next_ask(play, dialogue)) is not None and dialogue.status is None:
                 if ask.seat == AGENT and len(dialogue.replies) >= self.max_turns:
+                    self.leave(play)  # what it does at its end is done before
                     dialogue.end("truncated", "turns")
                     return
                 yield ask
             if dialogue.status is None:
                 dialogue.end("done")
         finally:
+            self.leave(play)
+
+    def leave(self, play: Play) -> None:
+        """Let the user's generator close what it holds. Raises WorldError."""
+        try:
             play.close()
+        except (Exception, SystemExit) as error:
+            raise WorldError from error
 
     def begun(self, dialogue: Dialogue) -> Play:
         """The user's generator."""
@@ -123,14 +136,21 @@ class CustomWorld:
             raise WorldError from error
         return play
 
-    def next_ask(self, play: Play) -> Ask | None:
-        """Whose turn it is; None at the end."""
+    def next_ask(self, play: Play, dialogue: Dialogue) -> Ask | None:
+        """Whose turn it is; None at the end. What it leaves in the dialogue is looked at."""
+        before = len(dialogue.messages)
         try:
-            ask = next(play, None)
-            if not isinstance(ask, Ask | None):
+            ask: Any = next(play, END)
+            check_played(dialogue, first=before)
+            if ask is END:
+                return None
+            if not isinstance(ask, Ask):
                 raise GarbageError(f"play gave {shown(ask)}; yield partita.simulation.Ask(), with a seat's name in it")
-            if ask is not None and ask.seat not in self.seats:
+            if ask.seat not in self.seats:
                 raise GarbageError(f"play asks {shown(ask.seat)}; the seats of the file are {', '.join(self.seats)}")
+        except GarbageError as error:
+            del dialogue.messages[before:]
+            raise WorldError from error
         except (Exception, SystemExit) as error:
             raise WorldError from error
         return ask

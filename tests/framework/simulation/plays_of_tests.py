@@ -20,7 +20,7 @@ class Panel:
         self.rounds = rounds
 
     def play(self, dialogue: Dialogue) -> Play:
-        dialogue.hear([{"role": "system", "content": "be what you are"}], seat="system")
+        dialogue.hear("be what you are", seat="system")
         dialogue.hear(f"say {dialogue.task['number']}", seat="host")
         try:
             for _ in range(self.rounds):
@@ -41,7 +41,8 @@ class Quiz:
 
     def play(self, dialogue: Dialogue) -> Play:
         for turn in range(3):
-            dialogue.hear(f"say {turn}", gold="one two")
+            dialogue.hear(f"say {turn}")
+            dialogue.gold = "one two"
             yield Ask()
         dialogue.end("truncated", "bell")
 
@@ -54,6 +55,56 @@ class Endless:
         while True:
             yield Ask()
             dialogue.hear("once more")
+
+
+class Grudging:
+    """Cannot be left in peace."""
+
+    def play(self, dialogue: Dialogue) -> Play:
+        dialogue.hear("say more")
+        try:
+            while True:
+                yield Ask()
+        finally:
+            raise OSError("the door is stuck")
+
+
+class Vain:
+    """Calls a dialogue a success, however it ended."""
+
+    def play(self, dialogue: Dialogue) -> Play:
+        dialogue.hear("say more")
+        try:
+            for _ in range(2):
+                yield Ask("guest")
+                yield Ask()
+        finally:
+            dialogue.end("done")
+            dialogue.add_reward(1.0)
+
+
+class Garbage:
+    """Leaves in dialogues what cannot be kept."""
+
+    def play(self, dialogue: Dialogue) -> Any:
+        dialogue.hear("say more")
+        yield Ask()
+        number = dialogue.task["number"]
+        if number == 0:
+            yield
+        if number == 1:
+            dialogue.hear([{"role": "user", "content": 5}])
+        if number == 2:
+            dialogue.messages.append({"role": "user", "content": "more"})
+        if number == 3:
+            dialogue.metrics["length"] = object()  # type: ignore[assignment]
+        if number == 4:
+            dialogue.add_reward(float("nan"))
+        if number == 5:
+            dialogue.end("finished")  # type: ignore[arg-type]
+        if number == 6:
+            dialogue.gold = 7  # type: ignore[assignment]
+        yield Ask()
 
 
 class Broken:

@@ -89,6 +89,7 @@ def test_everybody_hears_what_is_said_to_all(
     line = transcripts(panels)[1]
     words = [message["content"] for message in line["messages"]]
     assert prompts["agent"] == "\n".join([*words[:9], ""])
+    assert line["messages"][0]["role"] == "system"
     assert prompts["judge"] == "\n".join(["red 1", *words[1:10], ""]), "but for what the agent alone is told"
 
 
@@ -127,6 +128,51 @@ def test_a_world_that_breaks_its_contract_fails_its_own_dialogue(folder: Path, t
         assert (line["status"], line["reason"]) == ("failed" if number in reasons else "done", reasons.get(number))
         assert len(line["messages"]) == (0 if number == 5 else 2 if number in reasons else 3)
     assert report.histories["predicted"].statuses == {"done": 34, "failed: world": 5, "failed: timeout": 1}
+
+
+def test_a_world_that_fails_at_its_end_fails_its_dialogue(folder: Path, tmp_path: Path) -> None:
+    simulated(folder, tmp_path, world=world("Grudging"), seats={}, tasks={"count": 4}, max_turns=2)
+
+    for line in transcripts(tmp_path):
+        assert (line["status"], line["reason"]) == ("failed", "world: OSError: the door is stuck")
+
+
+def test_what_a_world_does_at_its_end_makes_no_success_of_a_failure(folder: Path, tmp_path: Path) -> None:
+    guest = {"type": "scripted", "program": "seats_of_tests:Crowd", "options": {"misbehaves": True}}
+    crowd = {"others": {"guest": guest}}
+    simulated(folder, tmp_path / "failed", world=world("Vain"), seats=crowd, tasks={"count": 4}, max_turns=5)
+    simulated(folder, tmp_path / "cut", world=world("Vain"), seats=crowd, tasks={"count": 2}, max_turns=1)
+
+    ends = [(line["status"], line["reason"], line["reward"]) for line in transcripts(tmp_path / "cut")]
+    assert ends == [("truncated", "turns", 1.0)] * 2
+    ends = [(line["status"], line["reason"], line["reward"]) for line in transcripts(tmp_path / "failed")]
+    assert ends == [("done", None, 1.0)] * 3 + [("failed", "seat guest: OSError: nobody is in", None)]
+
+
+def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    simulated(folder, tmp_path, world=world("Garbage"), seats={}, tasks={"count": 8}, limits={"fail_fraction": 1.0})
+
+    reasons = [
+        "world: play gave None; yield partita.simulation.Ask(), with a seat's name in it",
+        (
+            "world: play gave the message {'role': 'user', 'content': 5, 'seat': 'user'}; "
+            "give a role (system, user, assistant, tool) and a text as content"
+        ),
+        "world: play added messages without a seat; say them with dialogue.hear(text, seat=...)",
+        "world: play gave metrics of ",
+        "world: play gave a reward of nan; give a number or None",
+        "world: play ended with 'finished'; write done or truncated, or raise what failed",
+        "world: play gave gold of 7; give a text",
+    ]
+    lines = transcripts(tmp_path)
+    for line, reason in zip(lines, reasons, strict=False):
+        assert line["status"] == "failed"
+        assert line["reason"].startswith(reason)
+        assert (line["reward"], line["metrics"], len(line["messages"])) == (None, {}, 2)
+    assert [line["status"] for line in lines] == ["failed"] * 7 + ["done"]
+    assert "predicted history: 7 of 8 dialogues failed: world" in caplog.text
+    assert "predicted history: task-6 failed: world: play gave gold of 7; give a text" in caplog.text
 
 
 def test_another_world_does_not_go_on_where_this_one_was(folder: Path, tmp_path: Path) -> None:
