@@ -13,7 +13,7 @@ class Closing:
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
-        self.changing = threading.Lock()
+        self.changing = threading.RLock()  # worlds that are forgotten close where garbage is collected: anywhere
 
     def begin(self, close: Callable[[], None]) -> None:
         """Begin to close something."""
@@ -26,16 +26,17 @@ class Closing:
 
         thread = threading.Thread(target=quietly, name="partita-closing", daemon=True)
         with self.changing:
-            self.threads = [other for other in self.threads if other.is_alive()]
-            self.threads.append(thread)
             thread.start()
+            self.threads = [*(other for other in self.threads if other.is_alive()), thread]
 
     def end(self, seconds: float) -> None:
         """Wait until all is closed, for so many seconds at most; what is not closed then is left behind."""
         end = time.monotonic() + seconds
-        for thread in self.threads:
+        with self.changing:
+            threads = self.threads
+        for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
-        late = sum(thread.is_alive() for thread in self.threads)
+        late = sum(thread.is_alive() for thread in threads)
         if late:
             told = "1 environment has" if late == 1 else f"{late} environments have"
             logger.warning("%s not closed within %g s (limits.step_seconds)", told, seconds)

@@ -1,0 +1,47 @@
+"""Environments are closed beside the dialogues, whenever that comes."""
+
+import threading
+import time
+
+import pytest
+
+from partita.simulation.closing import Closing
+
+
+def test_what_begins_to_close_at_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world that was forgotten is closed from any thread, also while the end waits for others."""
+    closing, closed = Closing(), threading.Event()
+    start = threading.Thread.start
+
+    def slowly(self: threading.Thread) -> None:
+        if self.name == "partita-closing":
+            time.sleep(0.3)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    forgetting = threading.Thread(target=closing.begin, args=(closed.set,))
+    forgetting.start()
+    time.sleep(0.1)
+    closing.end(5.0)
+
+    assert closed.is_set()
+    forgetting.join()
+
+
+def test_a_world_that_is_forgotten_while_another_is_closed_ends_nothing() -> None:
+    """Garbage is collected in the middle of anything, here of beginning."""
+    closing, closed = Closing(), threading.Event()
+    with closing.changing:
+        closing.begin(closed.set)
+    closing.end(5.0)
+
+    assert closed.is_set()
+
+
+def test_what_does_not_close_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    closing, gone = Closing(), threading.Event()
+    closing.begin(gone.wait)  # type: ignore[arg-type]
+    closing.end(0.1)
+    gone.set()
+
+    assert "1 environment has not closed within 0.1 s (limits.step_seconds)" in caplog.text
