@@ -90,3 +90,6 @@ def test_rounds_whose_weights_are_shared_out_are_those_of_one_process(processes:
 
     assert found["steps"] == 8 + 6 + 6
     assert left(other) == left(folder)
+    for run in ("run", "run/rounds/1", "run/rounds/2"):
+        manifest = json.loads((other / run / "manifest.json").read_text("utf8"))
+        assert manifest["numbers_of_a_process"] < 0.7 * manifest["parameters"], "each has its half"

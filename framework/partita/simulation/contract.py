@@ -176,7 +176,8 @@ def info_of(info: Any, method: str) -> Mapping[str, Any]:
 def metrics_of(metrics: Any, method: str) -> None:
     """Raises GarbageError unless these are numbers by name."""
     fits = isinstance(metrics, Mapping) and all(
-        isinstance(name, str) and isinstance(value, int | float) and value == value for name, value in metrics.items()
+        isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
+        for name, value in metrics.items()
     )
     if not fits:
         raise GarbageError(f"{method} gave metrics of {shown(metrics)}; give numbers by name")

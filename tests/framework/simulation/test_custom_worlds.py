@@ -12,6 +12,7 @@ from partita import ConfigError, ResumeError
 from partita.simulation.rollout import Rollout
 from partita.simulation.speaking import ModelSpeaker
 
+from .packages import install
 from .talks import fill, simulated, transcripts
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "simulation.md"
@@ -151,7 +152,7 @@ def test_what_a_world_does_at_its_end_makes_no_success_of_a_failure(folder: Path
 
 def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    simulated(folder, tmp_path, world=world("Garbage"), seats={}, tasks={"count": 8}, limits={"fail_fraction": 1.0})
+    simulated(folder, tmp_path, world=world("Garbage"), seats={}, tasks={"count": 9}, limits={"fail_fraction": 1.0})
 
     reasons = [
         "world: play gave None; yield partita.simulation.Ask(), with a seat's name in it",
@@ -164,15 +165,19 @@ def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: 
         "world: play gave a reward of nan; give a number or None",
         "world: play ended with 'finished'; write done or truncated, or raise what failed",
         "world: play gave gold of 7; give a text",
+        "world: play gave metrics of {'length': inf}; give numbers by name",
     ]
     lines = transcripts(tmp_path)
     for line, reason in zip(lines, reasons, strict=False):
         assert line["status"] == "failed"
         assert line["reason"].startswith(reason)
         assert (line["reward"], line["metrics"], len(line["messages"])) == (None, {}, 2)
-    assert [line["status"] for line in lines] == ["failed"] * 7 + ["done"]
-    assert "predicted history: 7 of 8 dialogues failed: world" in caplog.text
-    assert "predicted history: task-6 failed: world: play gave gold of 7; give a text" in caplog.text
+    assert [line["status"] for line in lines] == ["failed"] * 8 + ["done"]
+    assert "predicted history: 8 of 9 dialogues failed: world" in caplog.text
+    assert (
+        "predicted history: task-7 failed: world: play gave metrics of {'length': inf}; give numbers by name"
+        in caplog.text
+    )
 
 
 def test_another_world_does_not_go_on_where_this_one_was(folder: Path, tmp_path: Path) -> None:
@@ -277,13 +282,10 @@ def test_the_guides_world_and_transcripts_run_as_they_stand(
 def test_a_package_brings_names_for_all_of_them(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = tmp_path / "stage_of_tests-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: stage-of-tests\nVersion: 1.0\n", encoding="utf8")
-    (metadata / "entry_points.txt").write_text(
+    install(
+        tmp_path,
         "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.seats]\ncrowd = seats_of_tests:Crowd\n"
         "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n[partita.transcripts]\ntold = plays_of_tests:Told\n",
-        encoding="utf8",
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))

@@ -9,18 +9,17 @@ from partita import ConfigError
 from partita.simulation.checkers import Exact
 from partita.simulation.registry import CHECKERS, ENVIRONMENTS
 
+from .packages import install
+
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An installed package that names an environment and a checker; the name of its module."""
     (tmp_path / "hotel_of_tests.py").write_text("class Desk: ...\nclass Rooms: ...\n", encoding="utf8")
-    metadata = tmp_path / "hotel_of_tests-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hotel-of-tests\nVersion: 1.0\n", encoding="utf8")
-    (metadata / "entry_points.txt").write_text(
+    install(
+        tmp_path,
         "[partita.environments]\nhotel = hotel_of_tests:Desk\n"
         "[partita.checkers]\nrooms = hotel_of_tests:Rooms\nexact = hotel_of_tests:Rooms\n",
-        encoding="utf8",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "hotel_of_tests", raising=False)
