@@ -33,7 +33,6 @@ from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.features import CategoryOutput
 from partita_schema.model import EmbeddingBagModel
-from partita_schema.rows import row_schema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -195,7 +194,7 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
         raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
     # What is trained has answers always, what is only asked need not.
     supervised = config.trainer.type != "none" or has_answers(training, config)
-    return texts(training, config, schema=row_schema(config, supervised=supervised))
+    return texts(training, config, supervised=supervised)
 
 
 def assemble_served(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> ServedAssembly:

@@ -10,7 +10,7 @@ from partita.data.custom_collate import build_collate, collate_parts
 from partita.data.describe import DataPlan
 from partita.data.dialogue.expand import expanded
 from partita.data.encoded import EncodedRows
-from partita.data.ledger import Ledger
+from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
 from partita.data.loader import Loader
 from partita.data.planning.cursor import batching_parts
 from partita.data.reading.mixed import mixed_order
@@ -94,13 +94,15 @@ def encode_training(assembly: Assembly, rows: Rows, ledger: Ledger, *, progress:
     shown = progress is not None and len(made) >= READING_IS_SHOWN
     with progress(len(made), "reading") if progress is not None and shown else nullcontext() as display:
         encode = EncodedRows.build if assembly.tokens is None else assembly.tokens.encode
-        return encode(
+        encoded = encode(
             made,
             assembly.encoder,
             ledger=ledger,
             options=assembly.config.data.loader,
             progress=display.advance if display else None,
         )
+    ledger.refuse_unknown_tokens(TRAINING)
+    return encoded
 
 
 def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
@@ -109,9 +111,10 @@ def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
         return None
     rows = expanded(data.training, assembly.encoder.expander)
     options = assembly.config.data.loader
-    return EncodedRows.build(
-        rows, assembly.encoder, ledger=Ledger(None, max_bad_rows=1.0), options=options, chunk=CHUNK
-    )
+    ledger = Ledger(None, max_bad_rows=1.0)
+    encoded = EncodedRows.build(rows, assembly.encoder, ledger=ledger, options=options, chunk=CHUNK)
+    ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
+    return encoded
 
 
 def training_loader(

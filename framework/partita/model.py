@@ -248,6 +248,7 @@ class Model(ModelState):
             with together(self.team, "reading the rows"):
                 rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
                 examination = prepare(parts, rows, split="test", ledger=ledger)
+            ledger.warn_of_unknown_tokens()
             return self.examined(assembly, examination, batch_size=batch_size)
 
     def examined(

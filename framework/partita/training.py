@@ -240,7 +240,8 @@ def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: S
 
 
 def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
-    """Say how many rows are left out and cut, and where their reasons stand."""
+    """Log how many rows are left out and cut, where their reasons stand, and how much of the text is unknown."""
+    ledger.warn_of_unknown_tokens()
     for split, counts in ledger.splits.items():
         if counts.left_out:
             told = (split, counts.left_out, counts.rows, counts.reasons.most_common(1)[0][0])

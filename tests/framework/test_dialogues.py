@@ -10,6 +10,7 @@ import pytest
 from partita import Model
 from partita.data.preview import preview
 from partita.lm.tokenizers import read_tokenizer
+from partita_schema.errors import DataError
 
 SGD = Path(__file__).parents[3] / "shared" / "data" / "sgd" / "dialogues.jsonl"
 COLOURS = ("red", "blue", "green", "white")
@@ -65,6 +66,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "model")
     return folder / "model"
+
+
+def test_a_tokenizer_that_does_not_know_the_answers_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
+    config = make_config(base_model=NANO | {"vocab_size": 6})
+
+    with pytest.raises(
+        DataError, match=r"^training: [0-9.]+% of the loss tokens \(.*write a larger base_model.vocab_size"
+    ):
+        Model(config, quiet=True).train(make_dialogues(40), run=tmp_path / "run")
 
 
 def test_a_chat_model_learns_all_answers_and_is_asked_as_it_learned(base: Path, tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def print_ledger(report: "LedgerReport", console: "Console") -> None:
     from rich.table import Table
 
     counts = Table("split")
-    for column in ("rows", "used", "cut", "tokens lost", "left out"):
+    for column in ("rows", "used", "cut", "tokens lost", "unknown tokens", "left out"):
         counts.add_column(column, justify="right")
     for split, found in report.splits.items():
-        numbers = (found.rows, found.used, found.cut, found.cut_tokens, found.left_out)
+        numbers = (found.rows, found.used, found.cut, found.cut_tokens, found.unknown_tokens, found.left_out)
         counts.add_row(split, *(f"{number:,}" for number in numbers))
     console.print(counts)
     if not any(found.reasons for found in report.splits.values()):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.data.ledger import UsedRows
 from partita.data.reading.json_reader import checked_object, json_record
 from partita.data.rows import RowError
 from partita.data.shaping.encoder import Encoder, Example
@@ -63,15 +64,9 @@ class EncodedChunk:
     """Place in the chunk of the row of each example, int64."""
     numbers: np.ndarray
     """Number of each example among those of its row, from 1, int32."""
+    used: UsedRows
+    """Rows of which everything is used."""
     bad: tuple[BadPlace, ...] = ()
-    cut: int = 0
-    """Examples that lost tokens to a length limit."""
-    cut_tokens: int = 0
-
-    @property
-    def used(self) -> int:
-        """Rows of which everything is used."""
-        return len(np.setdiff1d(self.places, [row.place for row in self.bad]))
 
 
 class ChunkEncoder:
@@ -91,6 +86,16 @@ class ChunkEncoder:
         from partita_schema.rows import row_schema
 
         return row_schema(self.encoder.shaper.config, supervised=True)
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """The token that stands for text that the tokenizer does not know; None where there is none.
+
+        Byte-level tokenizers know all text: those that name an unknown token name their end token again.
+        """
+        tokenizer = self.encoder.shaper.tokenizer
+        token: int | None = getattr(tokenizer, "unk_token_id", None)
+        return None if token == getattr(tokenizer, "eos_token_id", None) else token
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """Every row is in the examples or among the bad."""
@@ -116,7 +121,7 @@ class ChunkEncoder:
             else:
                 examples.append((place, number, example))
         found = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
-        return flat(examples, found)
+        return flat(examples, found, unknown=self.unknown)
 
 
 def made_rows(
@@ -159,9 +164,20 @@ def shown(row: Any) -> Any:
     return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
 
 
-def flat(examples: Sequence[tuple[int, int, Example]], bad: tuple[BadPlace, ...]) -> EncodedChunk:
-    """Examples with the places of their rows as arrays."""
+def flat(
+    examples: Sequence[tuple[int, int, Example]], bad: tuple[BadPlace, ...], *, unknown: int | None
+) -> EncodedChunk:
+    """Examples with the places of their rows as arrays; `unknown` is the tokenizer's unknown token."""
     found = [example for *_, example in examples]
+    used = UsedRows(
+        rows=len({place for place, *_ in examples} - {row.place for row in bad}),
+        cut=sum(example.cut_tokens > 0 for example in found),
+        cut_tokens=sum(example.cut_tokens for example in found),
+        loss_tokens=sum(end - start for example in found for start, end in example.spans),
+        unknown_tokens=0
+        if unknown is None
+        else sum(example.input_ids[start:end].count(unknown) for example in found for start, end in example.spans),
+    )
     return EncodedChunk(
         ids=np.array([token for example in found for token in example.input_ids], dtype=np.int32),
         lengths=np.array([len(example.input_ids) for example in found], dtype=np.int64),
@@ -169,7 +185,6 @@ def flat(examples: Sequence[tuple[int, int, Example]], bad: tuple[BadPlace, ...]
         span_counts=np.array([len(example.spans) for example in found], dtype=np.int64),
         places=np.array([place for place, *_ in examples], dtype=np.int64),
         numbers=np.array([number for _, number, _ in examples], dtype=np.int32),
+        used=used,
         bad=bad,
-        cut=sum(example.cut_tokens > 0 for example in found),
-        cut_tokens=sum(example.cut_tokens for example in found),
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +13,6 @@ from partita.data.workers import Workers
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
-
-if TYPE_CHECKING:
-    from marshmallow import Schema
-
 
 IN_THIS_PROCESS = LoaderOptions()
 """No worker processes."""
@@ -142,7 +137,7 @@ def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, s
         file, number = rows.keys.place(start + row.place)
         key = rows.key(start + row.place)
         ledger.leave_out(key, row.reasons, split=split, file=file, number=number, row=row.raw)
-    ledger.use(split=split, rows=found.used, cut=found.cut, cut_tokens=found.cut_tokens)
+    ledger.use(found.used, split=split)
 
 
 class FlatBuilder:
@@ -191,17 +186,19 @@ def starts(counts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
 
 
-def texts(rows: Rows, config: Config, *, schema: "Schema") -> Iterator[str]:
+def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
     """Prompt and answer of every good row as plain text, to train a tokenizer on: no chat template, no retrieval.
 
-    Prompts alone where `schema` is not supervised.
+    Dialogues are expanded into the rows that are trained on: each may show and learn what no other does. Prompts alone
+    where `supervised` is false.
     """
+    from partita.data.dialogue.expand import expanded
     from partita.data.shaping.prompt import Shaper
-    from partita_schema.rows import check_rows
+    from partita_schema.rows import check_rows, row_schema
 
     shaper = Shaper(config, tokenizer=None)
-    outputs = {feature.name for feature in config.output_features}
-    for chunk in rows.iterate():
+    schema = row_schema(config, supervised=supervised)
+    for chunk in expanded(rows, shaper.expander if supervised else None).iterate():
         for row in check_rows(schema, chunk).clean.values():
-            shaped = shaper.shape(row) if outputs <= row.keys() else shaper.shape_prompt(row)
+            shaped = shaper.shape(row) if supervised else shaper.shape_prompt(row)
             yield from (segment.text for segment in shaped.segments)

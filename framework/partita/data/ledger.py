@@ -5,21 +5,24 @@ names when they are whole (written beside, fsynced, renamed). What is left out a
 appended; a kill can tear the last line then, and readers pass over it.
 
 A run that is started again reads its rows again and writes both files anew. A stream goes on in the middle instead: its
-counts are five numbers that travel with its position (`state`), and `load` takes them up again, with as many rows of
+counts are seven numbers that travel with its position (`state`), and `load` takes them up again, with as many rows of
 the quarantine as they count. So nothing is counted twice, however often a run is resumed.
 """
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
 from partita_schema.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 LEDGER = "ledger.json"
 QUARANTINE = "quarantine.jsonl"
@@ -29,9 +32,31 @@ MAX_REASONS = 100
 """Different reasons that are counted apart; further ones are counted together."""
 ROWS_FOR_A_SHARE = 1000
 """Rows to be met before a share of bad ones among them says something."""
-NUMBERS = ("rows", "used", "cut", "cut_tokens", "left_out")
+NUMBERS = ("rows", "used", "cut", "cut_tokens", "loss_tokens", "unknown_tokens", "left_out")
 """What a position carries."""
+UNKNOWN_WARNED = 0.001
+"""Share of unknown tokens among the loss tokens above which a warning is logged."""
+UNKNOWN_REFUSED = 0.05
+"""Share of unknown tokens among the loss tokens above which nothing is trained."""
+LOSS_TOKENS_FOR_A_SHARE = 1000
+"""Loss tokens of a stream to be met before the share of unknown ones is judged."""
 NOTHING_COUNTED = dict.fromkeys(NUMBERS, 0)
+
+
+@dataclass(frozen=True)
+class UsedRows:
+    """Numbers of rows that are used."""
+
+    rows: int = 0
+    cut: int = 0
+    """Rows that lost tokens to a length limit."""
+    cut_tokens: int = 0
+    loss_tokens: int = 0
+    unknown_tokens: int = 0
+    """Loss tokens that are the tokenizer's unknown token."""
+
+    def __add__(self, other: "UsedRows") -> "UsedRows":
+        return UsedRows(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass
@@ -44,6 +69,9 @@ class Counts:
     cut: int = 0
     """Used rows that lost tokens to a length limit."""
     cut_tokens: int = 0
+    loss_tokens: int = 0
+    unknown_tokens: int = 0
+    """Loss tokens that are the tokenizer's unknown token."""
     left_out: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Rows left out by reason; a row with two reasons counts in both."""
@@ -83,13 +111,15 @@ class Ledger:
         """The counts of a split."""
         return self.splits.setdefault(name, Counts())
 
-    def use(self, *, split: str, rows: int, cut: int = 0, cut_tokens: int = 0) -> None:
-        """Count rows that are used, and how many of them lost how many tokens."""
+    def use(self, used: UsedRows, *, split: str) -> None:
+        """Count rows that are used."""
         counts = self.split(split)
-        counts.rows += rows
-        counts.used += rows
-        counts.cut += cut
-        counts.cut_tokens += cut_tokens
+        counts.rows += used.rows
+        counts.used += used.rows
+        counts.cut += used.cut
+        counts.cut_tokens += used.cut_tokens
+        counts.loss_tokens += used.loss_tokens
+        counts.unknown_tokens += used.unknown_tokens
 
     def leave_out(
         self,
@@ -169,6 +199,25 @@ class Ledger:
             + "\n".join(told)
         )
 
+    def warn_of_unknown_tokens(self) -> None:
+        """Log a warning for each split in whose loss the tokenizer's unknown token stands too often."""
+        for split, counts in self.splits.items():
+            if counts.unknown_tokens > UNKNOWN_WARNED * counts.loss_tokens:
+                logger.warning("%s: %s", split, unknown_share(counts))
+
+    def refuse_unknown_tokens(self, split: str, *, least: int = 0) -> None:
+        """Raise DataError when more than 5 % of the loss tokens of a split are the unknown token.
+
+        Fewer than `least` loss tokens are not judged.
+        """
+        counts = self.split(split)
+        if counts.loss_tokens >= least and counts.unknown_tokens > UNKNOWN_REFUSED * counts.loss_tokens:
+            raise DataError(
+                f"{split}: {unknown_share(counts)}, which the model would learn to write; write a larger "
+                "base_model.vocab_size or base_model.tokenizer: bpe for a new model, else choose a base model whose "
+                "tokenizer knows this text (partita preview shows the rows as their tokens hold them)"
+            )
+
     def save(self) -> None:
         """Bring quarantine.jsonl and ledger.json to their names, whole."""
         if self._folder is None:
@@ -235,8 +284,19 @@ class Ledger:
 
 def numbers(saved: Mapping[str, int]) -> Counts:
     """Counts without reasons."""
-    rows, used, cut, cut_tokens, left_out = (int(saved[name]) for name in NUMBERS)
-    return Counts(rows, used, cut, cut_tokens, left_out)
+    counts = Counts()
+    for name in NUMBERS:
+        setattr(counts, name, int(saved[name]))
+    return counts
+
+
+def unknown_share(counts: Counts) -> str:
+    """The share of unknown tokens among the loss tokens, in words."""
+    share = counts.unknown_tokens / counts.loss_tokens
+    return (
+        f"{share:.2%} of the loss tokens ({counts.unknown_tokens:,} of {counts.loss_tokens:,}) are the tokenizer's "
+        "unknown token"
+    )
 
 
 def read_counts(folder: Path) -> dict[str, Counts]:

@@ -98,10 +98,8 @@ def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: boo
     """The encoder of a run as far as it is known without the model; `rows` are the first that the run reads."""
     from partita.data.encoded import texts
     from partita.lm.tokenizers import load_tokenizer
-    from partita_schema.rows import row_schema
 
-    schema = row_schema(config, supervised=supervised)
-    tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, schema=schema))
+    tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
     return build_encoder(
         config,
         tokenizer=tokenizer,

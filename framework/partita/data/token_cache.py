@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from partita.data.encoded import IN_THIS_PROCESS, EncodedRows, encoded_chunks, note_chunk
-from partita.data.ledger import Ledger
+from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
 from partita.data.shaping.encoder import Encoder
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
@@ -220,6 +220,7 @@ def key_parts(rows: Rows, encoder: Encoder, *, split: str) -> dict[str, str]:
         "unreadable rows": digest(*bad),
         "settings": digest(settings, str(config.seed)),
         "packages": ", ".join(packages),
+        "counted": ", ".join(NUMBERS),
         "examples": getattr(encoder.shaper, "examples_from", ""),
         **{f"encoder's {name}": value for name, value in encoder.parts().items()},
     }

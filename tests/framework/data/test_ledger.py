@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.data.ledger import Ledger, read_counts, read_quarantine
+from partita.data.ledger import Ledger, UsedRows, read_counts, read_quarantine
 from partita.data.rows import BadRow
 from partita_schema.errors import DataError
 
@@ -19,10 +19,10 @@ def quarantine(folder: Path) -> list[dict[str, object]]:
 
 def test_every_row_is_counted_and_bad_ones_are_kept_with_reasons(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=2)
-    ledger.use(split="training", rows=7, cut=2, cut_tokens=30)
+    ledger.use(UsedRows(7, cut=2, cut_tokens=30, loss_tokens=90, unknown_tokens=1), split="training")
     leave_out(ledger, 3, "too long", "no label")
     ledger.leave_out_unreadable([BadRow("a.csv:9", "a.csv", 9, "not UTF-8", "x?")], split="training")
-    ledger.use(split="test", rows=1)
+    ledger.use(UsedRows(1), split="test")
     ledger.check()
     ledger.save()
 
@@ -33,10 +33,21 @@ def test_every_row_is_counted_and_bad_ones_are_kept_with_reasons(tmp_path: Path)
             "used": 7,
             "cut": 2,
             "cut_tokens": 30,
+            "loss_tokens": 90,
+            "unknown_tokens": 1,
             "left_out": 2,
             "reasons": {"too long": 1, "no label": 1, "not UTF-8": 1},
         },
-        "test": {"rows": 1, "used": 1, "cut": 0, "cut_tokens": 0, "left_out": 0, "reasons": {}},
+        "test": {
+            "rows": 1,
+            "used": 1,
+            "cut": 0,
+            "cut_tokens": 0,
+            "loss_tokens": 0,
+            "unknown_tokens": 0,
+            "left_out": 0,
+            "reasons": {},
+        },
     }
     common = {"split": "training", "file": "a.csv"}
     assert quarantine(tmp_path) == [
@@ -83,14 +94,14 @@ def test_as_many_bad_rows_as_the_run_accepts_are_fine(limit: float, bad: int) ->
     ledger = Ledger(None, max_bad_rows=limit)
     for number in range(bad):
         leave_out(ledger, number, "x")
-    ledger.use(split="training", rows=10 - bad)
+    ledger.use(UsedRows(10 - bad), split="training")
 
     ledger.check()
 
 
 def test_too_many_bad_rows_stop_with_the_most_frequent_reasons(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=0.01)
-    ledger.use(split="training", rows=1000)
+    ledger.use(UsedRows(1000), split="training")
     for number in range(20):
         leave_out(ledger, number, "too long" if number % 4 else "no label")
 
@@ -139,10 +150,10 @@ def replaced(ledger: Ledger) -> Ledger:
 
 def test_a_resumed_ledger_counts_every_row_once(tmp_path: Path) -> None:
     first = Ledger(tmp_path, max_bad_rows=9, resumable=True)
-    first.use(split="training", rows=4, cut=1, cut_tokens=3)
+    first.use(UsedRows(4, cut=1, cut_tokens=3), split="training")
     leave_out(first, 1, "too long")
     position = first.state()
-    first.use(split="training", rows=4)
+    first.use(UsedRows(4), split="training")
     leave_out(first, 2, "no label")  # behind the position, killed before any save
 
     for _ in range(10):
@@ -202,11 +213,11 @@ def test_a_torn_line_of_the_quarantine_is_passed_over(tmp_path: Path) -> None:
 def test_a_share_says_nothing_before_a_thousand_rows_of_a_stream() -> None:
     ledger = Ledger(None, max_bad_rows=0.01)
     leave_out(ledger, 1, "x")
-    ledger.use(split="training", rows=10)
+    ledger.use(UsedRows(10), split="training")
     ledger.check_so_far()
     with pytest.raises(DataError, match="1 of 11 rows"):
         ledger.check()
-    ledger.use(split="training", rows=989)
+    ledger.use(UsedRows(989), split="training")
     ledger.check_so_far()
     for number in range(10):
         leave_out(ledger, number, "x")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from partita.cli.main import app
-from partita.data.ledger import Ledger
+from partita.data.ledger import Ledger, UsedRows
 from partita.data.ledger_report import make_report, newest_run, read_report
 from partita_schema.errors import DataError
 
@@ -49,8 +49,8 @@ def test_the_ledger_of_a_file_counts_all_of_its_rows(tmp_path: Path, monkeypatch
     assert shown.exit_code == 0, shown.output
     lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.output.splitlines() if "│" in line]
     training = next(line for line in lines if line[0] == "training")
-    assert training == ["training", "42", "39", "1", "3", "3"]
-    assert ["validation", "2", "1", "0", "0", "1"] in lines
+    assert training == ["training", "42", "39", "1", "3", "0", "3"]
+    assert ["validation", "2", "1", "0", "0", "0", "1"] in lines
     assert ["training", "2", "column question is missing or empty", "rows.jsonl:1"] in lines
     assert ["validation", "1", "column answer is missing or empty", "more.jsonl:1"] in lines
     assert "not JSON: Expecting property" in shown.output
@@ -62,7 +62,7 @@ def test_the_newest_run_is_shown_where_none_is_named(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("old", "new")):
         ledger = Ledger(Path("runs") / name, max_bad_rows=9)
-        ledger.use(split="training", rows=5)
+        ledger.use(UsedRows(5), split="training")
         ledger.leave_out(f"{name}.csv:3", ["too long"], split="training", file="a.csv", number=3)
         ledger.save()
         os.utime(Path("runs") / name / "ledger.json", (number, number))
@@ -77,7 +77,7 @@ def test_the_newest_run_is_shown_where_none_is_named(tmp_path: Path, monkeypatch
 
 def test_a_ledger_without_bad_rows_says_so(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=9)
-    ledger.use(split="training", rows=5000)
+    ledger.use(UsedRows(5000), split="training")
     ledger.save()
 
     shown = CliRunner().invoke(app, ["preview", str(tmp_path), "--ledger"]).output

@@ -19,11 +19,11 @@ from partita.data.planning.plan import NOTHING, PlannedBatch, alone
 from partita.data.reading.sources import open_rows
 from partita.data.shaping.encoder import build_encoder
 from partita.distributed.threads import ThreadTeam
-from partita.lm.tokenizers import byte_tokenizer
+from partita.lm.tokenizers import byte_tokenizer, train_tokenizer
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
-from partita_schema.rows import row_schema
+from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch, Step
 
 Make = Callable[..., Any]
@@ -435,8 +435,68 @@ def test_progress_hears_of_every_row() -> None:
 def test_texts_for_a_tokenizer_are_prompts_and_answers_of_good_rows() -> None:
     rows = open_rows([{"question": "a", "answer": "b"}, {"question": "", "answer": "c"}], folder=Path())
 
-    assert list(texts(rows, CONFIG, schema=row_schema(CONFIG, supervised=True))) == ["a", "b"]
-    assert list(texts(rows, CONFIG, schema=row_schema(CONFIG, supervised=False))) == ["a"]
+    assert list(texts(rows, CONFIG, supervised=True)) == ["a", "b"]
+    assert list(texts(rows, CONFIG, supervised=False)) == ["a"]
+
+
+@pytest.mark.parametrize("shown", [{"context_length": 1}, {"context_turns": 1}, {"include_labels": False}])
+def test_texts_for_a_tokenizer_hold_every_answer_of_a_dialogue_whatever_its_rows_show(shown: dict[str, Any]) -> None:
+    config = CONFIG.model_validate(
+        CONFIG.model_dump(exclude_unset=True)
+        | {
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "data": {"dialogue": {"mode": "squash", **shown}},
+        }
+    )
+    said = [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}, {"text": "x3", "labels": ["y3"]}]
+    rows = open_rows([{"episode": said}], folder=Path())
+
+    found = list(texts(rows, config, supervised=True))
+
+    assert [text for text in found if text.startswith("y")] == ["y1", "y2", "y3"]
+
+
+@pytest.mark.parametrize(
+    ("rare", "share"),
+    [(0, None), (1, "0.50% of the loss tokens (1 of 200)"), (11, "5.50% of the loss tokens (11 of 200)")],
+)
+def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
+    rare: int, share: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
+    tokenizer = train_tokenizer(base, ["ab"])
+    rows = [{"question": "z", "answer": "z" if place < rare else "b"} for place in range(100)]
+    ledger = Ledger(None, max_bad_rows=0)
+    encoder = build_encoder(CONFIG, tokenizer=tokenizer, context_length=64)
+
+    EncodedRows.build(open_rows(rows, folder=Path()), encoder, ledger=ledger)
+    ledger.warn_of_unknown_tokens()
+
+    told = f"training: {share} are the tokenizer's unknown token"
+    assert caplog.messages == ([told] if share else [])
+    if rare < 10:
+        ledger.refuse_unknown_tokens("training")
+        return
+    with pytest.raises(DataError) as error:
+        ledger.refuse_unknown_tokens("training")
+    assert str(error.value) == (
+        f"{told}, which the model would learn to write; write a larger base_model.vocab_size or base_model.tokenizer: "
+        "bpe for a new model, else choose a base model whose tokenizer knows this text (partita preview shows the rows "
+        "as their tokens hold them)"
+    )
+
+
+def test_an_end_token_that_is_also_named_the_unknown_one_counts_as_known() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.unk_token = tokenizer.eos_token
+    ledger = Ledger(None, max_bad_rows=0)
+    encoder = build_encoder(CONFIG, tokenizer=tokenizer, context_length=64)
+
+    EncodedRows.build(open_rows(table(3), folder=Path()), encoder, ledger=ledger)
+
+    counts = ledger.split("training")
+    assert counts.loss_tokens > 3
+    assert counts.unknown_tokens == 0
 
 
 def test_a_batch_is_what_trainers_expect() -> None:

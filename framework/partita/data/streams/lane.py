@@ -14,6 +14,7 @@ import numpy as np
 
 from partita.data.chunks import BadPlace, EncodedChunk, RawChunk, Unreadable
 from partita.data.encoded import EncodedRows, FlatBuilder
+from partita.data.ledger import UsedRows
 from partita.data.planning.plan import PlannedBatch
 from partita.data.planning.policies import Policy
 from partita.data.rows import RowKeys
@@ -85,10 +86,8 @@ class SeenWindow:
 
     keys: RowKeys
     bad: Sequence[BadPlace]
-    used: int
+    used: UsedRows
     """Rows of which everything is used."""
-    cut: int
-    cut_tokens: int
 
 
 @dataclass(frozen=True)
@@ -211,14 +210,14 @@ class Lane:
 
     def _encoded(self, window: ReadWindow) -> tuple[EncodedRows | None, SeenWindow]:
         """The examples of a window, None without any, and what became of its rows."""
-        flat, bad, used, cut, cut_tokens = FlatBuilder(), list[BadPlace](), 0, 0, 0
+        flat, bad, used = FlatBuilder(), list[BadPlace](), UsedRows()
         for start in range(0, len(window.keys), CHUNK):
             chunk = window.chunks.popleft()()
             flat.add(chunk, start)
             bad += [BadPlace(row.place + start, row.reasons, row.raw) for row in chunk.bad]
-            used, cut, cut_tokens = used + chunk.used, cut + chunk.cut, cut_tokens + chunk.cut_tokens
+            used += chunk.used
         encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None
-        return encoded, SeenWindow(window.keys, bad, used, cut, cut_tokens)
+        return encoded, SeenWindow(window.keys, bad, used)
 
     def _cut(self, encoded: EncodedRows, window: int) -> list[PlannedBatch]:
         """Batches of the examples of a window."""

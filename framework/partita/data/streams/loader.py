@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
 from partita.data.collate import Collate
 from partita.data.encoded import NO_ROWS, EncodedRows
-from partita.data.ledger import NOTHING_COUNTED, Ledger
+from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
 from partita.data.loader import check_ranks
 from partita.data.planning.cursor import Cursor, Resume, continued, short_parts
 from partita.data.planning.plan import NOTHING, PlannedBatch
@@ -60,9 +60,7 @@ class Note:
     """What became of the rows of a window."""
 
     left_out: Sequence[LeftOut]
-    used: int
-    cut: int
-    cut_tokens: int
+    used: UsedRows
 
 
 class StreamLoader:
@@ -212,7 +210,7 @@ class StreamLoader:
         for row in window.bad:
             file, number = window.keys.place(row.place)
             left_out.append(LeftOut(str(window.keys[row.place]), row.reasons, file, number, row.raw))
-        self._notes.append(Note(left_out, used=window.used, cut=window.cut, cut_tokens=window.cut_tokens))
+        self._notes.append(Note(left_out, used=window.used))
 
     def _is_left(self, mine: bool) -> bool:
         """Whether any rank has rows left; the ledger is told what became of those that all have seen."""
@@ -223,8 +221,9 @@ class StreamLoader:
                 self._ledger.leave_out(
                     row.key, row.reasons, split=TRAINING, file=row.file, number=row.number, row=row.raw
                 )
-            self._ledger.use(split=TRAINING, rows=note.used, cut=note.cut, cut_tokens=note.cut_tokens)
+            self._ledger.use(note.used, split=TRAINING)
             self._ledger.check_so_far()
+            self._ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
         return any(left for left, _ in told)
 
 

@@ -86,4 +86,4 @@ def test_rows_with_more_tokens_than_a_batch_are_bad_and_their_other_examples_sta
 
     assert found.lengths.tolist() == [short]
     assert [row.reasons for row in found.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]
-    assert found.used == 0
+    assert found.used.rows == 0

@@ -26,11 +26,12 @@ from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
 from partita.data.streams.opening import TrainingStreams
 from partita.distributed.threads import ThreadTeam
-from partita.lm.tokenizers import byte_tokenizer
+from partita.lm.tokenizers import byte_tokenizer, train_tokenizer
 from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
+from partita_schema.model import ScratchModel
 from partita_schema.sources import FileSource
 from partita_trainers.base import Step
 
@@ -356,6 +357,23 @@ def test_ranks_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("batches", "lanes"), [(1, 1), (4, 4), (7, 7), (17, 1), (32, 16), (36, 12), (512, 16)])
 def test_lanes_divide_the_batches_of_a_step(batches: int, lanes: int) -> None:
     assert count_lanes(batches) == lanes
+
+
+def test_a_stream_whose_text_the_tokenizer_does_not_know_is_refused_once_enough_of_it_was_met(tmp_path: Path) -> None:
+    base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
+    encoder = build_encoder(CONFIG, tokenizer=train_tokenizer(base, ["abq"]), context_length=64)
+    answers = [*["ab" * 10] * 60, *["яa" * 10] * 200]
+    lines = [json.dumps({"question": "q", "answer": answer}) + "\n" for answer in answers]
+    (tmp_path / "part.jsonl").write_text("".join(lines), encoding="utf-8")
+    ledger = Ledger(None, max_bad_rows=0)
+    fixed = FixedBatching(type="fixed")
+
+    with pytest.raises(
+        DataError, match=r"training: [0-9.]+% of the loss tokens \(.*\) are the tokenizer's unknown token"
+    ):
+        epoch_of(make(tmp_path, encoder=encoder, batching=fixed, ledger=ledger))
+
+    assert 1000 < ledger.split("training").loss_tokens < 260 * 21
 
 
 def test_a_budget_of_tokens_is_never_exceeded(tmp_path: Path) -> None:
