@@ -20,6 +20,7 @@ from partita.tuning.run import run_sizes
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
+from partita_schema.metrics import direction_of
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainResult, Work
 from partita_trainers.batch_size.cache import Cache
@@ -259,10 +260,13 @@ def check_validation_metric(config: Config) -> None:
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or trainer.validation_metric == "loss":
         return
-    known = metric_names(config)
+    # A bare name is a metric of the first output, also where the outputs together have a metric of that name.
+    known = [
+        name for name in metric_names(config) if direction_of(name) is not None and ("." in name or name == "loss")
+    ]
     first = f"{config.output_features[0].name}."
     wanted = trainer.validation_metric
-    full = wanted if "." in wanted or wanted in known else first + wanted
+    full = wanted if "." in wanted else first + wanted
     if full in known or ".field." in full:
         return
     short = [name.removeprefix(first) for name in known]

@@ -207,7 +207,13 @@ def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("metric", "hint"),
-    [("acuracy", "did you mean accuracy"), ("number.mea", "did you mean number.mae"), ("x", "there are loss, colour.")],
+    [
+        ("acuracy", "did you mean accuracy"),
+        ("number.mea", "did you mean number.mae"),
+        ("x", "there are loss, colour."),
+        ("colour.n", "did you mean "),
+        ("exact_match", "did you mean number.exact_match"),
+    ],
 )
 def test_a_misspelt_metric_is_told_before_anything_is_trained(
     colours: Any, tmp_path: Path, metric: str, hint: str

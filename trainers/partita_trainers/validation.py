@@ -1,17 +1,18 @@
 """Which evaluation was the best, and when patience ends.
 
-Lower is better for losses and errors, higher for the rest.
+`partita_schema.metrics` says for each metric whether lower or higher is better. A tie keeps the earlier evaluation, and
+a metric that is not a number is never the best.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from partita_schema.errors import ConfigError, Problem
+from partita_schema.metrics import direction_of
 from partita_trainers.base import Metrics
-
-LOWER_IS_BETTER = ("loss", "mae", "rmse", "mean_absolute_error", "root_mean_squared_error", "invalid")
 
 
 @dataclass
@@ -30,19 +31,31 @@ class Validation:
     """Evaluations since then."""
 
     def see(self, metrics: Metrics, *, step: int) -> bool:
-        """True when this evaluation is the best one so far. Raises ConfigError where the metric is not among them."""
+        """True when this evaluation is the best one so far.
+
+        Raises ConfigError where the metric is not among them, or does not say which of two checkpoints is better.
+        """
         if self.metric not in metrics:
             near = get_close_matches(self.metric, metrics, n=1)
             hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(sorted(metrics))
             raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {self.metric}; {hint}")])
-        value = metrics[self.metric]
-        lower = self.metric.rsplit(".", 1)[-1] in LOWER_IS_BETTER
-        better = value == value and (self.best is None or (value < self.best if lower else value > self.best))
+        better = self._is_better(metrics[self.metric])
         if better:
-            self.best, self.best_step, self.waited = value, step, 0
+            self.best, self.best_step, self.waited = metrics[self.metric], step, 0
         else:
             self.waited += 1
         return better
+
+    def _is_better(self, value: float) -> bool:
+        direction = direction_of(self.metric)
+        if direction is None:
+            message = f"{self.metric} does not say which of two checkpoints is better; write another metric"
+            raise ConfigError([Problem("trainer.validation_metric", message)])
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        return value < self.best if direction == "lower" else value > self.best
 
     @property
     def exhausted(self) -> bool:

@@ -1,0 +1,30 @@
+"""Which way each metric is better: trainers choose the best checkpoint by it."""
+
+from typing import Literal
+
+DIRECTIONS: dict[str, Literal["lower", "higher"]] = {
+    "loss": "lower",
+    "invalid": "lower",
+    "errors": "lower",
+    "exact_match": "higher",
+    "accuracy": "higher",
+    "macro_f1": "higher",
+    "weighted_f1": "higher",
+    "mae": "lower",
+    "rmse": "lower",
+    "valid": "higher",
+    "field_accuracy": "higher",
+    "rouge_l": "higher",
+    "bleu": "higher",
+}
+"""Metrics that can tell checkpoints apart, by the last part of their name."""
+
+
+def direction_of(metric: str) -> Literal["lower", "higher"] | None:
+    """Whether lower or higher values of a metric are better; None where it measures no quality, such as `n`.
+
+    `NAME.field.FIELD` is the accuracy of a JSON field, whatever the field is called.
+    """
+    if ".field." in metric:
+        return "higher"
+    return DIRECTIONS.get(metric.rsplit(".", 1)[-1])

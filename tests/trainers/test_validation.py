@@ -1,0 +1,61 @@
+"""Which evaluation counts as the best."""
+
+import math
+
+import pytest
+
+from partita.inference.metrics import METRICS, SHARED_METRICS
+from partita_schema.errors import ConfigError
+from partita_schema.metrics import DIRECTIONS
+from partita_trainers.validation import Validation
+
+LOWER = {"loss", "invalid", "errors", "mae", "rmse"}
+HIGHER = {"exact_match", "accuracy", "macro_f1", "weighted_f1", "valid", "field_accuracy", "rouge_l", "bleu"}
+METRICS_OF_NO_QUALITY = {"n"}
+
+
+def best_step(metric: str, values: list[float]) -> int | None:
+    validation = Validation(metric, patience=0)
+    for step, value in enumerate(values, start=1):
+        validation.see({metric: value}, step=step)
+    return validation.best_step
+
+
+def test_every_metric_that_there_is_has_a_direction() -> None:
+    """A new metric fails here until somebody says which way it is better."""
+    measured = {"loss", *SHARED_METRICS, *(metric for metrics in METRICS.values() for metric in metrics)}
+
+    assert set(DIRECTIONS) == measured - METRICS_OF_NO_QUALITY
+    assert set(DIRECTIONS) == LOWER | HIGHER
+
+
+@pytest.mark.parametrize("metric", sorted(LOWER | HIGHER))
+def test_the_best_evaluation_is_the_lowest_error_or_the_highest_score(metric: str) -> None:
+    name = metric if metric == "loss" else f"answer.{metric}"
+    assert best_step(name, [0.5, 0.2, 0.7, 0.4]) == (2 if metric in LOWER else 3)
+
+
+def test_the_accuracy_of_a_json_field_is_a_score_whatever_the_field_is_called() -> None:
+    assert best_step("answer.field.errors", [0.5, 0.2, 0.7]) == 3
+
+
+@pytest.mark.parametrize("metric", ["loss", "answer.accuracy"])
+def test_what_is_not_a_number_is_never_the_best(metric: str) -> None:
+    assert best_step(metric, [math.nan, math.nan]) is None
+    assert best_step(metric, [math.nan, 0.5, math.nan]) == 2
+    assert best_step(metric, [0.5, math.nan]) == 1
+
+
+@pytest.mark.parametrize("metric", ["loss", "answer.accuracy"])
+def test_a_tie_keeps_the_earlier_evaluation(metric: str) -> None:
+    assert best_step(metric, [0.5, 0.5, 0.5]) == 1
+
+
+def test_an_infinite_error_is_better_than_none_and_worse_than_any_other() -> None:
+    assert best_step("number.mae", [math.inf, math.inf]) == 1
+    assert best_step("number.mae", [math.inf, 9.0]) == 2
+
+
+def test_a_number_of_rows_chooses_no_checkpoint() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.validation_metric: a\.n does not say which of two checkpoints"):
+        best_step("a.n", [3.0])
