@@ -123,6 +123,10 @@ def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: f
     [
         ("four", "'four' is no finite number"),
         ("1,000", "'1,000' is no finite number"),
+        ("1 000", "'1 000' is no finite number"),
+        ("1_000", "'1_000' is no finite number"),
+        ("12.5k", "'12.5k' is no finite number"),
+        ("-$5", "'-$5' is no finite number"),
         (float("inf"), "inf is no finite number"),
         ("1e999", "'1e999' is no finite number"),
         (True, "True is no number"),

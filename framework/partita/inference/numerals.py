@@ -1,21 +1,36 @@
-"""The number that an answer holds: decimal, with thousands separators, a sign, or a power of ten."""
+"""The number that an answer holds.
+
+Read are decimal numbers with a sign, also before a currency sign (`-$5`), thousands separators, a power of ten, and a
+scale (`12.5k`, `2 million`). Dates in digits are no numbers and are passed over. A letter that may be a scale or a unit
+(`3M`, `300K`) leaves the answer without a value: nothing is guessed.
+"""
 
 import math
 import re
+from collections.abc import Iterator
 
 from partita.inference.reading import ReadError, clipped
 from partita_schema.features import NumberDecoder
 
-SEPARATORS = ",\u00a0\u202f"
-"""Comma, no-break space and narrow no-break space between groups of three digits."""
+SEPARATORS = ",_'\u2019 \u00a0\u202f"
+"""What may stand between groups of three digits: the same everywhere in a number."""
+SCALES = {"k": 3, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Powers of ten by the letter or word right behind a number."""
 
 # A sign right behind a digit, a letter or a bracket is an operator ("5-3"), not part of the number.
 NUMBER = re.compile(
-    rf"(?:(?<![\w)\]])[-+\u2212])?"
-    rf"(?:[0-9]{{1,3}}(?:[{SEPARATORS}][0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?"
+    rf"(?P<sign>(?<![\w)\]])[-+\u2212](?:[$\u20ac\u00a3\u00a5\u20b9] ?)?)?"
+    rf"(?P<digits>[1-9][0-9]{{0,2}}(?P<separator>[{SEPARATORS}])[0-9]{{3}}(?:(?P=separator)[0-9]{{3}})*(?![0-9])"
+    rf"(?:\.[0-9]+)?"
     rf"|[0-9]+(?:\.[0-9]+)?"
     rf"|(?<![0-9])\.[0-9]+)"
-    rf"(?:[eE][-+]?[0-9]+)?"
+    rf"(?:(?P<power>[eE][-+]?[0-9]+)"
+    rf"|(?P<letter>k)\b|[- \u00a0]?(?P<word>(?i:thousand|million|billion|trillion))\b"
+    rf"|(?P<unclear>(?:[KMB]|[bm]n)\b))?"
+)
+DATE = re.compile(
+    r"(?<![\w./-])(?:[0-9]{4}([-/.])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-/.])[0-9]{1,2}\2[0-9]{4})(?![0-9]|[-/][0-9])"
+    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?)?"
 )
 
 
@@ -27,15 +42,8 @@ class NumberReader:
         self._regex = re.compile(decoder.regex) if decoder.regex is not None else None
 
     def read(self, text: str) -> float:
-        """The number; an int where it is written as one. Raises ReadError."""
-        found = [match.group() for match in NUMBER.finditer(text)] if self._regex is None else self._matches(text)
-        if not found:
-            raise ReadError(f"no number stands in {clipped(text)}")
-        picked = found[0 if self._decoder.pick == "first" else -1]
-        number = NUMBER.search(picked)
-        if number is None:
-            raise ReadError(f"the regex found {clipped(picked)}, which is no number")
-        return self.check(_value(number.group()))
+        """The number; an int where it is written as a whole one. Raises ReadError."""
+        return self.check(_value(self._find(text)))
 
     def check(self, value: float) -> float:
         """The same number. Raises ReadError where it is not finite or out of range."""
@@ -52,15 +60,40 @@ class NumberReader:
             raise ReadError(f"{value:g} is above the maximum {high:g}")
         return value
 
-    def _matches(self, text: str) -> list[str]:
-        assert self._regex is not None
-        groups = self._regex.groups
-        return [(match.group(1) if groups else None) or match.group() for match in self._regex.finditer(text)]
+    def _find(self, text: str) -> re.Match[str]:
+        """The match of NUMBER that counts. Raises ReadError where there is none."""
+        found = list(_numbers(text) if self._regex is None else self._regex.finditer(text))
+        if not found:
+            raise ReadError(f"no number stands in {clipped(text)}")
+        match = found[0 if self._decoder.pick == "first" else -1]
+        if self._regex is None:
+            return match
+        picked = (match.group(1) if self._regex.groups else None) or match.group()
+        number = next(_numbers(picked), None)
+        if number is None:
+            raise ReadError(f"the regex found {clipped(picked)}, which is no number")
+        return number
 
 
-def _value(text: str) -> float:
-    plain = text.replace("\u2212", "-").translate({ord(mark): None for mark in SEPARATORS})
-    value = float(plain)
+def _numbers(text: str) -> Iterator[re.Match[str]]:
+    """The numbers in a text, dates left out."""
+    # The mark keeps what stands on both sides of a date apart.
+    return NUMBER.finditer(DATE.sub("|", text))
+
+
+def _value(number: re.Match[str]) -> float:
+    """The value of a match. Raises ReadError where its scale is not clear."""
+    if number["unclear"]:
+        raise ReadError(
+            f"{clipped(number.group())} may hold a scale or a unit; ask for all digits in the prompt, or say with "
+            "decoder.regex what counts"
+        )
+    sign = "-" if number["sign"] and number["sign"][0] in "-\u2212" else ""
+    digits = sign + number["digits"].translate({ord(mark): None for mark in SEPARATORS})
+    scale = (number["letter"] or number["word"] or "").lower()
+    value = float(f"{digits}e{SCALES[scale]}" if scale else digits + (number["power"] or ""))
+    if scale:
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
     # Above 2**53 a float no longer holds every whole number, and nothing else in the program would either.
-    whole = plain.lstrip("+-").isdigit() and abs(value) < 2**53
-    return int(plain) if whole else value
+    whole = digits.lstrip("-").isdigit() and not number["power"] and abs(value) < 2**53
+    return int(digits) if whole else value

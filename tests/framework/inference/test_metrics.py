@@ -114,6 +114,21 @@ def test_json_is_compared_by_value_and_by_field(score: Any) -> None:
     }
 
 
+def test_a_json_field_that_is_null_is_not_one_that_is_left_out(score: Any) -> None:
+    truth = {"order": {"city": None, "count": 2}}
+    texts = ['{"city": null, "count": 2}', '{"count": 2}', '{"city": "", "count": 2}']
+    found = score(*((truth, text) for text in texts), outputs=[JSON]).outputs["order"]
+    assert (found["field.city"], found["field.count"]) == (pytest.approx(1 / 3), 1)
+    assert found["field_accuracy"] == pytest.approx(4 / 6)
+    assert found["exact_match"] == pytest.approx(1 / 3)
+
+
+def test_a_json_field_that_nobody_asked_for_is_wrong_as_a_whole_but_no_field(score: Any) -> None:
+    found = score(({"order": {"count": 2}}, '{"count": 2, "city": null}'), outputs=[JSON]).outputs["order"]
+    assert (found["exact_match"], found["field_accuracy"]) == (0, 1)
+    assert "field.city" not in found
+
+
 def test_json_that_is_no_object_has_no_fields(score: Any) -> None:
     assert set(score(({"order": [1]}, "[1]"), outputs=[JSON]).outputs["order"]) == {
         "exact_match",

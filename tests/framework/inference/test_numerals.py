@@ -29,6 +29,39 @@ def read(text: str, **options: Any) -> float:
         ("1,2,3", 1),
         ("1,2345", 1),
         ("#### 72", 72),
+        ("-$5", -5),
+        ("- $5", 5),
+        ("-\u20ac 5.50", -5.5),
+        ("$-5", -5),
+        ("5-$3", 5),
+        ("+$5", 5),
+        ("1 000", 1000),
+        ("-12 500.5 km", -12500.5),
+        ("1\u00a0000 and 2\u00a0000", 1000),
+        ("1 0000", 1),
+        ("2024 100 times", 2024),
+        ("1_000_000", 1000000),
+        ("1_00", 1),
+        ("1'000", 1000),
+        ("1,000 500", 1000),
+        ("0,500", 0),
+        ("12.5k", 12500),
+        ("$12.5k a year", 12500),
+        ("0.1k", 100),
+        ("1.0001k", 1000.1),
+        ("5km", 5),
+        ("2.5 million people", 2500000),
+        ("3-Million", 3000000),
+        ("4 millions", 4),
+        ("2e3 million", 2000),
+        ("2024-05-03: 7", 7),
+        ("on 2024/5/3 at 12:30, 8 came", 12),
+        ("2024-05-03T12:30:01.5, then 9", 9),
+        ("3.5.2024 -> 10", 10),
+        ("03/05/2024 11 12", 11),
+        ("10-4-2", 10),
+        ("1.2.3", 1.2),
+        ("2024", 2024),
     ],
 )
 def test_the_first_number_is_read(text: str, number: float) -> None:
@@ -49,6 +82,29 @@ def test_a_minus_behind_a_digit_is_no_sign() -> None:
     assert read("10-4", pick="last") == 4
 
 
+@pytest.mark.parametrize("text", ["2024-05-03", "due 3.5.2024", "5/3/2024", "2024-05-03 12:30"])
+def test_a_date_alone_is_no_number(text: str) -> None:
+    with pytest.raises(ReadError, match="no number stands in"):
+        read(text)
+
+
+@pytest.mark.parametrize("text", ["3M", "$300K", "2B", "1.5bn", "about 4mn"])
+def test_a_letter_that_may_be_a_scale_or_a_unit_leaves_no_value(text: str) -> None:
+    with pytest.raises(ReadError) as error:
+        read(text)
+    number = text.strip("about $")
+    assert str(error.value) == (
+        f"{number!r} may hold a scale or a unit; ask for all digits in the prompt, or say with decoder.regex what "
+        "counts"
+    )
+    assert read(text, regex=r"([0-9.]+)[KMBbm]") == float(number.rstrip("KMBbmn"))
+
+
+def test_a_scaled_whole_number_is_an_int() -> None:
+    assert isinstance(read("12.5k"), int)
+    assert isinstance(read("0.0001k"), float)
+
+
 def test_a_regex_says_where_the_number_stands() -> None:
     assert read("1 then #### 1,234", regex=r"####\s*(\S+)") == 1234
     assert read("a=1 a=2 b=3", regex=r"a=\d", pick="last") == 2
@@ -57,6 +113,8 @@ def test_a_regex_says_where_the_number_stands() -> None:
 def test_a_regex_that_finds_words_is_told() -> None:
     with pytest.raises(ReadError, match="the regex found 'many', which is no number"):
         read("answer: many", regex=r"answer: (\w+)")
+    with pytest.raises(ReadError, match="the regex found '2024-05-03', which is no number"):
+        read("due 2024-05-03", regex=r"due (\S+)")
 
 
 def test_a_text_without_numbers_is_told() -> None:
