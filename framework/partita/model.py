@@ -192,13 +192,6 @@ class Model(ModelState):
         with together(self.team, "opening the data"):
             rows = open_rows(dataset, folder=Path.cwd())
             check_columns(rows, self.config, supervised=False)
-        if rows.bad:
-            logger.warning(
-                "%d rows cannot be read and get no answer, such as %s: %s",
-                len(rows.bad),
-                rows.bad[0].key,
-                rows.bad[0].reason,
-            )
         target = Path(output) if output is not None else None
         fingerprint = answer_fingerprint(assembly, rows, config=self.config, result=self.result)
         used: list[BatchSize] = []
@@ -227,6 +220,7 @@ class Model(ModelState):
                 journal_path=journal_path(self.kept, output=target, fingerprint=fingerprint),
                 output=target,
                 fingerprint=fingerprint,
+                bad=rows.bad,
                 retry_errors=retry_errors,
                 fresh=fresh,
                 progress=self.progress,
@@ -239,17 +233,28 @@ class Model(ModelState):
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
         """Metrics by output feature on rows with known answers, and `loss` under the key `model`.
 
-        Default of `dataset`: the test rows of the file, else its validation rows. Raises DataError without either. A
-        server tells no loss.
+        Default of `dataset`: the test rows of the file, else its validation rows. Rows that cannot be scored are left
+        out and counted as `skipped`. Raises DataError without rows that can be scored. A server tells no loss.
         """
         assembly = self.answering()
-        ledger = Ledger(None, max_bad_rows=self.config.data.max_bad_rows)
+        ledger = Ledger(None, max_bad_rows=1.0)
         with tokens_made_once(self.team, assembly, folder=self.kept) as parts:
             with together(self.team, "reading the rows"):
                 rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
                 examination = prepare(parts, rows, split="test", ledger=ledger)
             ledger.warn_of_unknown_tokens()
-            return self.examined(assembly, examination, batch_size=batch_size)
+            counts = ledger.split("test")
+            if counts.left_out:
+                logger.warning(
+                    "%s of %s rows cannot be scored and are left out of the metrics:\n%s",
+                    f"{counts.left_out:,}",
+                    f"{counts.rows:,}",
+                    ledger.main_reasons(),
+                )
+            metrics = self.examined(assembly, examination, batch_size=batch_size)
+        skipped = {"skipped": float(counts.left_out)} if counts.left_out else {}
+        outputs = {output.name for output in self.config.output_features}
+        return {name: values | skipped if name in outputs else values for name, values in metrics.items()}
 
     def examined(
         self, assembly: Assembly | ServedAssembly | FleetAssembly, examination: Examination, *, batch_size: int | None

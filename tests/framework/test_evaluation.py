@@ -1,3 +1,4 @@
+import json
 import logging
 import math
 import weakref
@@ -16,7 +17,7 @@ from partita.data.reading.sources import open_rows
 from partita.evaluation import Examination, mean_loss, prepare, score
 from partita.inference.halving import BatchLimit
 from partita.lm.scripted import ScriptedModel
-from partita_schema.errors import ModelError
+from partita_schema.errors import DataError, ModelError
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +124,29 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
         mean_loss(assembly, rows.encoded, batch_size=16)
     assert sizes[:4] == [16, 8, 4, 4]
     assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
+
+
+def test_rows_that_cannot_be_scored_are_counted_and_the_others_scored(
+    colours: Any, tmp_path: Path, caplog: Any
+) -> None:
+    rows = [*colours.rows(6), {"text": "no colour"}, {"colour": "red"}]
+    lines = [json.dumps({"number": 1} | row) for row in rows] + ["{bad"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    model = Model(colours.config(trainer={"type": "none", "batch_size": 8}), quiet=True)
+    with caplog.at_level(logging.WARNING):
+        metrics = model.evaluate(tmp_path / "rows.jsonl")
+    assert (metrics["colour"]["n"], metrics["colour"]["skipped"]) == (6, 3)
+    assert "loss" in metrics["model"]
+    assert "3 of 9 rows cannot be scored and are left out of the metrics:\n  1 x not JSON: Expecting" in caplog.text
+    assert "  1 x column colour is missing or empty (such as rows.jsonl:7)" in caplog.text
+    whole = model.evaluate(colours.rows(6))
+    assert metrics["colour"] == whole["colour"] | {"skipped": 3.0}
+
+
+def test_an_evaluation_of_unusable_rows_alone_is_refused_with_the_reasons(colours: Any) -> None:
+    model = Model(colours.config(trainer={"type": "none", "batch_size": 8}), quiet=True)
+    with pytest.raises(DataError) as caught:
+        model.evaluate([{"text": "x", "colour": None, "number": 1}])
+    assert str(caught.value) == (
+        "none of the 1 test rows can be used:\n  1 x column colour is missing or empty (such as dataset:1)"
+    )

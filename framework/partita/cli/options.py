@@ -80,4 +80,4 @@ def shown(name: str, value: float | None) -> str:
     """A cell of the table: numbers of rows are whole, everything else has four places."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if name.rpartition(".")[2] == "n" else f"{value:.4f}"
+    return f"{value:,.0f}" if name.rpartition(".")[2] in ("n", "skipped") else f"{value:.4f}"

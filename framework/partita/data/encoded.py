@@ -64,7 +64,8 @@ class EncodedRows:
         ledger.check()
         ledger.save()
         if not flat:
-            raise DataError(f"none of the {len(rows):,} {split} rows can be used")
+            met = len(rows) + len(rows.bad)
+            raise DataError(f"none of the {met:,} {split} rows can be used:\n{ledger.main_reasons()}")
         parts = {"files": rows.fingerprint} | encoder.parts()
         return flat.finish(keys=rows.keys, parts=parts)
 

@@ -190,13 +190,11 @@ class Ledger:
         if left_out <= accepted:
             return
         shown = f"{limit:g} of all rows" if isinstance(limit, float) else f"{limit:,} rows"
-        reasons = sum((counts.reasons for counts in self.splits.values()), Counter[str]())
-        told = [f"  {count:,} x {reason}{self._such_as(reason)}" for reason, count in reasons.most_common(5)]
         place = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""
         self.save()
         raise DataError(
             f"{left_out:,} of {total:,} rows cannot be used, and data.max_bad_rows accepts {shown}{place}:\n"
-            + "\n".join(told)
+            + self.main_reasons()
         )
 
     def warn_of_unknown_tokens(self) -> None:
@@ -217,6 +215,11 @@ class Ledger:
                 "base_model.vocab_size or base_model.tokenizer: bpe for a new model, else choose a base model whose "
                 "tokenizer knows this text (partita preview shows the rows as their tokens hold them)"
             )
+
+    def main_reasons(self) -> str:
+        """The most frequent reasons with their counts and an example each, one a line."""
+        reasons = sum((counts.reasons for counts in self.splits.values()), Counter[str]())
+        return "\n".join(f"  {count:,} x {reason}{self._such_as(reason)}" for reason, count in reasons.most_common(5))
 
     def save(self) -> None:
         """Bring quarantine.jsonl and ledger.json to their names, whole."""

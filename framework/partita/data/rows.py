@@ -31,6 +31,8 @@ class BadRow:
     """What is wrong with it."""
     raw: str
     """What stands there, cut to a sane size."""
+    place: int = 0
+    """Number of readable rows before it in the source."""
 
 
 class RowKeys(Sequence[str]):

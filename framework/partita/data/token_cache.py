@@ -115,7 +115,8 @@ class TokenCache:
         ledger.check()
         ledger.save()
         if not len(encoded):
-            raise DataError(f"none of the {len(rows):,} {split} rows can be used")
+            met = len(rows) + len(rows.bad)
+            raise DataError(f"none of the {met:,} {split} rows can be used:\n{ledger.main_reasons()}")
         return encoded
 
     def record(self) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Scores of answers against the truth, by the type of the output.
 
 Every row counts: an answer that could not be read (`invalid`) and a row without an answer (`errors`) are wrong, and
-their shares are reported; `n` is the number of rows. Scores are summed up row by row, with the same result in whatever
-order rows come; no texts are kept.
+their shares are reported; `n` is the number of rows. A row that cannot be scored, such as one without a right answer,
+is not among them; `Model.evaluate` reports how many as `skipped`. Scores are summed up row by row, with the same result
+in whatever order rows come; no texts are kept.
 
 | output | metrics |
 |---|---|

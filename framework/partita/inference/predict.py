@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from partita.data.rows import BadRow
+from partita.inference.all_rows import AllRows
 from partita.inference.decode import Decoder
 from partita.inference.engine import choose_engine
 from partita.inference.halving import BatchLimit, Capacity
@@ -71,6 +73,7 @@ def predict_rows(
     journal_path: Path,
     output: Path | None,
     fingerprint: Mapping[str, str],
+    bad: Sequence[BadRow] = (),
     retry_errors: bool = False,
     fresh: bool = False,
     progress: ShowProgress | None = None,
@@ -79,7 +82,8 @@ def predict_rows(
     """Predictions of all rows, in input order; written to `output` where one is given.
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
-    with another one is refused. Rows that the journal holds are not generated again. `capacity` is asked with the
+    with another one is refused. Rows that the journal holds are not generated again. Rows in `bad`, which could not be
+    read, are errors at their place among the others. `capacity` is asked with the
     prompts; sampled answers that were begun go on in the batches that they began with, unless a person
     wrote another size. Its limit falls where memory runs out, also for the jobs that share it. The
     ranks of `team` share the rows, and each has all predictions in the end. Raises DataError for an ending that cannot
@@ -89,11 +93,18 @@ def predict_rows(
     if output is not None:
         check_ending(output)
     answers = _answers_part(generation, max_new_tokens, seed=seed)
+    rows = AllRows(rows, bad)
     shown = progress if len(rows) >= READING_IS_SHOWN else None
     with _display(shown, "reading", total=len(rows)) as display:
         parts = {**fingerprint, "answers": answers}
         prompts = EncodedPrompts(
-            rows, encoder, schema, fingerprint=fingerprint_of(parts), progress=display.advance, team=team
+            rows,
+            encoder,
+            schema,
+            fingerprint=fingerprint_of(parts),
+            progress=display.advance,
+            team=team,
+            unreadable=rows.unreadable,
         )
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
     allowed = capacity(prompts)

@@ -22,6 +22,7 @@ Lengths = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
+NONE_UNREADABLE: Mapping[int, str] = {}
 KEPT_TOKENS = 16 * 2**20
 """Tokens that are kept from the first pass, 4 bytes each; rows beyond are encoded again when their turn comes."""
 
@@ -113,13 +114,15 @@ class EncodedPrompts:
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
         team: Team = ALONE,
+        unreadable: Mapping[int, str] = NONE_UNREADABLE,
     ) -> None:
         """Renders and encodes every row once, `chunk` rows at a time; `progress` is told their number.
 
         `fingerprint` becomes part of each row's key. Each rank of `team` encodes a part of the rows, and is told of the
-        others by those that did.
+        others by those that did. Rows in `unreadable` become errors with these reasons.
         """
         self._rows, self._encoder, self._schema = rows, encoder, schema
+        self._unreadable = unreadable
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
@@ -170,10 +173,12 @@ class EncodedPrompts:
         self.prefix = common_beginning(begun) if begun else []
 
     def _learn(self, indices: range, fingerprint: str) -> None:
-        checked = check_rows(self._schema, self._rows.get(indices))
+        self.errors |= {index: self._unreadable[index] for index in indices if index in self._unreadable}
+        readable = [index for index in indices if index not in self._unreadable]
+        checked = check_rows(self._schema, self._rows.get(readable))
         for place, reasons in checked.bad.items():
-            self.skipped[indices[place]] = "; ".join(reasons)
-        clean = {indices[place]: row for place, row in checked.clean.items()}
+            self.skipped[readable[place]] = "; ".join(reasons)
+        clean = {readable[place]: row for place, row in checked.clean.items()}
         texts = {index: self._measure(index, prompt) for index, prompt in self._try_encode(clean)}
         for index in indices:
             key = row_key(texts.get(index, ""), row=self._rows.key(index), fingerprint=fingerprint)

@@ -170,7 +170,8 @@ def expanded(rows: Rows, expander: Expander | None) -> Rows:
     else:
         counts = np.ones(len(rows), dtype=np.int64)
     owners_N = np.repeat(np.arange(len(rows), dtype=np.int64), counts)
-    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    ends = np.cumsum(counts)
+    firsts = np.repeat(ends - counts, counts)
     parts_N = (np.arange(len(owners_N)) - firsts).astype(np.int32)
     keys = rows.keys.take(owners_N)
     return Rows(
@@ -178,5 +179,5 @@ def expanded(rows: Rows, expander: Expander | None) -> Rows:
         columns=[expander.column],
         keys=RowKeys(keys.names, keys.files, keys.numbers, parts=parts_N + 1 if expander.numbered else None),
         fingerprint=digest(rows.fingerprint, expander.fingerprint),
-        bad=rows.bad,
+        bad=[replace(row, place=int(ends[row.place - 1]) if row.place else 0) for row in rows.bad],
     )

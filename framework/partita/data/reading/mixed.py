@@ -31,9 +31,10 @@ def joined(parts: Mapping[str, Rows]) -> Rows:
         np.concatenate([rows.keys.files + first for rows, first in zip(parts.values(), firsts, strict=False)]),
         np.concatenate([rows.keys.numbers for rows in parts.values()]),
     )
+    starts = np.cumsum([0, *map(len, parts.values())]).tolist()
     bad = [
-        replace(row, key=f"{source}/{row.key}", file=f"{source}/{row.file}")
-        for source, rows in parts.items()
+        replace(row, key=f"{source}/{row.key}", file=f"{source}/{row.file}", place=row.place + start)
+        for (source, rows), start in zip(parts.items(), starts, strict=False)
         for row in rows.bad
     ]
     return Rows(

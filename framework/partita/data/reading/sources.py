@@ -195,7 +195,8 @@ def spool_file(
             for record in READERS[kind](stream, label):
                 if record.reason:
                     broken += 1
-                    bad.append(BadRow(f"{label}:{record.number}", label, record.number, record.reason, record.raw))
+                    key = f"{label}:{record.number}"
+                    bad.append(BadRow(key, label, record.number, record.reason, record.raw, place=len(spool)))
                     state.update(f"{record.number}{record.raw}".encode())
                     if broken == BROKEN_START and len(spool) == before:
                         raise DataError(f"{label}: the first {BROKEN_START:,} rows are broken; {record.reason}")
