@@ -24,6 +24,7 @@ from partita.inference.halving import Capacity
 from partita.inference.predict import predict_rows
 from partita.inference.prompts import PromptSource
 from partita.inference.streaming import stream_requests
+from partita.inference.tables import check_output
 from partita.lm.base import GenerationRequest
 from partita.model_state import ModelState
 from partita.on_ray import (
@@ -182,17 +183,22 @@ class Model(ModelState):
         batch_size: int | None = None,
         retry_errors: bool = False,
         fresh: bool = False,
+        safe_csv: bool = False,
     ) -> "Predictions":
         """Answers for every row, in input order, written to `output` (.jsonl, .csv or .parquet) where one is given.
 
         Answers are kept as they are made: called again with the same arguments, only what is missing is generated.
-        `fresh` begins anew, `retry_errors` does rows again that ended in an error.
+        `fresh` begins anew, `retry_errors` does rows again that ended in an error. `safe_csv` puts an apostrophe before
+        text of a .csv output that a spreadsheet would run as a formula. Raises DataError where `output` cannot be
+        written, before anything is loaded or answered.
         """
+        target = Path(output) if output is not None else None
+        if target is not None:
+            self.team.lead(lambda: check_output(target, safe_csv=safe_csv), "the file of predictions")
         assembly = self.answering()
         with together(self.team, "opening the data"):
             rows = open_rows(dataset, folder=Path.cwd())
             check_columns(rows, self.config, supervised=False)
-        target = Path(output) if output is not None else None
         fingerprint = answer_fingerprint(assembly, rows, config=self.config, result=self.result)
         used: list[BatchSize] = []
 
@@ -219,6 +225,7 @@ class Model(ModelState):
                 seed=self.sampling_seed,
                 journal_path=journal_path(self.kept, output=target, fingerprint=fingerprint),
                 output=target,
+                safe_csv=safe_csv,
                 fingerprint=fingerprint,
                 bad=rows.bad,
                 retry_errors=retry_errors,

@@ -16,13 +16,18 @@ def predict(
     batch_size: BatchSize = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that ended in an error.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of continuing.")] = False,
+    safe_csv: Annotated[
+        bool, typer.Option("--safe-csv", help="Mark cells of a .csv that a spreadsheet would run as a formula.")
+    ] = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer every row of a data set. Started again it continues where it was."""
     model = start_model(source, overrides=overrides, quiet=quiet)
-    found = model.predict(dataset, output=output, batch_size=batch_size, retry_errors=retry_errors, fresh=fresh)
+    found = model.predict(
+        dataset, output=output, batch_size=batch_size, retry_errors=retry_errors, fresh=fresh, safe_csv=safe_csv
+    )
     stats = found.stats
     if as_json:
         from partita.runs.files import strict_json

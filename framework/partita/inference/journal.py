@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from partita.inference.reading import clipped
 from partita.inference.record import STATUSES, Record, Status, json_line, parse_record, read_record
+from partita.runs.files import open_private, why_not_written
 from partita_schema.errors import ResumeError, WriteError
 
 logger = logging.getLogger(__name__)
@@ -67,10 +68,14 @@ class Journal:
         """The journal at `path`, made where there is none, locked, with what it holds for rows of `keys` [rows, 16].
 
         Records whose key is not the row's are as good as absent. `fresh` forgets what is there. Raises ResumeError
-        where another process writes it, where the fingerprint is not the same, or where the file is no journal.
+        where another process writes it, where the fingerprint is not the same, or where the file is no journal, and
+        WriteError where it cannot be written, such as a symbolic link.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise WriteError(why_not_written(error, path)) from error
         journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True)
         try:
             _lock(descriptor, path)
@@ -91,7 +96,7 @@ class Journal:
     def read_only(cls, path: Path) -> "Journal":
         """The journal at `path`, to read from; nothing is locked or changed. Raises ResumeError where it is none."""
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = open_private(path, os.O_RDONLY)
         except OSError as error:
             raise ResumeError(f"{path} cannot be read: {error.strerror}") from None
         try:
@@ -108,7 +113,7 @@ class Journal:
     @staticmethod
     def begun_with(path: Path, part: str) -> str | None:
         """That part of the fingerprint of the journal at `path`; None where there is none."""
-        header = _read_header(path) if path.exists() else None
+        header = _read_header(path) if path.is_file() and not path.is_symlink() else None
         found = header["fingerprint"].get(part) if header is not None else None
         return str(found) if found is not None else None
 
@@ -154,7 +159,7 @@ class Journal:
 
         Raises ResumeError where a process still writes it.
         """
-        with path.open("rb") as file:
+        with os.fdopen(open_private(path, os.O_RDWR), "rb") as file:
             _lock(file.fileno(), path)
             header = _read_header(path)
             if header is not None and not _changes(header, _header(fingerprint, len(self))):
@@ -265,7 +270,7 @@ def _is_of(record: Record, keys: "npt.NDArray[np.uint8]") -> bool:
 
 
 def _full(path: Path, error: OSError) -> str:
-    return f"{path} cannot be written: {error.strerror}. Answers up to here are kept; make room and start again"
+    return f"{why_not_written(error, path)}. Answers up to here are kept; start the same command again afterwards"
 
 
 def _header(fingerprint: Mapping[str, str], rows: int) -> dict[str, Any]:
@@ -290,7 +295,7 @@ def _shown(value: Any) -> str:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines with their ends, each with its place in the file."""
     offset = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
         for line in file:
             yield offset, line
             offset += len(line)

@@ -26,7 +26,6 @@ from partita.inference.predictions import Answer, Predictions, PredictionStats
 from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
 from partita.inference.record import fingerprint_of
 from partita.inference.stopping import finish_what_was_begun, terminate_as_interrupt
-from partita.inference.tables import check_ending
 from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
 from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
@@ -72,6 +71,7 @@ def predict_rows(
     seed: int,
     journal_path: Path,
     output: Path | None,
+    safe_csv: bool = False,
     fingerprint: Mapping[str, str],
     bad: Sequence[BadRow] = (),
     retry_errors: bool = False,
@@ -83,15 +83,12 @@ def predict_rows(
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
     with another one is refused. Rows that the journal holds are not generated again. Rows in `bad`, which could not be
-    read, are errors at their place among the others. `capacity` is asked with the
-    prompts; sampled answers that were begun go on in the batches that they began with, unless a person
-    wrote another size. Its limit falls where memory runs out, also for the jobs that share it. The
-    ranks of `team` share the rows, and each has all predictions in the end. Raises DataError for an ending that cannot
-    be written, ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are on the
+    read, are errors at their place among the others. `capacity` is asked with the prompts; sampled answers that were
+    begun go on in the batches that they began with, unless a person wrote another size. Its limit falls where memory
+    runs out, also for the jobs that share it. The ranks of `team` share the rows, and each has all predictions in the
+    end. Raises ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are on the
     disk.
     """
-    if output is not None:
-        check_ending(output)
     answers = _answers_part(generation, max_new_tokens, seed=seed)
     rows = AllRows(rows, bad)
     shown = progress if len(rows) >= READING_IS_SHOWN else None
@@ -140,7 +137,7 @@ def predict_rows(
     _tell_unanswered(stats)
     predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
     if output is not None:
-        team.lead(lambda: predictions.write(output), "the file of predictions")
+        team.lead(lambda: predictions.write(output, safe_csv=safe_csv), "the file of predictions")
         predictions.path = output
     return predictions
 

@@ -200,11 +200,16 @@ class Predictions(Sequence[dict[str, Any]]):
 
         return Dataset(pa.concat_tables(arrow_tables(self, columns=self._column_types())))
 
-    def write(self, path: Path) -> None:
-        """Write .jsonl, .csv or .parquet, by the ending. Raises DataError for another ending, and WriteError."""
+    def write(self, path: Path, *, safe_csv: bool = False) -> None:
+        """Write .jsonl, .csv or .parquet, by the ending.
+
+        With `safe_csv`, an apostrophe is put before text of a .csv file that a spreadsheet would run as a formula.
+        Raises DataError for another ending, and WriteError.
+        """
         # Only Parquet wants types before the first row, and they cost a pass over the data.
         typed = path.suffix.lower() == ".parquet"
-        write_table(path, self, columns=self._column_types() if typed else dict.fromkeys(self.columns, "json"))
+        columns = self._column_types() if typed else dict.fromkeys(self.columns, "json")
+        write_table(path, self, columns=columns, safe_csv=safe_csv)
         self.path = path
 
     def _answer_columns(self) -> dict[str, ColumnType]:

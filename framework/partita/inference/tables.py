@@ -2,16 +2,18 @@
 
 import csv
 import datetime
+import errno
 import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from partita.inference.record import json_line
+from partita.runs.files import new_file, open_beside, why_not_written
 from partita_schema.errors import DataError, WriteError
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ ColumnType = Literal["boolean", "integer", "number", "text", "json"]
 
 Row = Mapping[str, Any]
 CHUNK_ROWS = 1000
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a formula begins with, in full-width characters as well (OWASP, CSV Injection)."""
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def check_ending(path: Path) -> None:
@@ -31,45 +36,43 @@ def check_ending(path: Path) -> None:
         raise DataError(f"{path} has {ending}; predictions are written as .jsonl, .csv or .parquet")
 
 
-def write_table(path: Path, rows: Iterable[Row], *, columns: Mapping[str, ColumnType]) -> None:
+def check_output(path: Path, *, safe_csv: bool = False) -> None:
+    """Check before a job that its output can be written; make the folder.
+
+    Raises DataError for another ending, and where the system does not let this user write there.
+    """
+    check_ending(path)
+    if safe_csv and path.suffix.lower() != ".csv":
+        raise DataError(f"safe_csv is for .csv files, and {path} is another one; leave it out")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        tried, descriptor = open_beside(path)
+        os.close(descriptor)
+        tried.unlink()
+    except OSError as error:
+        raise DataError(why_not_written(error, path)) from error
+
+
+def write_table(path: Path, rows: Iterable[Row], *, columns: Mapping[str, ColumnType], safe_csv: bool = False) -> None:
     """Write rows under `path`, in the format of its ending, one at a time; the file is complete or as it was before.
 
-    Raises DataError for another ending, and WriteError where it cannot be written.
+    With `safe_csv`, text that a spreadsheet would run as a formula is marked as text. Raises DataError for another
+    ending, and WriteError where it cannot be written.
     """
     check_ending(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _complete_or_absent(path) as file:
-            WRITERS[path.suffix.lower()](file, rows, columns)
+        with new_file(path) as file:
+            if safe_csv:
+                _write_csv(file, rows, columns, safe=True)
+            else:
+                WRITERS[path.suffix.lower()](file, rows, columns)
     except OSError as error:
-        reason = error.strerror or str(error)
         raise WriteError(
-            f"{path} cannot be written: {reason}. The answers are kept; make room and start again"
+            f"{why_not_written(error, path)}. The answers are kept; start the same command again afterwards"
         ) from error
-
-
-@contextmanager
-def _complete_or_absent(path: Path) -> Iterator[IO[bytes]]:
-    beside = path.with_name(f"{path.name}.partial")
-    try:
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder onto the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_jsonl(file: IO[bytes], rows: Iterable[Row], columns: Mapping[str, ColumnType]) -> None:
@@ -77,12 +80,20 @@ def _write_jsonl(file: IO[bytes], rows: Iterable[Row], columns: Mapping[str, Col
         file.write(json_line({name: plain(row[name]) for name in columns}))
 
 
-def _write_csv(file: IO[bytes], rows: Iterable[Row], columns: Mapping[str, ColumnType]) -> None:
+def _write_csv(
+    file: IO[bytes],
+    rows: Iterable[Row],
+    columns: Mapping[str, ColumnType],
+    *,
+    safe: bool = False,
+) -> None:
+    cell = _safe_cell if safe else _cell
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
-    writer = csv.writer(text)
-    writer.writerow(columns)
+    # A spreadsheet of another country may cut an unquoted cell at a semicolon.
+    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC if safe else csv.QUOTE_MINIMAL)
+    writer.writerow([cell(name) for name in columns])
     for row in rows:
-        writer.writerow([_cell(row[name]) for name in columns])
+        writer.writerow([cell(row[name]) for name in columns])
     text.flush()
     text.detach()
 
@@ -182,6 +193,13 @@ def plain(value: Any) -> Any:
 def _cell(value: Any) -> Any:
     value = plain(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
+
+
+def _safe_cell(value: Any) -> Any:
+    """The cell, with an apostrophe before what a spreadsheet would take for a formula; numbers stay as they are."""
+    cell = _cell(value)
+    formula = isinstance(cell, str) and cell.lstrip(" ").startswith(FORMULA_STARTS) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if formula else cell
 
 
 def _typed(value: Any, kind: ColumnType) -> Any:

@@ -1,13 +1,17 @@
 """Files of a run: whole or not at all, in JSON that every reader takes, and in words where a disk refuses."""
 
 import errno
+import fcntl
+import glob
 import json
 import math
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -22,8 +26,99 @@ WRITE_ERRORS = (
     errno.EPERM,
     errno.EEXIST,
     errno.ENOTDIR,
+    errno.ELOOP,
 )
 """What the system says when a folder takes no more, or not from this user, or is none."""
+
+
+WRITE_ADVICE = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room within the quota",
+    errno.EFBIG: "raise the limit on the size of files, or write to another place",
+    errno.EROFS: "write to another place",
+    errno.EACCES: "change the permissions there, or write to another place",
+    errno.EPERM: "change the permissions there, or write to another place",
+    errno.ENOENT: "make its folder first, or write to another place",
+    errno.ENOTDIR: "a file stands where a folder is needed; write to another place",
+    errno.EEXIST: "a file stands where a folder is needed; write to another place",
+    errno.EISDIR: "name a file in that directory",
+    errno.ENAMETOOLONG: "write a shorter name",
+    errno.ELOOP: "symbolic links are not followed there; remove the link, or name its target",
+}
+"""What a person can do, by what the system says."""
+
+
+def why_not_written(error: OSError, path: Path) -> str:
+    """Return which file could not be written, why, and what to do, without a full stop."""
+    advice = WRITE_ADVICE.get(error.errno or 0, "write to another place")
+    return f"{path} cannot be written: {error.strerror or error}; {advice}"
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a regular file that its owner alone may read, and return its descriptor.
+
+    Raises OSError for a symbolic link and for anything else that is not a regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+            os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file beside `path`; it takes the place of `path` once it is complete and on the disk.
+
+    Its name cannot be foreseen and it is never opened through a link, so that a shared folder is a safe place for it.
+    What a killed process has left is removed.
+    """
+    remove_abandoned(path)
+    beside, descriptor = open_beside(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+            beside.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def open_beside(path: Path) -> tuple[Path, int]:
+    """Make an empty file with a random name beside `path`; return its path and descriptor."""
+    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
+    return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the files of `new_file` that no process writes any more."""
+    for left in path.parent.glob(f".{glob.escape(path.name[:100])}.*.partial"):
+        with suppress(OSError):  # it is still written, or is another user's
+            descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from partita.runs.files import writing
+from partita.runs.files import open_private, writing
 from partita.simulation.dialogue import Dialogue, from_line
 from partita_schema.errors import ResumeError
 from partita_trainers.team import ALONE, Team, in_turn
@@ -47,7 +47,7 @@ class Transcripts:
 
     def __enter__(self) -> "Transcripts":
         with writing(self.path.parent):
-            self.descriptor = os.open(self.growing, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self.descriptor = open_private(self.growing, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             self.lock(self.descriptor)
             self.read()

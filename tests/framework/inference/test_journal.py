@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -196,7 +197,8 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path) -> Non
     ).stdout
     failed, message = told.strip().split(" ", 1)
     assert message == (
-        f"{path} cannot be written: File too large. Answers up to here are kept; make room and start again"
+        f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
+        "Answers up to here are kept; start the same command again afterwards"
     )
     with Journal.open(path, fingerprint={}, keys=np.zeros((1000, 16), dtype=np.uint8)) as journal:
         assert int(failed) > 10
@@ -205,8 +207,6 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path) -> Non
 
 
 def test_an_interrupted_write_leaves_no_torn_line(tmp_path: Path, monkeypatch: Any) -> None:
-    import os
-
     write = os.write
 
     def interrupted(descriptor: int, data: Any) -> int:
@@ -225,8 +225,6 @@ def test_an_interrupted_write_leaves_no_torn_line(tmp_path: Path, monkeypatch: A
 
 
 def test_a_disk_that_cannot_sync_is_told(tmp_path: Path, monkeypatch: Any) -> None:
-    import os
-
     def broken(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
@@ -235,3 +233,35 @@ def test_a_disk_that_cannot_sync_is_told(tmp_path: Path, monkeypatch: Any) -> No
         with pytest.raises(WriteError, match="cannot be written: Input/output error"):
             journal.sync()
         monkeypatch.undo()
+
+
+def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as journal:
+        journal.append([record(0)])
+    assert (tmp_path / "j").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "j").chmod(0o644)
+    with opened(tmp_path / "j") as journal:
+        assert journal.done()[0]
+    assert (tmp_path / "j").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_journal_is_not_opened_through_a_link(tmp_path: Path, exists: bool) -> None:
+    if exists:
+        (tmp_path / "theirs").write_text("untouched", encoding="utf-8")
+    (tmp_path / "j").symlink_to(tmp_path / "theirs")
+    with pytest.raises(WriteError) as caught:
+        opened(tmp_path / "j", fresh=True)
+    assert str(caught.value).endswith(
+        "/j cannot be written: Too many levels of symbolic links; symbolic links are not followed there; "
+        "remove the link, or name its target"
+    )
+    assert (tmp_path / "theirs").exists() is exists
+    with pytest.raises(ResumeError, match=r"j cannot be read: Too many levels of symbolic links"):
+        Journal.read_only(tmp_path / "j")
+
+
+def test_a_pipe_is_no_journal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "j")
+    with pytest.raises(WriteError, match="j cannot be written: Not a regular file; write to another place"):
+        opened(tmp_path / "j")

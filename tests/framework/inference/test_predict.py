@@ -12,7 +12,7 @@ from partita.inference.decode import Decoder
 from partita.inference.predict import answer_rows, default_new_tokens
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
-from partita_schema.errors import DataError, ResumeError
+from partita_schema.errors import ResumeError
 from partita_schema.rows import row_schema
 
 KIND = {"name": "kind", "type": "category", "decoder": {"labels": ["even", "odd"]}}
@@ -158,13 +158,6 @@ def test_batch_size_and_seed_may_change_unless_answers_are_sampled(make_rows: An
     predict(lm, make_rows(QUESTIONS), fresh=True, **sampled)
     with pytest.raises(ResumeError, match=r"batch size changed \(4 -> 2\)\. Undo"):
         predict(lm, make_rows(QUESTIONS), batch_size=2, **sampled)
-
-
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_generated(make_rows: Any, predict: Any) -> None:
-    lm = ScriptedModel(str.upper)
-    with pytest.raises(DataError, match=r"out.xls has the ending '.xls'; predictions are written as .jsonl, .csv or"):
-        predict(lm, make_rows(QUESTIONS), output=Path("out.xls"))
-    assert lm.calls == 0
 
 
 def test_the_same_rows_are_in_every_format(make_config: Any, make_rows: Any, predict: Any, tmp_path: Path) -> None:

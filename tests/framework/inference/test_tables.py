@@ -1,6 +1,8 @@
 import csv
 import datetime
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from partita.inference.tables import column_types, plain, write_table
+from partita.inference.tables import check_output, column_types, plain, write_table
+from partita.runs.files import new_file, why_not_written
 from partita_schema.errors import DataError
 
 ROWS: list[dict[str, Any]] = [
@@ -94,9 +97,10 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, ending: str
     path = tmp_path / f"t.{ending}"
     script = FULL_DISK.replace('"x" * 50', "__import__('random').randbytes(40).hex()")
     told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"{path} cannot be written: ")
-    assert "File too large" in told
-    assert told.endswith("The answers are kept; make room and start again\n")
+    assert told == (
+        f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
+        "The answers are kept; start the same command again afterwards\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,3 +127,76 @@ def test_values_that_json_does_not_know_are_made_plain() -> None:
 
 def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
     assert column_types([{"a": 2**63}], columns=["a"]) == {"a": "json"}
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "No space left on device; make room"),
+        (errno.EROFS, "Read-only file system; write to another place"),
+        (errno.EACCES, "Permission denied; change the permissions there, or write to another place"),
+        (errno.ENOENT, "No such file or directory; make its folder first, or write to another place"),
+        (errno.EISDIR, "Is a directory; name a file in that directory"),
+        (errno.EIO, "Input/output error; write to another place"),
+    ],
+)
+def test_each_reason_why_a_file_cannot_be_written_has_its_own_advice(number: int, advice: str) -> None:
+    told = why_not_written(OSError(number, os.strerror(number)), Path("o.csv"))
+    assert told == f"o.csv cannot be written: {advice}"
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    (tmp_path / "folder.csv").mkdir()
+    for name, reason in (
+        ("folder.csv", "Is a directory; name a file in that directory"),
+        ("file/o.csv", "File exists; a file stands where a folder is needed; write to another place"),
+        ("file/a/o.csv", "Not a directory; a file stands where a folder is needed; write to another place"),
+        (f"{'x' * 300}.csv", "File name too long; write a shorter name"),
+    ):
+        with pytest.raises(DataError) as caught:
+            check_output(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name} cannot be written: {reason}"
+    check_output(tmp_path / "new" / "o.csv")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_link_in_the_place_of_the_output_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("untouched", encoding="utf-8")
+    for name in ("t.jsonl", "t.jsonl.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "secret")
+    write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})
+    assert (tmp_path / "secret").read_text(encoding="utf-8") == "untouched"
+    assert not (tmp_path / "t.jsonl").is_symlink()
+    assert (tmp_path / "t.jsonl").read_text(encoding="utf-8") == '{"a": 1}\n'
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_still_written_stays(tmp_path: Path) -> None:
+    left = tmp_path / ".t.jsonl.0123456789abcdef.partial"
+    left.write_text("half a line", encoding="utf-8")
+    with new_file(tmp_path / "t.jsonl"):
+        write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})
+        assert len(list(tmp_path.glob(".*.partial"))) == 1
+    assert not left.exists()
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1"]
+HARMLESS = ["-3", "+4.5", "-1e-7", "a=b", "3-4", "", "plain; text"]
+
+
+def test_cells_that_a_spreadsheet_would_run_are_marked_on_request(tmp_path: Path) -> None:
+    rows = [{"=name": text, "number": -1.5} for text in (*FORMULAS, *HARMLESS)]
+    write_table(tmp_path / "t.csv", rows, columns=dict.fromkeys(rows[0], "json"), safe_csv=True)
+    with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
+        header, *found = list(csv.reader(file))
+    assert header == ["'=name", "number"]
+    assert [cell for cell, _ in found] == [*(f"'{text}" for text in FORMULAS), *HARMLESS]
+    assert {number for _, number in found} == {"-1.5"}
+    write_table(tmp_path / "t.csv", rows, columns=dict.fromkeys(rows[0], "json"))
+    with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
+        assert [cell for cell, _ in list(csv.reader(file))[1:]] == [*FORMULAS, *HARMLESS]
+
+
+def test_safe_csv_is_for_csv_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^safe_csv is for \.csv files, and .*o\.jsonl is another one; leave it out$"):
+        check_output(tmp_path / "o.jsonl", safe_csv=True)

@@ -1,5 +1,6 @@
 """The commands with a file that asks a server."""
 
+import csv
 import json
 import signal
 import sys
@@ -98,3 +99,28 @@ def test_a_server_that_is_not_known_ends_with_one_line(
     told = capsys.readouterr().err
     assert told.startswith("error: the server wants a key (401): no key; write backend.api_key_env")
     assert not Path("out.jsonl").exists()
+
+
+def test_an_output_that_cannot_be_written_is_found_before_anything_is_asked(
+    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out.csv").mkdir()
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.csv", "--quiet") == 2
+    told = "error: out.csv cannot be written: Is a directory; name a file in that directory\n"
+    assert capsys.readouterr().err == told
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.xls", "--quiet") == 2
+    assert "out.xls has the ending '.xls'; predictions are written as" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_formulas_in_answers_are_marked_on_request(
+    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.reply = lambda body: answer(body, '=HYPERLINK("http://evil")')
+    words = ("predict", file, "--dataset", "rows.jsonl", "--output", "out.csv", "--quiet")
+    assert partita(monkeypatch, *words, "--safe-csv") == 0
+    with Path("out.csv").open(encoding="utf-8", newline="") as lines:
+        assert [row["answer"] for row in csv.DictReader(lines)] == ['\'=HYPERLINK("http://evil")'] * 2
+    assert partita(monkeypatch, *words) == 0
+    assert '"=HYPERLINK(' in Path("out.csv").read_text(encoding="utf-8")
+    assert len(server.bodies) == 2
