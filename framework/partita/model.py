@@ -39,6 +39,7 @@ from partita.other_models import other_models
 from partita.plain_prompts import plain_requests
 from partita.rounds import Rounds, check_rounds, rounds_of
 from partita.runs.directory import RunDirectory
+from partita.runs.finding import ChosenRun
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.saving import upload, write_card
 from partita.served import SAVE, SIMULATE, TRAIN, TUNE, refuse_served, served_capacity, written_texts
@@ -108,11 +109,14 @@ class Model(ModelState):
             return self.train_here(dataset, run)
         check_validation_metric(self.config)
         build_trainer(self.config.trainer, folder=self.loaded.folder)
-        folder = Path(run) if run is not None else self.free_folder()
+        chosen = ChosenRun(Path(run)) if run is not None else self.choose_run()
+        folder = chosen.folder
         manifest = read_manifest(folder)
         if manifest.get("status") == "done" and manifest.get("config") == self.config.model_dump(mode="json"):
             return self.train_here(dataset, folder)
         self._assembly = self._served = self._sizing = None
+        if chosen.not_continued:
+            logger.info("%s", chosen.not_continued)
         result = train_on_ray(self, dataset, folder=folder)
         self.run, self._splits = folder, {} if dataset is None else self.open_data(dataset).splits
         return result
@@ -126,9 +130,11 @@ class Model(ModelState):
         if rounds is not None:
             other_models(self)  # where one is not there, that is told before anything is trained
         check_shared(trainer, self.config, team)
-        chosen = run if run is not None else team.lead(self.free_folder, "the folder of the run")
-        folder = Path(chosen)
+        chosen = ChosenRun(Path(run)) if run is not None else team.lead(self.choose_run, "the folder of the run")
+        folder = chosen.folder
         with self.open_run(folder) as directory:
+            if chosen.not_continued:
+                logger.info("%s", chosen.not_continued)
             if directory.finished:
                 logger.info("the run in %s is finished already", folder)
                 if dataset is not None:

@@ -15,7 +15,7 @@ from partita.data.shaping.labels import find_labels
 from partita.distributed.joining import own_team
 from partita.on_ray import assemble_on_ray, is_on_ray
 from partita.runs.directory import RunDirectory, open_run_of_team
-from partita.runs.finding import choose_folder, find_finished
+from partita.runs.finding import ChosenRun, choose_folder, find_finished
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
 from partita.served import is_served
@@ -206,8 +206,8 @@ class ModelState:
         """The processes that this one works with: none, unless it was started as one of several."""
         return own_team(self.config)
 
-    def free_folder(self) -> Path:
-        """The directory of a run that is told none."""
+    def choose_run(self) -> ChosenRun:
+        """Return the directory of a run that was given none."""
         return choose_folder(self.name, config=self.config, base=RUNS)
 
     def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:

@@ -231,6 +231,48 @@ def test_a_finished_run_goes_on_when_the_file_asks_for_more(colours: Any, tmp_pa
     assert (longer.resumed_from, longer.steps) == (8, 12)
 
 
+def test_an_interrupted_run_is_continued_with_more_epochs(
+    colours: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train_killed: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = {"evaluate_generated": False, "learning_rate_scheduler": {"decay": "constant"}, "batch_size": 128}
+    begun = Model(colours.config(trainer={**short, "epochs": 2, "steps_per_checkpoint": 2}), quiet=True)
+    train_killed(begun, Path("runs/run"), after=5)
+    with caplog.at_level("INFO", logger="partita"):
+        result = Model(colours.config(trainer={**short, "epochs": 3, "steps_per_checkpoint": 2}), quiet=True).train()
+    assert (result.run, result.resumed_from, result.steps) == (Path("runs/run"), 4, 12)
+    assert caplog.messages[:2] == [
+        "run directory: runs/run (continued)",
+        "changed since the run began: trainer.epochs: 2.0 -> 3.0",
+    ]
+
+
+def test_a_run_that_cannot_be_continued_says_which_key_changed(
+    colours: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train_killed: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = {"evaluate_generated": False, "batch_size": 128, "steps_per_checkpoint": 1, "max_steps": 2}
+    train_killed(Model(colours.config(trainer=short), quiet=True), Path("runs/run"), after=1)
+    with caplog.at_level("INFO", logger="partita"):
+        result = Model(colours.config(trainer={**short, "learning_rate": 0.02}), quiet=True).train()
+    assert result.run == Path("runs/run-2")
+    assert caplog.messages[:2] == [
+        "run directory: runs/run-2 (new)",
+        (
+            "the unfinished run in runs/run cannot be continued, because other keys changed: "
+            "trainer.learning_rate: 0.01 -> 0.02"
+        ),
+    ]
+
+
 def test_a_finished_run_is_found_by_a_file_that_generates_differently(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ class Training:
         if step > self.schedule.total:
             raise ResumeError(
                 f"the run stands at step {step} and the file now ends at step {self.schedule.total}; "
-                "raise trainer.epochs or trainer.max_steps, or start a new run"
+                "raise trainer.epochs or trainer.max_steps, or give this run another folder with --run"
             )
         self.load(step)
         self.run.truncate_log(step)

@@ -101,7 +101,7 @@ class Training:
         if self.step > total:
             raise ResumeError(
                 f"the run stands at step {self.step} and the file now ends at step {total}; raise trainer.epochs, or "
-                "start a new run"
+                "give this run another folder with --run"
             )
         if self.step == total:
             return

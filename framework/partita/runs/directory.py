@@ -120,6 +120,13 @@ class FollowedRun(RunDirectory):
         self.manifest |= values
 
 
+def start_of(run: RunDirectory) -> str:
+    """How a run starts: new, continued from its newest checkpoint, or from the beginning again."""
+    if not run.manifest:
+        return "new"
+    return "continued" if run.has_checkpoints or run.finished else "started again: it has no checkpoint yet"
+
+
 @contextmanager
 def open_run_of_team(
     team: Team, folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
@@ -160,6 +167,7 @@ def open_run(
             return
         if not begun:
             check_free(folder)
+        logger.info("run directory: %s (%s)", folder, start_of(run))
         for change in differences(begun, settings, without=()) if begun else ():
             logger.info("changed since the run began: %s", change)
         if begun and differences(begun, settings, without=(*FREE_KEYS, "simulation")):

@@ -1,6 +1,7 @@
 """Which directory a run belongs in, and whether one that is there is a run of the same file."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +108,44 @@ def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.removesuffix("."): settings}
 
 
-def choose_folder(name: str, *, config: Config, base: Path) -> Path:
-    """`base/name`, continued where it holds this file's unfinished run; else the next free `name-2`, `name-3` ...
+@dataclass(frozen=True)
+class ChosenRun:
+    """The directory of a run that was given none."""
 
-    Where data.resume says how to go on with other data, an unfinished run of other data is this file's as well.
+    folder: Path
+    not_continued: str | None = None
+    """Why the newest run before it is left alone; None where there is none, or `folder` itself is continued."""
+
+
+def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
+    """Return the unfinished run under `base/name`, `name-2`, ... that this file may continue, else the first free name.
+
+    A run that was begun with exactly this file is preferred; otherwise the newest one that differs only in keys that
+    may change while a run is continued.
     """
     settings = config.model_dump(mode="json")
-
-    def is_begun(manifest: Mapping[str, Any]) -> bool:
+    continuable: Path | None = None
+    passed: str | None = None
+    free = base / name
+    for folder, manifest in numbered(name, base=base):
+        if not manifest:
+            free = folder
+            break
         begun = manifest.get("config", {})
-        strict = (*NEVER_LEARNED, *asked_of_result(begun, settings))
-        free = strict if config.data.resume == "strict" else changeable(begun, settings)
-        return manifest.get("status") != "done" and not differences(begun, settings, without=free)
-
-    return next(folder for folder, manifest in numbered(name, base=base) if not manifest or is_begun(manifest))
+        changed = differences(begun, settings, without=changeable(begun, settings))
+        if manifest.get("status") == "done":
+            if not changed:
+                passed = (
+                    f"the run in {folder} is finished; to train it longer, raise trainer.epochs and add --run {folder}"
+                )
+        elif changed:
+            keys = "; ".join(changed[:5])
+            passed = f"the unfinished run in {folder} cannot be continued, because other keys changed: {keys}"
+        elif not differences(begun, settings, without=(*NEVER_LEARNED, *asked_of_result(begun, settings))):
+            return ChosenRun(folder)
+        else:
+            continuable = folder
+    return ChosenRun(continuable) if continuable is not None else ChosenRun(free, passed)
 
 
 def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:

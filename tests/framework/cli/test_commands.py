@@ -123,8 +123,9 @@ def trained(folder: Path) -> Done:
 def test_train_logs_in_plain_lines_and_prints_a_table(trained: Done, folder: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     lines = trained.stderr.splitlines()
-    assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch, 8 in all", lines[0])
-    assert re.fullmatch(r"(fixed|bucket): \d+ rows a batch, .*, 1 batch a step, \d+\.\d % padding expected", lines[1])
+    assert lines[0] == "run directory: first (new)"
+    assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch, 8 in all", lines[1])
+    assert re.fullmatch(r"(fixed|bucket): \d+ rows a batch, .*, 1 batch a step, \d+\.\d % padding expected", lines[2])
     assert re.fullmatch(r"training 8/8  loss \d+\.\d+  epoch 1  tokens/s [\d,.]+", lines[-1])
     assert "\x1b" not in trained.stderr + trained.stdout
     assert re.search(r"metric .* validation .* test ", trained.stdout)

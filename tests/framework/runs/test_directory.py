@@ -13,7 +13,7 @@ import yaml
 
 from partita.runs.directory import RunDirectory, open_run
 from partita.runs.files import strict_json, write_atomically
-from partita.runs.finding import check_same, choose_folder, find_finished, leaves
+from partita.runs.finding import ChosenRun, check_same, choose_folder, find_finished, leaves
 from partita.runs.lock import lock
 from partita.runs.manifest import read_manifest
 from partita_schema.backend import TorchrunBackend
@@ -166,19 +166,55 @@ def test_values_that_came_or_went_are_differences_too(tmp_path: Path) -> None:
 
 def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path: Path) -> None:
     config = config_of(epochs=3)
-    assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run"
+    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run")
     with opened(tmp_path / "run", epochs=3):
         pass
-    assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run", "begun, not done"
-    assert choose_folder("run", config=config_of(epochs=9), base=tmp_path) == tmp_path / "run-2", "another file"
+    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run"), "begun, not done"
     several = config.model_copy(update={"backend": TorchrunBackend(type="torchrun", processes=2)})
-    assert choose_folder("run", config=several, base=tmp_path) == tmp_path / "run", "other processes, the same file"
+    assert choose_folder("run", config=several, base=tmp_path).folder == tmp_path / "run", "other processes"
+    assert choose_folder("run", config=config_of(batch_size=4, epochs=3), base=tmp_path) == ChosenRun(
+        tmp_path / "run-2",
+        f"the unfinished run in {tmp_path / 'run'} cannot be continued, because other keys changed: "
+        "trainer.batch_size: 'auto' -> 4",
+    )
     assert find_finished("run", config=config, base=tmp_path) == (None, [])
     for name in ("run", "run-2", "run-3"):
         with opened(tmp_path / name, epochs=9 if name == "run-3" else 3) as run:
             run.note(status="done")
-    assert choose_folder("run", config=config, base=tmp_path) == tmp_path / "run-4"
+    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(
+        tmp_path / "run-4",
+        f"the run in {tmp_path / 'run-3'} is finished; to train it longer, raise trainer.epochs and add "
+        f"--run {tmp_path / 'run-3'}",
+    )
     assert find_finished("run", config=config, base=tmp_path)[0] == tmp_path / "run-2", "the newest of this file"
+
+
+def test_an_unfinished_run_is_continued_when_only_keys_that_may_change_did(tmp_path: Path) -> None:
+    for name, epochs in (("run", 3), ("run-2", 4)):
+        with opened(tmp_path / name, epochs=epochs):
+            pass
+    longer = config_of(epochs=100, keep_checkpoints=5)
+    assert choose_folder("run", config=longer, base=tmp_path) == ChosenRun(tmp_path / "run-2"), "the newest"
+    same = config_of(epochs=3)
+    assert choose_folder("run", config=same, base=tmp_path) == ChosenRun(tmp_path / "run"), "the same file first"
+
+
+def test_the_first_line_names_the_directory_and_how_the_run_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with caplog.at_level("INFO"):
+        with opened(run):
+            pass
+        with opened(run):
+            (run / "checkpoints" / "step-000001").mkdir(parents=True)
+        with opened(run):
+            pass
+    assert caplog.messages == [
+        f"run directory: {run} (new)",
+        f"run directory: {run} (started again: it has no checkpoint yet)",
+        f"run directory: {run} (continued)",
+    ]
 
 
 def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
@@ -186,7 +222,7 @@ def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
         pass
     world = EnvironmentWorld(type="environment", environment="guest:Guest")
     asking = config_of().model_copy(update={"simulation": Simulation(world=world, tasks=Tasks(count=3))})
-    assert choose_folder("run", config=asking, base=tmp_path) == tmp_path / "run"
+    assert choose_folder("run", config=asking, base=tmp_path).folder == tmp_path / "run"
     check_same(run.manifest["config"], asking.model_dump(mode="json"), folder=tmp_path)
     run.note(status="done")
     assert find_finished("run", config=asking, base=tmp_path)[0] == tmp_path / "run"
@@ -271,4 +307,4 @@ def test_what_changed_since_the_run_began_is_said(tmp_path: Path, caplog: pytest
         (tmp_path / "checkpoints").mkdir()
     with caplog.at_level("INFO"), opened(tmp_path, epochs=5):
         pass
-    assert caplog.messages == ["changed since the run began: trainer.epochs: 3.0 -> 5.0"]
+    assert caplog.messages[1:] == ["changed since the run began: trainer.epochs: 3.0 -> 5.0"]
