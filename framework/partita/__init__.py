@@ -5,11 +5,32 @@ from partita import Model
 model = Model("run.yaml")
 model.train()
 model.predict("rows.jsonl").to_pandas()
+
+Every error that partita raises on purpose is a PartitaError and can be imported from here.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from partita_schema.errors import ConfigError, DataError, ModelError, PartitaError, Problem, ResumeError, TrainingError
+from partita_schema.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    JobError,
+    LostRankError,
+    ModelError,
+    NothingToLearnError,
+    OtherRankError,
+    OutOfMemory,
+    OutOfStepError,
+    PartitaError,
+    Problem,
+    ResumeError,
+    RewrittenError,
+    RowError,
+    SimulationError,
+    TrainingError,
+    WriteError,
+)
 
 if TYPE_CHECKING:
     from partita.model import Model
@@ -17,12 +38,23 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "DataError",
+    "DivergenceError",
+    "JobError",
+    "LostRankError",
     "Model",
     "ModelError",
+    "NothingToLearnError",
+    "OtherRankError",
+    "OutOfMemory",
+    "OutOfStepError",
     "PartitaError",
     "Problem",
     "ResumeError",
+    "RewrittenError",
+    "RowError",
+    "SimulationError",
     "TrainingError",
+    "WriteError",
 ]
 
 

@@ -25,7 +25,7 @@ from partita.inference.metrics import Scorer, Scores
 from partita.inference.predict import ShowProgress, answer_rows
 from partita.inference.predictions import answer_of
 from partita_schema.data import Data
-from partita_schema.errors import ModelError
+from partita_schema.errors import OutOfMemory
 from partita_schema.rows import row_schema
 from partita_trainers.base import Batch, LanguageModel, Metrics
 from partita_trainers.batch_size.memory import attempt
@@ -103,7 +103,7 @@ def mean_loss(
     """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode.
 
     A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. With `data`, rows
-    of a mix have `loss/source` for each source as well. The ranks of `team` share the rows. Raises ModelError where a
+    of a mix have `loss/source` for each source as well. The ranks of `team` share the rows. Raises OutOfMemory where a
     row does not fit alone.
     """
     lm = assembly.lm
@@ -130,7 +130,7 @@ def mean_loss(
 
 
 def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
-    """Sum of the cross-entropy over the batch's loss tokens. Raises ModelError where a row does not fit alone."""
+    """Sum of the cross-entropy over the batch's loss tokens. Raises OutOfMemory where a row does not fit alone."""
 
     def work(places: range) -> tuple[float | None, Exception | None]:
         return attempt(lambda: float(lm.loss(lm.module, some_rows(batch, places))))
@@ -145,7 +145,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
     for part in in_parts(batch.rows, work, limit=limit, tokens=longest, describe=describe):
         if part.result is None:
             place = part.places[0]
-            raise ModelError(
+            raise OutOfMemory(
                 f"row {batch.keys[place]} of {int(batch.lengths_B[place]):,} tokens does not fit in memory even alone: "
                 "write a smaller preprocessing.global_max_sequence_length, quantization or a smaller model"
             ) from part.failure

@@ -39,7 +39,7 @@ from partita.other_models import other_models
 from partita.plain_prompts import plain_requests
 from partita.rounds import Rounds, check_rounds, rounds_of
 from partita.runs.directory import RunDirectory
-from partita.runs.finding import ChosenRun
+from partita.runs.finding import ChosenRun, runs_beside
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.saving import upload, write_card
 from partita.served import SAVE, SIMULATE, TRAIN, TUNE, refuse_served, served_capacity, written_texts
@@ -86,6 +86,7 @@ class Model(ModelState):
         if not manifest:
             raise PartitaError(
                 f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
+                f"{runs_beside(folder)}"
             )
         status = manifest.get("status")
         if status != "done":

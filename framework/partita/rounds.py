@@ -18,7 +18,6 @@ from typing import Any
 
 from partita.assembly import Assembly, assemble
 from partita.data.reading.sources import open_rows
-from partita.data.reading.transcripts import NothingToLearnError
 from partita.data.run_data import RunData, open_run_data
 from partita.identity import model_fingerprint
 from partita.runs.directory import RunDirectory
@@ -30,7 +29,7 @@ from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import Sizing
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, Problem
+from partita_schema.errors import ConfigError, NothingToLearnError, Problem
 from partita_schema.rounds import TrainOn
 from partita_schema.simulation import Simulation, Tasks
 from partita_schema.sources import SimulationSource, default_name

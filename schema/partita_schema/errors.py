@@ -1,23 +1,38 @@
-"""Every error that partita raises on purpose.
+"""Every error that partita raises on purpose; `from partita import ...` has all of them.
 
-PartitaError
-  ConfigError     the file is wrong: all its problems at once
-  DataError       rows are wrong
-  ModelError      the model cannot be loaded, or does not fit the file
-  OtherRankError  another process of the job failed, and says why
-    LostRankError another process is gone, or does not answer
-  OutOfMemory     not even one row fits the device
-  ResumeError     saved state does not fit the run
-  TrainingError   training cannot go on
-  WriteError      results cannot be written, such as on a full disk
+PartitaError             what a user wrote is wrong: the base of all, exit status 2
+  ConfigError            the file is wrong: all its problems at once
+  DataError              rows are wrong, or cannot be read
+    NothingToLearnError  transcripts hold no dialogue to learn from
+    RowError             one row is wrong: the reason in quarantine.jsonl
+      RewrittenError     a chat template changes a row's text on the way
+  ModelError             the model cannot be loaded, or does not fit the file
+  ResumeError            saved state does not fit the run
+  JobError               the file and the data are right, and the job failed: exit status 1
+    OtherRankError       another process of the job failed, and says why
+      LostRankError      another process is gone, or does not answer
+    OutOfMemory          not even one row fits the device
+    SimulationError      a simulation cannot continue
+    TrainingError        training cannot continue
+      DivergenceError    the loss or the gradients are not finite
+      OutOfStepError     fatal on this rank under `sharding: full`
+    WriteError           results cannot be written, such as on a full disk
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 class PartitaError(Exception):
-    """Something that a person can mend; its text says what was found, where, and what to write instead."""
+    """Base of every error that partita raises on purpose.
+
+    The text says what was found, where, and what to write instead. Raised itself where none of the classes below fits,
+    such as for a folder that holds no run.
+    """
+
+    exit_status: ClassVar[int] = 2
+    """Exit status of a command that ends with this error: 2 for a mistake of the user, 1 for a job that failed."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +70,33 @@ class DataError(PartitaError):
     """Rows are wrong, or a file of rows cannot be read."""
 
 
+class NothingToLearnError(DataError):
+    """No dialogue of the transcripts can be learned from."""
+
+
+class RowError(DataError):
+    """One row is wrong; its text is the reason that quarantine.jsonl gives."""
+
+
+class RewrittenError(RowError):
+    """The chat template writes earlier turns in another way as the dialogue grows."""
+
+
 class ModelError(PartitaError):
     """The model cannot be loaded, or does not fit the file."""
 
 
-class OtherRankError(PartitaError):
+class ResumeError(PartitaError):
+    """Saved state does not fit the run that would continue from it."""
+
+
+class JobError(PartitaError):
+    """The job failed, though the file and the data are right."""
+
+    exit_status = 1
+
+
+class OtherRankError(JobError):
     """Another process of the job failed. Its own words say why; this one has only ended with it."""
 
 
@@ -67,21 +104,25 @@ class LostRankError(OtherRankError):
     """An exchange with another process failed: it is gone, or does not answer, or cannot be reached."""
 
 
-class OutOfMemory(PartitaError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch
+class OutOfMemory(JobError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch
     """Not even one row fits the device."""
 
 
-class ResumeError(PartitaError):
-    """Saved state does not fit the run that would continue from it."""
+class SimulationError(JobError):
+    """A simulation cannot continue."""
 
 
-class TrainingError(PartitaError):
-    """Training cannot go on."""
+class TrainingError(JobError):
+    """Training cannot continue."""
 
 
-class SimulationError(PartitaError):
-    """A simulation cannot go on."""
+class DivergenceError(TrainingError):
+    """The loss or the gradients are not finite."""
 
 
-class WriteError(PartitaError):
+class OutOfStepError(TrainingError):
+    """This rank failed while the others wait for its part of the weights: they end when it is gone."""
+
+
+class WriteError(JobError):
     """Results cannot be written, such as on a full disk."""

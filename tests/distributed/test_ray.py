@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from partita import ConfigError, Model, ModelError, PartitaError
+from partita import ConfigError, JobError, Model, PartitaError
 
 from .moments import when
 
@@ -237,7 +237,7 @@ def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with pytest.raises(ModelError, match="3 workers have died one after the other without answering a row"):
+        with pytest.raises(JobError, match="3 workers have died one after the other without answering a row"):
             model.predict("rows.jsonl", output="never.jsonl")
     finally:
         ended.set()

@@ -17,7 +17,7 @@ from partita.data.reading.sources import open_rows
 from partita.evaluation import Examination, mean_loss, prepare, score
 from partita.inference.halving import BatchLimit
 from partita.lm.scripted import ScriptedModel
-from partita_schema.errors import DataError, ModelError
+from partita_schema.errors import DataError, OutOfMemory
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_halves_are_no_wider_than_their_longest_row(assembly: Any, rows: Examina
 def test_a_row_that_does_not_fit_alone_is_named(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
     longest = int(rows.encoded.lengths.max())
     place = int(rows.encoded.lengths.argmax())
-    with memory_ceiling(assembly.lm.module, longest - 1), pytest.raises(ModelError) as caught:
+    with memory_ceiling(assembly.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
         mean_loss(assembly, rows.encoded, batch_size=8)
     assert str(caught.value) == (
         f"row {rows.rows.key(place)} of {longest} tokens does not fit in memory even alone: write a smaller "

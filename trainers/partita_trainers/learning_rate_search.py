@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable
 from itertools import islice
 
-from partita_schema.errors import TrainingError
+from partita_schema.errors import DivergenceError, TrainingError
 from partita_trainers.base import Batches, LanguageModel, Step
-from partita_trainers.step import DivergenceError, closing_steps
+from partita_trainers.step import closing_steps
 from partita_trainers.unchanged import unchanged
 
 LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from partita_schema.errors import OtherRankError, TrainingError
+from partita_schema.errors import DivergenceError, OtherRankError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, Batches, Step
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.interrupt import never
@@ -31,14 +31,6 @@ from partita_trainers.team import Team
 from partita_trainers.unchanged import clear_gradients
 
 logger = logging.getLogger(__name__)
-
-
-class DivergenceError(TrainingError):
-    """The loss or the gradients are no numbers any more."""
-
-
-class OutOfStepError(TrainingError):
-    """This rank cannot go on, and the others wait for its part of the weights: they end when it is gone."""
 
 
 @contextmanager

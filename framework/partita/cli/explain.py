@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita.distributed.layout import layout_of
 from partita_schema.dump import resolved_yaml
 from partita_schema.load import load_config
@@ -18,8 +19,12 @@ def explain(
         bool, typer.Option("--data", help="Read the rows as well, and tell batches, steps and padding.")
     ] = False,
     dataset: Annotated[
-        str | None, typer.Option(help="Rows to plan with, over data.source; as with --data.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Rows to plan with, over data.source; - for standard input; as with --data.", show_default=False
+        ),
     ] = None,
+    stdin_format: StdinFormat = "jsonl",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
     """Print the whole configuration with the origin of every value: line, default, --set, a key of Ludwig's."""
@@ -30,7 +35,7 @@ def explain(
         from partita.logs import show_log
 
         show_log(quiet=True)
-        planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset)
+        planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
     if as_json:
         shown = {
             "file": loaded.file,

@@ -1,6 +1,6 @@
-"""The `partita` command: its sub-commands, and how errors become exit codes.
+"""The `partita` command: its sub-commands, and how errors become exit statuses.
 
-0 done, 1 the run failed, 2 the file or the data is wrong, 130 interrupted.
+0 done, 1 the job failed, 2 a mistake of the user (file, data, folder, option), 130 interrupted.
 """
 
 import os
@@ -23,9 +23,10 @@ from partita.cli.simulate import simulate
 from partita.cli.train import train
 from partita.cli.tune import tune
 from partita.cli.validate import validate
-from partita_schema.errors import ConfigError, DataError, LostRankError, OtherRankError, PartitaError
+from partita_schema.errors import ConfigError, LostRankError, OtherRankError, PartitaError
 
 INTERRUPTED = 130
+INTERRUPTED_TEXT = "interrupted; what was done is kept, start the same command again to go on"
 LET_IT_END = 5.0
 """Seconds that a process waits whose job another one has ended, so that the other's exit code comes first."""
 
@@ -51,17 +52,19 @@ def run() -> None:
         with suppress(KeyboardInterrupt):
             time.sleep(LET_IT_END)
             if isinstance(error, LostRankError):  # and nobody has ended this process, so nobody else has said why
-                fail(f"error: {error}", code=1)
-        sys.exit(1)
-    except ConfigError as error:
-        sys.exit(fail(str(error), code=2))
-    except DataError as error:
-        sys.exit(fail(f"error: {error}", code=2))
-    except (PartitaError, OSError) as error:  # OSError: a folder without permission, a full disk
+                fail(f"error: {error}", code=error.exit_status)
+        sys.exit(error.exit_status)
+    except ConfigError as error:  # each of its lines begins with the place in the file
+        sys.exit(fail(str(error), code=error.exit_status))
+    except PartitaError as error:
+        sys.exit(fail(f"error: {error}", code=error.exit_status))
+    except OSError as error:  # a folder without permission, a full disk
         sys.exit(fail(f"error: {error}", code=1))
+    except KeyboardInterrupt:  # outside of a command
+        sys.exit(fail(INTERRUPTED_TEXT, code=INTERRUPTED) if is_first_to_speak() else INTERRUPTED)
     except SystemExit as ended:
         if ended.code == INTERRUPTED and is_first_to_speak():
-            fail("interrupted; what was done is kept, start the same command again to go on", code=INTERRUPTED)
+            fail(INTERRUPTED_TEXT, code=INTERRUPTED)
         raise
 
 

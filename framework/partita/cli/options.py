@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.load import near_files
+
 if TYPE_CHECKING:
     from partita.model import Model
 
@@ -31,21 +34,35 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
     from partita.model import Model
 
     show_log(quiet=quiet, rank=own_place().rank)
+    check_there(path)
     if path.is_dir():
         return Model.load(path, overrides=overrides, quiet=quiet)
     return Model(path, overrides=overrides, quiet=quiet)
 
 
-def start_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
+def check_there(path: Path) -> None:
+    """Raise ConfigError for a path that names neither a file nor a run, with the names that there are."""
+    if path.exists() or path.suffix in (".yaml", ".yml"):
+        return
+    from partita.model_state import RUNS
+    from partita.runs.finding import runs_beside
+
+    runs = runs_beside(path) or near_files(path) + runs_beside(RUNS / path.name)
+    raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])
+
+
+def start_model(path: Path, *, overrides: list[str], quiet: bool, one_process: bool = False) -> "Model":
     """The model, in each of as many processes as its file asks for; the one that starts them never comes back.
 
-    Only rank 0 logs and prints results.
+    Only rank 0 logs and prints results. With `one_process`, a file that asks for several is a ConfigError.
     """
     from partita.distributed.launch import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.place import own_place
 
     rank = own_place().rank
     model = open_model(path, overrides=overrides, quiet=quiet or rank > 0)
+    if one_process and (is_to_be_launched(model.config) or own_place().ranks > 1):
+        raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
     if is_to_be_launched(model.config):
         raise SystemExit(launch(model.config, sys.argv[1:]))
     end_with_launcher()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from partita.cli.options import Overrides
+from partita.cli.standard_streams import StdinFormat, dataset_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,10 @@ def preview(
         ),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="Rows to show.")] = 3,
-    dataset: Annotated[str | None, typer.Option(help="Rows to show, over data.source.", show_default=False)] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Rows to show, over data.source; - for standard input.", show_default=False)
+    ] = None,
+    stdin_format: StdinFormat = "jsonl",
     ledger: Annotated[
         bool, typer.Option("--ledger", help="Show what became of all rows: used, cut, left out and why.")
     ] = False,
@@ -42,6 +46,7 @@ def preview(
 
     show_log(quiet=True)
     console = Console(highlight=False, soft_wrap=True)
+    dataset = dataset_path(dataset, stdin_format)
     if ledger:
         print_ledger(find_report(file, dataset=dataset, overrides=overrides), console)
         return

@@ -7,12 +7,17 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import AsJson, File, Overrides, Quiet, print_metrics, start_model
+from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 from partita_schema.errors import ConfigError, Problem
 
 
 def train(
     file: File,
-    dataset: Annotated[str | None, typer.Option(help="Rows to train on, over data.source.", show_default=False)] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Rows to train on, over data.source; - for standard input.", show_default=False),
+    ] = None,
+    stdin_format: StdinFormat = "jsonl",
     run: Annotated[
         Path | None,
         typer.Option(
@@ -28,7 +33,8 @@ def train(
     if file.is_dir():
         message = f"is a folder; write the YAML file, and --run {file} after it to continue a run that lies there"
         raise ConfigError([Problem("", message, file=str(file))])
-    result = start_model(file, overrides=overrides, quiet=quiet).train(dataset, run=run)
+    model = start_model(file, overrides=overrides, quiet=quiet, one_process=dataset == STREAM)
+    result = model.train(dataset_path(dataset, stdin_format), run=run)
     if as_json:
         from partita.runs.files import strict_json
 

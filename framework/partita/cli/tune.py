@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, start_model
+from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
 
 def tune(
     source: FileOrRun,
     dataset: Annotated[
-        str | None, typer.Option(help="Rows to measure with. Default: the file's data.", show_default=False)
+        str | None,
+        typer.Option(help="Rows to measure with; - for standard input. Default: the file's data.", show_default=False),
     ] = None,
+    stdin_format: StdinFormat = "jsonl",
     plot: Annotated[
         Path | None,
         typer.Option(help="Where to draw what was measured: .png, .svg, or .html with tables.", show_default=False),
@@ -31,7 +34,8 @@ def tune(
 
         # Before minutes of measuring.
         check_plot(plot)
-    sizes = start_model(source, overrides=overrides, quiet=quiet).tune(dataset, fresh=fresh).found()
+    model = start_model(source, overrides=overrides, quiet=quiet, one_process=dataset == STREAM)
+    sizes = model.tune(dataset_path(dataset, stdin_format), fresh=fresh).found()
     if as_json:
         from partita.runs.files import strict_json
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from partita.data.ledger import UsedRows
 from partita.data.reading.json_reader import checked_object, json_record
-from partita.data.rows import RowError
 from partita.data.shaping.encoder import Encoder, Example
+from partita_schema.errors import RowError
 
 if TYPE_CHECKING:
     from marshmallow import Schema

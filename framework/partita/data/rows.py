@@ -7,14 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from partita_schema.errors import DataError
-
 Indices = Sequence[int] | np.ndarray
 """Places of rows, from 0."""
-
-
-class RowError(DataError):
-    """One row is wrong; its text is the reason that quarantine.jsonl gives."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from partita.distributed.board import Came, Closed, Died, Left, Message, Moved, Opened, Over, Posted, Said
 from partita.runs.progress import show_progress
-from partita_schema.errors import OtherRankError, PartitaError, TrainingError
+from partita_schema.errors import JobError, OtherRankError, TrainingError
 from partita_trainers.interrupt import interruption
 
 logger = logging.getLogger(__name__)
@@ -196,11 +196,11 @@ class Follower:
         self.shown[sender, opened.number] = stack.enter_context(display), stack
 
     def check_patience(self) -> None:
-        """Raises PartitaError where ranks that are to start do not come."""
+        """Raises JobError where ranks that are to start do not come."""
         attempt = self.attempt
         if not attempt.is_whole and self.end is None and time.monotonic() - attempt.since > self.timeout:
             told = ", ".join(f"{amount:g} {name}" for name, amount in self.ranks.resources().items())
-            raise PartitaError(
+            raise JobError(
                 f"{len(attempt.came)} of {self.workers} workers have started within {self.timeout:,.0f} s "
                 f"(backend.timeout_seconds). In all there are {told or 'no machines'}: write a smaller "
                 "backend.workers, add machines, or write a longer time"

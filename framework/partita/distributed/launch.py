@@ -15,7 +15,7 @@ from partita.distributed.joining import THREADS_BY_HAND, available_cores
 from partita.distributed.place import LAUNCHED, own_place
 from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
-from partita_schema.errors import PartitaError
+from partita_schema.errors import JobError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def is_to_be_launched(config: Config) -> bool:
 def launch(config: Config, arguments: Sequence[str]) -> int:
     """Run `partita` with these arguments in all processes of this machine; the exit code comes back.
 
-    On several machines, the same command is started on each. Raises PartitaError where a signal ended one of the
+    On several machines, the same command is started on each. Raises JobError where a signal ended one of the
     processes, and KeyboardInterrupt where it was meant for all.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -83,13 +83,13 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
-            raise PartitaError(
+            raise JobError(
                 f"rank {rank} was ended by {name}, and the others with it; what was done is kept, start the same "
                 "command again to go on"
             ) from None
         return int(failure.exitcode)
     except RendezvousError as error:
-        raise PartitaError(
+        raise JobError(
             f"the machines did not meet at {address}: {error}; start the same command on {backend.nodes} machines, and "
             "write backend.address as one that all of them reach"
         ) from error

@@ -24,7 +24,7 @@ from partita.inference.fleet.crew import Ended, Event, Failed, Lost, Replied, To
 from partita.inference.fleet.messages import Errand
 from partita.inference.fleet.parcels import Parcel
 from partita_schema.backend import RayBackend
-from partita_schema.errors import ConfigError, DataError, PartitaError, Problem, TrainingError
+from partita_schema.errors import ConfigError, DataError, JobError, PartitaError, Problem, TrainingError
 
 POST = "post"
 """The thread of a worker that takes what is handed to it while another one answers."""
@@ -64,7 +64,7 @@ class RayCrew:
     def __init__(self, backend: RayBackend, *, device: str) -> None:
         """Connects to Ray, or starts one. `device` is the one that the file asks for.
 
-        Raises ConfigError where Ray is not installed, and PartitaError where it does not answer.
+        Raises ConfigError where Ray is not installed, and JobError where it does not answer.
         """
         from partita.distributed.worker import Worker
 
@@ -159,7 +159,7 @@ class RayRanks:
         """Each rank does the `work`. Ray may write into the folder `storage`.
 
         `device`, `threads` and `quiet` are those of the command. Raises ConfigError where Ray is not installed,
-        PartitaError where it does not answer, and DataError where the work cannot be sent.
+        JobError where it does not answer, and DataError where the work cannot be sent.
         """
         self.ray = connect(backend)
         warnings.filterwarnings("ignore", module=r"ray\.")  # what Ray says of its own parts is for its makers
@@ -213,7 +213,7 @@ class RayRanks:
             self.ray.get(self.board.tell.remote("", over))
 
     def happened(self, timeout_seconds: float) -> Sequence[Posted]:
-        """What has been told. Raises PartitaError where Ray does not answer any more."""
+        """What has been told. Raises JobError where Ray does not answer any more."""
         self.thread.join(timeout_seconds)
         try:
             told, self.known = self.ray.get(self.board.fetch.remote())
@@ -273,7 +273,7 @@ def judge(train: Any, board: Any) -> Any:
                 end = time.monotonic() + LEAVE_SECONDS
                 while ray.get(board.is_at_work.remote()) and time.monotonic() < end:
                     time.sleep(0.1)  # the others are about to notice, and note how the run has ended
-                raise PartitaError("the training is over")
+                raise JobError("the training is over")
 
     return Judge()
 
@@ -341,7 +341,7 @@ def connect(backend: RayBackend) -> Any:
             )
         except (OSError, RuntimeError, ValueError) as error:
             advice = "start a cluster with `ray start --head`, or correct it" if backend.address else "see its logs"
-            raise PartitaError(f"Ray cannot be reached {place}: {error}; {advice}") from error
+            raise JobError(f"Ray cannot be reached {place}: {error}; {advice}") from error
     return ray
 
 

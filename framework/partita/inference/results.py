@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from partita.inference.prompts import PromptSource
 from partita.lm.base import Generated
-from partita_schema.errors import ModelError
+from partita_schema.errors import JobError
 from partita_trainers.batch_size.memory import is_broken_device
 
 Rows = npt.NDArray[np.int64]
@@ -72,9 +72,9 @@ def too_large(prompt_tokens: int, new_tokens: int) -> str:
 
 
 def stop_if_broken(error: Exception) -> None:
-    """Raises ModelError where an error leaves the device unusable: every row after it would fail as well."""
+    """Raises JobError where an error leaves the device unusable: every row after it would fail as well."""
     if is_broken_device(error):
-        raise ModelError(
+        raise JobError(
             f"the device failed and cannot go on: {error}. Answers up to here are kept; start again, with "
             "CUDA_LAUNCH_BLOCKING=1 to see where it fails"
         ) from error

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.runs.manifest import read_manifest
+from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.config import Config
-from partita_schema.errors import ResumeError
+from partita_schema.errors import PartitaError, ResumeError
+from partita_schema.nearest import nearest
 
 WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
 """What a run writes under names that a user may have in use."""
@@ -161,6 +162,31 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
             apart = differences(there, settings, without=(*USE_KEYS, *asked_of_result(there, settings)))
             found = folder if not apart else found
     return found, apart
+
+
+def runs_beside(folder: Path, *, most: int = 8) -> str:
+    """Return the runs in the folder of a path that is no run, the newest first, as `; there are a (done), b (failed)`.
+
+    Names that the path is likely to mean come first. "" where there are none.
+    """
+    runs = {path: read_status(path) for path in (folder.parent.iterdir() if folder.parent.is_dir() else ())}
+    known = sorted((path for path in runs if runs[path]), key=lambda path: (path / MANIFESTS[0]).stat().st_mtime)[::-1]
+    if not known:
+        return ""
+    near = nearest(folder.name, [path.name for path in known])
+    hint = f"; did you mean {' or '.join(str(folder.parent / name) for name in near)}?" if near else ""
+    more = f" and {len(known) - most:,} more" if len(known) > most else ""
+    listing = ", ".join(f"{path} ({runs[path]})" for path in known[:most])
+    return f"{hint}; there are {listing}{more}"
+
+
+def read_status(folder: Path) -> str | None:
+    """Return the status of the run in a folder, or None where it holds none that can be read."""
+    try:
+        status = read_manifest(folder).get("status") if (folder / MANIFESTS[0]).is_file() else None
+    except (PartitaError, OSError):
+        return None
+    return str(status) if status else None
 
 
 def numbered(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

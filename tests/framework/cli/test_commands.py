@@ -32,14 +32,15 @@ Command = Callable[..., Done]
 FLAGS = {
     "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
     "validate": {"--set"},
-    "explain": {"--data", "--dataset", "--set", "--json"},
-    "preview": {"--rows", "-n", "--dataset", "--ledger", "--set"},
+    "explain": {"--data", "--dataset", "--stdin-format", "--set", "--json"},
+    "preview": {"--rows", "-n", "--dataset", "--stdin-format", "--ledger", "--set"},
     "simulate": {"--output", "--batch-size", "--fresh", "--set", "--quiet", "-q", "--json"},
-    "tune": {"--dataset", "--plot", "--fresh", "--set", "--quiet", "-q", "--json"},
-    "train": {"--dataset", "--run", "--set", "--quiet", "-q", "--json"},
+    "tune": {"--dataset", "--stdin-format", "--plot", "--fresh", "--set", "--quiet", "-q", "--json"},
+    "train": {"--dataset", "--stdin-format", "--run", "--set", "--quiet", "-q", "--json"},
     "predict": {
         "--dataset",
         "--safe-csv",
+        "--stdin-format",
         "--output",
         "--batch-size",
         "--retry-errors",
@@ -49,7 +50,7 @@ FLAGS = {
         "-q",
         "--json",
     },
-    "evaluate": {"--dataset", "--batch-size", "--set", "--quiet", "-q", "--json"},
+    "evaluate": {"--dataset", "--stdin-format", "--batch-size", "--set", "--quiet", "-q", "--json"},
     "convert": {"--output", "-o"},
     "schema": {"--markdown"},
 }
@@ -145,7 +146,7 @@ def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
     assert f"{result['metrics']['test']['loss']:.4f}" in trained.stdout
     assert (folder / "first" / "log.jsonl").read_bytes() == log
     code, _, told = here("train", "run.yaml", "--run", "first")
-    assert code == 1
+    assert code == 2
     assert told == (
         "error: first holds a run of another file:\n  seed: 5 -> 42\ngive this run another folder with --run\n"
     )
@@ -186,7 +187,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Co
     found = [json.loads(line) for line in (folder / "zero.jsonl").read_text(encoding="utf8").splitlines()]
     assert max(row["tokens"] for row in found) <= 3
     code, _, told = here(*words)
-    assert code == 1
+    assert code == 2
     assert "holds answers of another job: generation changed" in told
     assert "or start afresh with --fresh" in told
 
@@ -225,17 +226,25 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Co
         ),
         (
             "predict begun --dataset rows.csv --output o.csv",
-            1,
+            2,
             "error: the run in begun is not finished (status running); train again with --run begun",
         ),
         (
-            "predict nothing --dataset rows.csv --output o.csv",
-            1,
-            "error: nothing is neither a run directory nor a saved model: it has no manifest.json or partita.json",
+            "predict apart/nothing --dataset rows.csv --output o.csv",
+            2,
+            (
+                "error: apart/nothing is neither a run directory nor a saved model: it has no manifest.json or "
+                "partita.json; there are apart/begun (running)"
+            ),
+        ),
+        (
+            "predict apart/begum --dataset rows.csv --output o.csv",
+            2,
+            ("apart/begum: there is no such file or run; did you mean apart/begun?; there are apart/begun (running)"),
         ),
         (
             "predict run.yaml --dataset rows.csv --output o.csv",
-            1,
+            2,
             (
                 "error: nothing has been trained with this file yet: train first, name the directory of a finished "
                 "run, or write trainer: {{type: none}} for zero-shot"
@@ -261,9 +270,11 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Co
 def test_what_is_wrong_is_told_in_words_with_its_exit_code(
     words: str, code: int, message: str, folder: Path, here: Here
 ) -> None:
-    for name in ("begun", "nothing"):
-        (folder / name).mkdir(exist_ok=True)
-    (folder / "begun" / "manifest.json").write_text('{"format_version": 1, "status": "running"}', encoding="utf8")
+    for name in ("begun", "apart/begun", "apart/nothing"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        if name.endswith("begun"):
+            manifest = '{"format_version": 1, "status": "running"}'
+            (folder / name / "manifest.json").write_text(manifest, encoding="utf8")
     (folder / "empty.jsonl").touch()
     (folder / "header.csv").write_text("text,colour\n", encoding="utf8")
     (folder / "wrong.csv").write_text("txt,colour\na,red\n", encoding="utf8")
@@ -320,7 +331,7 @@ def test_a_run_in_use_is_refused(folder: Path, partita: Command) -> None:
     with lock(folder / "busy"):
         done = partita("train", "run.yaml", "--run", "busy")
     message = "error: busy is in use by another process; wait for it, or give this run another folder with --run\n"
-    assert (done.returncode, done.stderr) == (1, message)
+    assert (done.returncode, done.stderr) == (2, message)
 
 
 def on_a_terminal(forks: Forks, *words: object, folder: Path, answers: tuple[str, ...] = ()) -> tuple[int, str]:

@@ -37,7 +37,7 @@ class Tuned:
     opened: list[Any] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
 
-    def open(self, path: Path, *, overrides: list[str], quiet: bool) -> "Tuned":
+    def open(self, path: Path, *, overrides: list[str], quiet: bool, one_process: bool) -> "Tuned":
         self.opened.append((str(path), overrides, quiet))
         return self
 
@@ -127,7 +127,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = "error: plots are drawn with matplotlib, which is missing here; pip install 'partita[plot]'\n"
-    assert call("run.yaml", "--plot", "a.png") == (1, "", message)
+    assert call("run.yaml", "--plot", "a.png") == (2, "", message)
     assert model.opened == []
 
 

@@ -28,7 +28,7 @@ import torch
 
 from partita.data.collate import collate
 from partita.data.planning.plan import alone
-from partita.data.rows import RowError
+from partita_schema.errors import RowError
 from partita.data.shaping.prompt import Segment, Shaped
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from marshmallow import ValidationError
 
 from partita.data.dialogue.expand import for_scores
-from partita.data.rows import RowError
 from partita.data.shaping.encoder import Encoder, Example, build_encoder
 from partita.lm.tokenizers import byte_tokenizer
+from partita_schema.errors import RowError
 from partita_schema.rows import row_schema
 
 Make = Callable[..., Any]

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.rows import RowError
 from partita.data.shaping.encoder import Encoder, Example, build_encoder
 from partita.data.shaping.prompt import Shaper
 from partita.lm.tokenizers import byte_tokenizer
-from partita_schema.errors import ModelError
+from partita_schema.errors import ModelError, RowError
 
 Make = Callable[..., Any]
 STORIES = Path(__file__).parents[4] / "shared" / "models" / "stories260k"

@@ -3,9 +3,8 @@ from typing import Any
 
 import pytest
 
-from partita.data.rows import RowError
 from partita.data.shaping.prompt import Segment, Shaper
-from partita_schema.errors import DataError, ModelError
+from partita_schema.errors import DataError, ModelError, RowError
 
 Make = Callable[..., Any]
 ROW = {"question": "2 + 2?", "answer": "4"}

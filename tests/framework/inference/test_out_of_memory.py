@@ -23,7 +23,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.huggingface import load_model
 from partita.lm.scripted import ScriptedModel
 from partita.lm.tokenizers import load_tokenizer
-from partita_schema.errors import ModelError
+from partita_schema.errors import JobError
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -230,7 +230,7 @@ def test_a_broken_device_ends_a_job_that_was_cut() -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     lm = Limited(answer, ceiling=100)
-    with pytest.raises(ModelError, match=r"^the device failed and cannot go on: CUDA error: device-side assert"):
+    with pytest.raises(JobError, match=r"^the device failed and cannot go on: CUDA error: device-side assert"):
         run(lm, [20] * 8)
     assert [rows for rows, _ in lm.tried] == [8, 4]
 

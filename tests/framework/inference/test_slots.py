@@ -25,7 +25,7 @@ from partita.lm.huggingface import load_model
 from partita.lm.slot_pool import SlotPool
 from partita.lm.slots import Slots
 from partita.lm.tokenizers import load_tokenizer
-from partita_schema.errors import ModelError, OutOfMemory
+from partita_schema.errors import JobError, ModelError, OutOfMemory
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -487,7 +487,7 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
         last = {"open": 1, "read": 6, "step": 20}[kind]
         return RuntimeError(DEVICE) if now == kind and passes[now] >= last else None
 
-    with failing(lm, fail), pytest.raises(ModelError) as caught:
+    with failing(lm, fail), pytest.raises(JobError) as caught:
         found.extend(rows_of(lm, prompts, batch_size=2))
     assert str(caught.value) == (
         f"the device failed and cannot go on: {DEVICE}. Answers up to here are kept; start again, with "
@@ -609,7 +609,7 @@ def test_what_a_request_raises_is_raised(lm) -> None:
         ask(lm, requests)
     with (
         failing(lm, lambda *_: RuntimeError(DEVICE)),
-        pytest.raises(ModelError, match=r"^the device failed and cannot"),
+        pytest.raises(JobError, match=r"^the device failed and cannot"),
     ):
         ask(lm, requests)
 

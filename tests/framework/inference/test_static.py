@@ -12,7 +12,7 @@ from partita.inference.results import unanswerable
 from partita.inference.static import plan_batches
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
-from partita_schema.errors import ModelError
+from partita_schema.errors import JobError
 
 GREEDY = GenerationOptions({})
 
@@ -98,7 +98,7 @@ def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     lm = ScriptedModel(answer)
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(JobError) as caught:
         run(lm, texts(lm, "aa", "b"))
     assert str(caught.value) == (
         "the device failed and cannot go on: CUDA error: device-side assert triggered. Answers up to here are kept; "

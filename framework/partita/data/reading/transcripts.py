@@ -14,14 +14,10 @@ from typing import Any
 from partita.data.reading.in_memory import open_in_memory
 from partita.data.rows import Rows
 from partita.simulation.dialogue import Dialogue, from_line
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, NothingToLearnError
 from partita_schema.sources import Select, SimulationSource, Target
 
 Row = dict[str, Any]
-
-
-class NothingToLearnError(DataError):
-    """No dialogue of transcripts can be learned from."""
 
 
 def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:

@@ -13,19 +13,14 @@ from typing import Any
 
 from partita.data.dialogue.expand import Mode, context_of
 from partita.data.dialogue.squash import Context, history
-from partita.data.rows import RowError
 from partita.data.shaping.prompt import ChatTemplate, Segment, Shaped
 from partita_schema.config import Config
 from partita_schema.dialogue import Dialogue
-from partita_schema.errors import ModelError
+from partita_schema.errors import ModelError, RewrittenError, RowError
 
 logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
-
-
-class RewrittenError(RowError):
-    """The chat template writes earlier turns in another way as the dialogue grows."""
 
 
 class DialogueShaper:

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.data.rows import RowError, digest
+from partita.data.rows import digest
 from partita.data.shaping.custom import CustomShaper
 from partita.data.shaping.prompt import Retriever, Row, Shaped, Shaper
 from partita_schema.config import Config
-from partita_schema.errors import ModelError
+from partita_schema.errors import ModelError, RowError
 
 if TYPE_CHECKING:
     from partita.data.dialogue.expand import Expander

@@ -25,7 +25,7 @@ from partita.inference.reading import clipped
 from partita.inference.results import BatchResult
 from partita.inference.slots import Work
 from partita.lm.base import GenerationOptions
-from partita_schema.errors import ModelError, PartitaError
+from partita_schema.errors import JobError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -133,7 +133,7 @@ class Fleet:
         """Answers of the rows that are `left` [rows], as they come.
 
         Once it is `stopping`, workers end the rows that they have begun. Raises what a worker fails with, and
-        ModelError where workers die one after the other: what was handed on before is complete.
+        JobError where workers die one after the other: what was handed on before is complete.
         """
         plan = RowPlan(work, left) if engine == "slots" else BatchPlan(work, left, batch_size=batch_size)
         if not plan.total:
@@ -163,7 +163,7 @@ class Fleet:
     # Workers
 
     def start(self) -> None:
-        """Have the workers, with the model in memory. Raises PartitaError where some do not come.
+        """Have the workers, with the model in memory. Raises JobError where some do not come.
 
         All are waited for at first; those that take the place of dead ones only where no other is left.
         """
@@ -181,12 +181,12 @@ class Fleet:
             self.members[number] = Member(number)
 
     def lose(self, member: Member, reason: str, *, rows: int = 0) -> None:
-        """A worker is gone, which had so many rows. Raises ModelError where that happens time after time."""
+        """A worker is gone, which had so many rows. Raises JobError where that happens time after time."""
         self.dismiss(member)
         self.deaths += 1
         logger.debug("%s: %s", described(member), reason)
         if self.deaths >= MOST_DEATHS:
-            raise ModelError(
+            raise JobError(
                 f"{self.deaths} workers have died one after the other without answering a row, the last one "
                 f"({described(member)}) so: {clipped(reason, most=LONGEST_REASON)}. Answers up to here are kept; see "
                 "whether the machine has the memory for it, and start the same command again to go on"
@@ -312,22 +312,22 @@ class Fleet:
             member.state = "loading"
 
     def check_same(self, facts: ModelFacts) -> None:
-        """Raises ModelError where a worker has another model than those before it."""
+        """Raises JobError where a worker has another model than those before it."""
         if self.known is not None and self.known != facts:
-            raise ModelError(
+            raise JobError(
                 f"the workers do not have the same model ({self.known.fingerprint} and {facts.fingerprint}): their "
                 "devices or the files that they see differ; let them run on machines of one kind"
             )
         self.known = facts
 
     def check_patience(self) -> None:
-        """Raises PartitaError where no worker is at work, and one that is waited for does not come."""
+        """Raises JobError where no worker is at work, and one that is waited for does not come."""
         silent = [member for member in self.members.values() if self.is_silent(member)]
         if silent and not self.working():
             states = [member.state for member in self.members.values()]
             there = len(states) - states.count("starting")
             told = ", ".join(f"{amount:g} {name}" for name, amount in self.crew.resources().items())
-            raise PartitaError(
+            raise JobError(
                 f"{there} of {self.workers} workers have started, and {described(silent[0])} has not answered for "
                 f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {told or 'no machines'}: write a "
                 "smaller backend.workers, add machines, or write a longer time"

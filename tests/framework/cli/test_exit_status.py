@@ -1,0 +1,122 @@
+"""Exit statuses of every command: 2 for a mistake of the user, 1 for a job that failed, 130 for an interruption."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from partita.cli.main import app
+
+from ...forks import COMMAND, Forks
+
+COMMANDS = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
+ROWS = "--dataset rows.csv --quiet"
+
+MISTAKES = {
+    "init": "taken",
+    "validate": "none.yaml",
+    "explain": "none.yaml",
+    "preview": "none.yaml",
+    "tune": "zero.yaml --dataset none.csv",
+    "train": "none.yaml",
+    "predict": f"nowhere {ROWS} --output o.csv",
+    "evaluate": f"nowhere {ROWS}",
+    "simulate": "zero.yaml --quiet",
+    "convert": "none.yaml",
+    "schema": "--unknown",
+}
+"""A mistake of the user for each command."""
+
+FAILURES = {
+    "init": "fresh --task chat --model scratch --data rows.csv",
+    "tune": f"zero.yaml {ROWS} --plot sizes.html",
+    "train": "zero.yaml --quiet --run full",
+    "predict": f"zero.yaml {ROWS} --output full.csv",
+    "convert": "zero.yaml -o full.yaml",
+}
+"""Commands that write files, on a disk that is full; the others write none."""
+
+NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)); "
+
+OPENED = dict.fromkeys(COMMANDS, "zero.yaml") | {"init": "run.yaml"}
+"""The file at whose opening a command is interrupted."""
+
+INTERRUPTED = {
+    "init": "stopped --task chat --model scratch --data rows.csv",
+    "validate": "zero.yaml",
+    "explain": "zero.yaml",
+    "preview": "zero.yaml",
+    "tune": "zero.yaml",
+    "train": "zero.yaml --run stopped-run",
+    "predict": f"zero.yaml {ROWS} --output o.csv",
+    "evaluate": f"zero.yaml {ROWS}",
+    "simulate": "zero.yaml",
+    "convert": "zero.yaml",
+}
+
+INTERRUPT = """
+import os, signal, sys
+def interrupt(event, values):
+    if event == "open" and str(values[0]).endswith({name!r}):
+        os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.addaudithook(interrupt)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("statuses")
+    zero = colours.config(trainer={"type": "none", "batch_size": 8, "evaluate": ["test"]})
+    (place / "zero.yaml").write_text(yaml.safe_dump(zero), encoding="utf8")
+    (place / "taken").mkdir()
+    (place / "taken" / "run.yaml").touch()
+    pd.DataFrame(colours.rows(4)).to_csv(place / "rows.csv", index=False)
+    return place
+
+
+Ended = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def ended(forks: Forks, folder: Path) -> Ended:
+    """Exit status and standard error of a command; `before` is run in its process first."""
+
+    def call(command: str, words: str, before: str = "") -> tuple[int, str]:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        arguments = ("partita", command, *words.split())
+        done = forks.run(before + COMMAND, *arguments, folder=folder, environment=environment)
+        assert "Traceback" not in done.stderr + done.stdout, done.stderr
+        return done.returncode, done.stderr
+
+    return call
+
+
+def test_every_command_is_tried() -> None:
+    assert set(MISTAKES) == COMMANDS
+    assert set(INTERRUPTED) == COMMANDS - {"schema"}, "which opens no file"
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_of_the_user_ends_a_command_with_2(command: str, ended: Ended) -> None:
+    status, message = ended(command, MISTAKES[command])
+    assert status == 2, message
+    assert message
+
+
+@pytest.mark.parametrize("command", FAILURES)
+def test_a_job_that_failed_ends_a_command_with_1(command: str, ended: Ended) -> None:
+    status, message = ended(command, FAILURES[command], before=NO_ROOM)
+    assert status == 1, message
+    assert "File too large" in message
+
+
+@pytest.mark.parametrize("command", INTERRUPTED)
+def test_an_interruption_ends_a_command_with_130(command: str, ended: Ended) -> None:
+    status, message = ended(command, INTERRUPTED[command], before=INTERRUPT.format(name=OPENED[command]))
+    assert status == 130, message
+    assert message.endswith("interrupted; what was done is kept, start the same command again to go on\n")

@@ -1,0 +1,127 @@
+"""`-` for standard input and output: the same rows and answers as with files, and nothing but data on stdout."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from partita.cli.main import run
+
+
+class Stdin:
+    """Standard input that holds some bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.buffer = path.open("rb")
+
+
+class Stdout:
+    """Standard output that is kept, text and bytes apart from what capsys keeps of stderr."""
+
+    def __init__(self, path: Path) -> None:
+        self.buffer = path.open("wb")
+
+    def write(self, text: str) -> int:
+        return self.buffer.write(text.encode())
+
+    def flush(self) -> None:
+        self.buffer.flush()
+
+
+Piped = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Piped:
+    """piped(words, text): exit status, standard output and standard error of a command that reads `text`."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(words: str, text: str) -> tuple[int, str, str]:
+        (tmp_path / "input").write_text(text, encoding="utf8")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["partita", *words.split()])
+            patch.setattr(sys, "stdin", Stdin(tmp_path / "input"))
+            patch.setattr(sys, "stdout", Stdout(tmp_path / "output"))
+            with pytest.raises(SystemExit) as caught:
+                run()
+            sys.stdin.buffer.close()
+            sys.stdout.buffer.close()
+        return int(caught.value.code or 0), (tmp_path / "output").read_text(encoding="utf8"), capsys.readouterr().err
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def zero(colours: Any, tmp_path: Path) -> None:
+    settings = colours.config(trainer={"type": "none", "batch_size": 4})
+    (tmp_path / "zero.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+
+
+def test_rows_come_from_standard_input_and_answers_go_to_standard_output(
+    colours: Any, piped: Piped, tmp_path: Path
+) -> None:
+    rows = colours.rows(6)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    code, out, err = piped("predict zero.yaml --dataset - --output -", lines)
+    assert code == 0, err
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["text"] for answer in answers] == [row["text"] for row in rows]
+    assert [answer["key"] for answer in answers] == [f"stdin.jsonl:{number}" for number in range(1, 7)]
+    assert err.splitlines()[-1].startswith("6 rows, "), "the summary is no data"
+    assert piped("predict zero.yaml --dataset - --output out.jsonl -q", lines)[0] == 0
+    assert (tmp_path / "out.jsonl").read_text(encoding="utf8") == out
+
+
+def test_the_same_input_again_is_resumed(colours: Any, piped: Piped) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in colours.rows(3))
+    first = piped("predict zero.yaml --dataset - --output - -q", lines)
+    code, out, err = piped("predict zero.yaml --dataset - --output -", lines)
+    assert (code, out) == (0, first[1])
+    assert "resumed 3 of 3" in err
+
+
+def test_another_format_of_standard_input_is_named(colours: Any, piped: Piped) -> None:
+    text = pd.DataFrame(colours.rows(3)).to_csv(index=False)
+    code, out, _ = piped("predict zero.yaml --dataset - --stdin-format csv --output - -q", text)
+    assert (code, len(out.splitlines())) == (0, 3)
+    code, out, err = piped("predict zero.yaml --dataset - --output - -q", text)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: stdin.jsonl has no good row")
+
+
+def test_evaluate_reads_standard_input(colours: Any, piped: Piped) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in colours.rows(3))
+    code, out, _ = piped("evaluate zero.yaml --dataset - --json -q", lines)
+    assert (code, json.loads(out)["colour"]["n"]) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--json", "standard output has the predictions with --output -; leave --json out"),
+        ("--set backend={type: torchrun, processes: 2}", None),
+    ],
+)
+def test_what_cannot_stand_beside_a_stream_is_refused(words: str, message: str | None, piped: Piped) -> None:
+    words = words.replace(": ", ":").replace(", ", ",")
+    words = words.replace("{type:torchrun,processes:2}", '{"type":"torchrun","processes":2}')
+    code, out, err = piped(f"predict zero.yaml --dataset - --output - -q {words}", "")
+    assert (code, out) == (2, "")
+    expected = message or "backend: several processes cannot share standard input or output; name a file"
+    assert expected in " ".join(err.replace("│", " ").split())
+
+
+def test_convert_prints_to_standard_output(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("partita")), "convert", "zero.yaml"]
+    printed = [
+        subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, check=True)
+        for more in ([], ["--output", "-"])
+    ]
+    assert printed[0].stdout == printed[1].stdout
+    assert not (tmp_path / "-").exists()

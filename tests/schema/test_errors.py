@@ -1,0 +1,49 @@
+"""The tree of errors is complete: every one is exported by partita, documented, and has the exit status it should."""
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import partita
+import partita_schema
+import partita_trainers
+from partita_schema import errors
+from partita_schema.errors import JobError, PartitaError
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "command-line.md"
+NEEDS_AN_EXTRA = ("partita.simulation.adapters.gymnasium",)
+
+
+def subclasses(of: type[PartitaError]) -> Iterator[type[PartitaError]]:
+    yield of
+    for one in of.__subclasses__():
+        yield from subclasses(one)
+
+
+@pytest.fixture(scope="module")
+def tree() -> list[type[PartitaError]]:
+    """Every error class of the three packages, whose modules are all imported."""
+    for package in (partita, partita_schema, partita_trainers):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__") and module.name not in NEEDS_AN_EXTRA:
+                importlib.import_module(module.name)
+    return [one for one in dict.fromkeys(subclasses(PartitaError)) if one.__module__.startswith("partita")]
+
+
+def test_every_error_is_exported(tree: list[type[PartitaError]]) -> None:
+    assert {one.__name__ for one in tree} <= set(partita.__all__)
+    for one in tree:
+        assert getattr(partita, one.__name__) is one
+
+
+def test_every_error_stands_in_the_tree_and_in_the_guide_with_its_exit_status(tree: list[type[PartitaError]]) -> None:
+    guide = GUIDE.read_text(encoding="utf8")
+    for one in tree:
+        assert re.search(rf"^ *{one.__name__} ", errors.__doc__ or "", re.MULTILINE), one
+        assert re.search(rf"^\| `{one.__name__}` \|.*\| {one.exit_status} \|$", guide, re.MULTILINE), one
+        assert one.exit_status == (1 if issubclass(one, JobError) else 2)
+        assert one.__doc__
