@@ -208,7 +208,7 @@ class Predictions(Sequence[dict[str, Any]]):
         """
         # Only Parquet wants types before the first row, and they cost a pass over the data.
         typed = path.suffix.lower() == ".parquet"
-        columns = self._column_types() if typed else dict.fromkeys(self.columns, "json")
+        columns: dict[str, ColumnType] = self._column_types() if typed else dict.fromkeys(self.columns, "json")
         write_table(path, self, columns=columns, safe_csv=safe_csv)
         self.path = path
 
