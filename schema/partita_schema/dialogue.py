@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from partita_schema.base import Base, Count, Flag, broken, changed
+from partita_schema.base import Base, Count, Flag, Name, broken, changed
 
 
 class Speakers(Base):
@@ -31,6 +31,9 @@ class Dialogue(Base):
         "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected", "parlai", "turns"
     ] = "auto"
     """How the data writes dialogues. auto: told from each row's columns."""
+    ignore_keys: tuple[Name, ...] = ()
+    """Keys of messages that are left out, such as id or tool_calls. A message with any other key that is not read makes
+    its row unusable. The columns tools and functions are left out by name as well."""
     include_labels: Flag = True
     """Whether earlier answers are part of what was said before (squash, last_turn)."""
     context_length: Count | None = None

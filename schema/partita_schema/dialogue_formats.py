@@ -5,11 +5,13 @@ the last message (none where it is not known). A message of the assistant also s
 learned, and where several answers were right, holds all of them under `labels`. What opens a dialogue is never learned:
 nothing was asked.
 
-A dialogue that does not fit raises FormatError, whose text names the message, from 1.
+Nothing that a message holds is dropped in silence: a key that is not read, such as tool_calls or reasoning_content,
+makes the row unusable unless the caller ignores it by name. A dialogue that does not fit raises FormatError, whose text
+names the message, from 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 ROLES = ("system", "user", "assistant", "tool")
 SAME_ROLES = {
@@ -22,6 +24,28 @@ SAME_ROLES = {
 SPEAKERS = {"system": "assistant", "user1": "user", "user2": "assistant"}
 """Roles by speakers of task-oriented data sets, in which the system is who answers."""
 
+TOOL_COLUMNS = ("tools", "functions")
+"""Columns with what a chat template would show of tools."""
+PARLAI_FIELDS = ("text", "labels", "eval_labels", "episode_done", "id", "label_candidates", "reward")
+"""Fields of ParlAI's messages that are read, or that by its protocol no agent reads."""
+
+TRANSCRIPT_KEYS = ("seat", "tokens", "gold")
+"""What transcripts of simulations note at a message: who said it, its tokens, and the right answer."""
+
+
+class MessageKeys(NamedTuple):
+    """How a format writes a message."""
+
+    role: str
+    content: str
+    roles: Mapping[str, str]
+    """Roles by the names that the format has for them."""
+
+
+OPENAI = MessageKeys("role", "content", SAME_ROLES)
+SHAREGPT = MessageKeys("from", "value", SAME_ROLES)
+TURNS = MessageKeys("speaker", "text", SAME_ROLES | SPEAKERS)
+
 ONE_FORM = ("messages", "labels", "learn_all")
 """Keys of a row that is made of a dialogue."""
 
@@ -33,11 +57,13 @@ class FormatError(ValueError):
     """A dialogue cannot be read; the text says what is wrong where."""
 
 
-def read_dialogue(row: Mapping[str, Any], *, column: str, form: str = "auto") -> Dialogue:
+def read_dialogue(
+    row: Mapping[str, Any], *, column: str, form: str = "auto", ignored: Collection[str] = ()
+) -> Dialogue:
     """The dialogue of a row in its one form.
 
     `column` is the feature's own; formats that spread a dialogue over columns have theirs, and so may files of a format
-    that have no such column. Raises FormatError.
+    that have no such column. Keys of messages that are `ignored` are left out. Raises FormatError.
     """
     given = row.get(column)
     if is_read(given):
@@ -48,7 +74,12 @@ def read_dialogue(row: Mapping[str, Any], *, column: str, form: str = "auto") ->
         form, column = told_format(row, column)
     elif form in LISTS and given is None:
         column = next((name for name in LISTS[form] if row.get(name) is not None), column)
-    return READERS[form](row, column)
+    for name in TOOL_COLUMNS:
+        if name not in ignored and holds(row.get(name)):
+            raise FormatError(
+                f"column {name} is not read; write the tools as text in a system message, or {way_out([name])}"
+            )
+    return READERS[form](row, column, ignored)
 
 
 def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
@@ -98,51 +129,44 @@ def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") ->
 # The formats
 
 
-def read_messages(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_messages(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """OpenAI's chat format: a list of role and content; content may be a list of text parts, weight 0 or 1."""
-    return dialogue_of(
-        message_of(item, number, role="role", content="content", names=SAME_ROLES)
-        for number, item in enumerate(items_of(row, column), start=1)
-    )
+    return dialogue_of(messages_of(items_of(row, column), OPENAI, ignored))
 
 
-def read_sharegpt(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_sharegpt(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """ShareGPT: a list of from and value; a text in the column system stands before it."""
-    messages = [
-        message_of(item, number, role="from", content="value", names=SAME_ROLES)
-        for number, item in enumerate(items_of(row, column), start=1)
-    ]
+    messages = messages_of(items_of(row, column), SHAREGPT, ignored)
     system = row.get("system")
     return dialogue_of(([{"role": "system", "content": system}] if is_text(system) else []) + messages)
 
 
-def read_turns(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_turns(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """Lists of speaker and text, as task-oriented data sets have them: the speaker system is who answers."""
-    return dialogue_of(
-        message_of(item, number, role="speaker", content="text", names=SAME_ROLES | SPEAKERS)
-        for number, item in enumerate(items_of(row, column), start=1)
-    )
+    return dialogue_of(messages_of(items_of(row, column), TURNS, ignored))
 
 
-def read_parlai(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_parlai(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """A ParlAI episode: a list of text and labels (or eval_labels), the right answers."""
     messages: list[Message] = []
     for number, item in enumerate(items_of(row, column), start=1):
+        where = f"message {number}"
         if not isinstance(item, Mapping):
-            raise FormatError(f"message {number} is no mapping; write text and labels")
+            raise FormatError(f"{where} is no mapping; write text and labels")
+        refuse_unread(item, where, read={*PARLAI_FIELDS, *ignored}, content="text")
         text = item.get("text")
         if is_text(text):
             messages.append({"role": "user", "content": text})
         elif text not in (None, ""):
-            raise FormatError(f"message {number}: text is no text")
+            raise FormatError(f"{where}: text is no text")
         written = item.get("labels") or item.get("eval_labels")
         labels = [written] if isinstance(written, str) else plain_list(written) or []
         if labels:
-            messages.append(answer(labels, f"message {number}: labels"))
+            messages.append(answer(labels, f"{where}: labels"))
     return dialogue_of(messages)
 
 
-def read_alpaca(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_alpaca(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """Alpaca: instruction, input (may be empty), output; system and a history of pairs where there are any."""
     messages = []
     if is_text(row.get("system")):
@@ -160,17 +184,18 @@ def read_alpaca(row: Mapping[str, Any], column: str) -> Dialogue:
     return dialogue_of([*messages, *last_answer(row, "output")])
 
 
-def read_prompt_completion(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_prompt_completion(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """prompt and completion: texts, or lists of messages; completion may hold the prompt as well."""
-    return dialogue_of(joined(asked(row), answered(row, "completion"), "completion"))
+    return dialogue_of(joined(asked(row, ignored), answered(row, "completion", ignored), "completion"))
 
 
-def read_chosen_rejected(row: Mapping[str, Any], column: str) -> Dialogue:
+def read_chosen_rejected(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """prompt, chosen and rejected: texts, or lists of messages; chosen is learned, and may hold the prompt as well."""
-    return dialogue_of(joined(asked(row) if row.get("prompt") is not None else [], answered(row, "chosen"), "chosen"))
+    prompt = asked(row, ignored) if row.get("prompt") is not None else []
+    return dialogue_of(joined(prompt, answered(row, "chosen", ignored), "chosen"))
 
 
-Read = Callable[[Mapping[str, Any], str], Dialogue]
+Read = Callable[[Mapping[str, Any], str, Collection[str]], Dialogue]
 READERS: dict[str, Read] = {
     "messages": read_messages,
     "sharegpt": read_sharegpt,
@@ -227,24 +252,52 @@ def items_of(row: Mapping[str, Any], column: str) -> list[Any]:
     return items
 
 
-def message_of(item: object, number: int, *, role: str, content: str, names: Mapping[str, str]) -> Message:
-    """One message. Raises FormatError that names it."""
-    where = f"message {number}"
+def messages_of(items: Sequence[object], keys: MessageKeys, ignored: Collection[str]) -> list[Message]:
+    """The messages of a list. Raises FormatError that names the first bad one."""
+    return [message_of(item, f"message {number}", keys, ignored) for number, item in enumerate(items, start=1)]
+
+
+def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[str]) -> Message:
+    role, content, roles = keys
     if not isinstance(item, Mapping):
         raise FormatError(f"{where} is no mapping; write {role} and {content}")
     written = item.get(role)
     if not isinstance(written, str):
         raise FormatError(f"{where} has no {role}; write one of {', '.join(ROLES)}")
-    name = names.get(written.lower(), written.lower())
+    name = roles.get(written.lower(), written.lower())
     if name not in ROLES:
         raise FormatError(f"{where}: the {role} is {written!r}; write one of {', '.join(ROLES)}")
-    if item.get("tool_calls") or item.get("function_call"):
-        raise FormatError(f"{where} has tool_calls, which are not read; write the call as text in {content}")
+    read = {role, content, "weight", *(["labels"] if name == "assistant" else []), *TRANSCRIPT_KEYS, *ignored}
+    refuse_unread(item, where, read=read, content=content)
     if name != "assistant":
         return {"role": name, "content": text_of(item.get(content), where, key=content)}
     labels = plain_list(item.get("labels")) or [item.get(content)]
     found = answer([text_of(label, where, key=content) for label in labels], where)
-    return found if item.get("weight", 1) else found | {"learned": False}
+    weight = item.get("weight")
+    if weight not in (None, 0, 1):
+        raise FormatError(f"{where}: weight is {weight!r}; write 0 or 1")
+    return found | {"learned": False} if weight == 0 else found
+
+
+def refuse_unread(item: Mapping[str, Any], where: str, *, read: Collection[str], content: str) -> None:
+    """Raise FormatError where a message holds something under a key that is not read."""
+    unread = [str(key) for key in item if key not in read and holds(item[key])]
+    if unread:
+        raise FormatError(
+            f"{where} has {', '.join(unread)}, which {'is' if len(unread) == 1 else 'are'} not read; write what the "
+            f"model is to see as text in {content}, or {way_out(unread)}"
+        )
+
+
+def way_out(keys: Sequence[str]) -> str:
+    return f"data.dialogue: {{ignore_keys: [{', '.join(keys)}]}} to leave that out of all rows"
+
+
+def holds(value: object) -> bool:
+    """Whether something stands under a key: not None, NaN, an empty text, list or mapping."""
+    if value is None or (isinstance(value, float) and value != value):
+        return False
+    return not hasattr(value, "__len__") or len(value) > 0
 
 
 def answer(labels: Sequence[Any], where: str) -> Message:
@@ -254,14 +307,11 @@ def answer(labels: Sequence[Any], where: str) -> Message:
     return found | {"labels": right} if len(right) > 1 else found
 
 
-def asked(row: Mapping[str, Any]) -> list[Message]:
+def asked(row: Mapping[str, Any], ignored: Collection[str]) -> list[Message]:
     items = None if isinstance(row.get("prompt"), str) else plain_list(row.get("prompt"))
     if items is None:
         return [{"role": "user", "content": text_of(row.get("prompt"), "column prompt")}]
-    return [
-        message_of(item, number, role="role", content="content", names=SAME_ROLES)
-        for number, item in enumerate(items, start=1)
-    ]
+    return messages_of(items, OPENAI, ignored)
 
 
 def joined(prompt: list[Message], rest: list[Message], column: str) -> list[Message]:
@@ -277,16 +327,13 @@ def said(messages: Sequence[Message]) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
-def answered(row: Mapping[str, Any], column: str) -> list[Message]:
+def answered(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> list[Message]:
     """What a column holds: a list of messages, or the text of an answer; nothing where it is not there."""
     items = None if isinstance(row.get(column), str) else plain_list(row.get(column))
     if items is None:
         return last_answer(row, column)
     try:
-        return [
-            message_of(item, number, role="role", content="content", names=SAME_ROLES)
-            for number, item in enumerate(items, start=1)
-        ]
+        return messages_of(items, OPENAI, ignored)
     except FormatError as error:
         raise FormatError(f"column {column}: {error}") from None
 

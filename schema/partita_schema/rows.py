@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load
 
 from partita_schema.config import Config
+from partita_schema.dialogue import Dialogue
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
 from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
 from partita_schema.json_values import json_validator, schema_mistake
@@ -130,13 +131,13 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
     answer. A dialogue in its one form that has its answers already stays as it is.
     """
 
-    def __init__(self, *, column: str, form: str, supervised: bool) -> None:
+    def __init__(self, *, column: str, options: Dialogue, supervised: bool) -> None:
         super().__init__(required=True)
-        self.column, self.form, self.supervised = column, form, supervised
+        self.column, self.options, self.supervised = column, options, supervised
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> dict[str, Any]:
         try:
-            found = read_dialogue(value, column=self.column, form=self.form)
+            found = read_dialogue(value, column=self.column, form=self.options.format, ignored=self.options.ignore_keys)
         except FormatError as error:
             raise ValidationError(str(error)) from None
         if (is_read(value.get(self.column)) or is_read(value)) and (found["labels"] or not self.supervised):
@@ -250,7 +251,7 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
     dialogue = config.dialogue_input
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     if dialogue is not None:
-        cells = [dialogue_cell(dialogue, form=config.data.dialogue.format, supervised=supervised)]
+        cells = [dialogue_cell(dialogue, options=config.data.dialogue, supervised=supervised)]
     else:
         cells = [input_cell(inputs[name]) if name in inputs else template_cell(name) for name in config.shown_columns]
     if supervised and dialogue is None:
@@ -264,9 +265,9 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
     return schema
 
 
-def dialogue_cell(feature: DialogueInput, *, form: str, supervised: bool) -> Cell:
+def dialogue_cell(feature: DialogueInput, *, options: Dialogue, supervised: bool) -> Cell:
     column = feature.source_column
-    field = DialogueColumn(column=column, form=form, supervised=supervised)
+    field = DialogueColumn(column=column, options=options, supervised=supervised)
     return Cell(name=feature.name, column=column, field=field, whole=True)
 
 

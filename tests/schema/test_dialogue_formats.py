@@ -94,7 +94,46 @@ def message(**keys: Any) -> dict[str, Any]:
         (message(role="narrator", content="y"), "message 2: the role is 'narrator'; write one of system, user"),
         (
             message(role="assistant", content=None, tool_calls=[{"id": 1}]),
-            "message 2 has tool_calls, which are not read; write the call as text in content",
+            (
+                "message 2 has tool_calls, which is not read; write what the model is to see as text in content, or "
+                "data.dialogue: {ignore_keys: [tool_calls]} to leave that out of all rows"
+            ),
+        ),
+        (
+            message(role="assistant", content="y", reasoning_content="z", name="b", refusal=None, audio=[]),
+            (
+                "message 2 has reasoning_content, name, which are not read; write what the model is to see as text in "
+                "content, or data.dialogue: {ignore_keys: [reasoning_content, name]} to leave that out of all rows"
+            ),
+        ),
+        (message(role="user", content="y", labels=["z"]), "message 2 has labels, which is not read"),
+        (message(role="assistant", content="y", weight=0.5), "message 2: weight is 0.5; write 0 or 1"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "train": False}]},
+            "message 2 has train, which is not read; write what the model is to see as text in value, or",
+        ),
+        (
+            {"turns": [{"speaker": "user", "text": "a", "state": {"b": 1}}]},
+            "message 1 has state, which is not read; write what the model is to see as text in text, or",
+        ),
+        (
+            {"episode": [{"text": "a", "labels": ["b"], "id": "t", "persona": "c"}]},
+            "message 1 has persona, which is not read",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": "a", "name": "b"}], "completion": "c"},
+            "message 1 has name, which is not read",
+        ),
+        (
+            {"prompt": "a", "completion": [{"role": "assistant", "content": "a", "thinking": "b"}]},
+            "column completion: message 1 has thinking, which is not read",
+        ),
+        (
+            {**message(role="assistant", content="y"), "tools": [{"name": "f"}]},
+            (
+                "column tools is not read; write the tools as text in a system message, or data.dialogue: "
+                "{ignore_keys: [tools]} to leave that out of all rows"
+            ),
         ),
         (
             message(role="user", content=[{"type": "image_url", "image_url": "u"}]),
@@ -123,6 +162,24 @@ def test_a_bad_dialogue_says_what_is_wrong_where(row: dict[str, Any], says: str)
     with pytest.raises(FormatError) as caught:
         read_dialogue(row, column="messages")
     assert says in str(caught.value)
+
+
+def test_keys_that_are_ignored_by_name_and_those_that_hold_nothing_are_left_out() -> None:
+    said = [{"role": "user", "content": "x", "id": 1}, {"role": "assistant", "content": "y", "reasoning_content": "so"}]
+    row = {"messages": said, "tools": [{"name": "f"}]}
+    options = {"ignore_keys": ["id", "reasoning_content", "tools"]}
+    config = Config.model_validate(CONFIG.model_dump(exclude_unset=True) | {"data": {"dialogue": options}})
+    empty: list[Any] = [None, "", [], {}, float("nan")]
+
+    found = row_schema(config, supervised=True).load(row)
+
+    assert found["messages"] == {
+        "messages": [{"role": "user", "content": "x"}],
+        "labels": ["y"],
+    }
+    for nothing in empty:
+        assert read({"messages": [{"role": "user", "content": "x", "tool_calls": nothing}], "tools": nothing})
+    assert list(row_schema(CONFIG, supervised=True).validate(row)) == ["messages"]
 
 
 JSON = st.recursive(

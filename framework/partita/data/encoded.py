@@ -191,7 +191,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
     """Prompt and answer of every good row as plain text, to train a tokenizer on: no chat template, no retrieval.
 
     Dialogues are expanded into the rows that are trained on: each may show and learn what no other does. Prompts alone
-    where `supervised` is false.
+    where `supervised` is false. Raises DataError where no row is good.
     """
     from partita.data.dialogue.expand import expanded
     from partita.data.shaping.prompt import Shaper
@@ -199,7 +199,15 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
 
     shaper = Shaper(config, tokenizer=None)
     schema = row_schema(config, supervised=supervised)
-    for chunk in expanded(rows, shaper.expander if supervised else None).iterate():
-        for row in check_rows(schema, chunk).clean.values():
+    made = expanded(rows, shaper.expander if supervised else None)
+    good, reason = 0, ""
+    for chunk in made.iterate():
+        checked = check_rows(schema, chunk)
+        good += len(checked.clean)
+        if checked.bad and not reason:
+            reason = f"; such as {made.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
+        for row in checked.clean.values():
             shaped = shaper.shape(row) if supervised else shaper.shape_prompt(row)
             yield from (segment.text for segment in shaped.segments)
+    if not good:
+        raise DataError(f"none of the {len(made):,} rows for the tokenizer of the new model can be used{reason}")

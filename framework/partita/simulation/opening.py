@@ -64,9 +64,10 @@ def open_tasks(
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint
     dialogue = config.dialogue_input
     assert dialogue is not None, "the schema asks for one"
+    options = config.data.dialogue
 
     def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = read_dialogue(row, column=dialogue.source_column, form=config.data.dialogue.format)
+        found = read_dialogue(row, column=dialogue.source_column, form=options.format, ignored=options.ignore_keys)
         return found if replays else {**row, **found}
 
     return list(tasks_of(rows, read)), rows.fingerprint

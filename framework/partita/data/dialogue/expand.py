@@ -32,6 +32,8 @@ class Expander:
     form: str
     """How dialogues are written, or auto."""
     mode: Mode
+    ignored: tuple[str, ...] = ()
+    """Keys of messages that are left out."""
     context: Context = ALL
     """What a row shows; tokens are counted where the row is rendered, not here."""
     labels: Literal["first", "all", "random"] = "first"
@@ -44,7 +46,7 @@ class Expander:
         try:
             if is_read(row.get(self.column)) or is_read(row):
                 return [(key, dict(row))]
-            messages = read_dialogue(row, column=self.column, form=self.form)["messages"]
+            messages = self._messages(row)
         except FormatError:
             return [(key, dict(row))]
         rows = [{self.column: made} for made in self._rows(messages, key)]
@@ -59,10 +61,15 @@ class Expander:
         if not self.numbered or is_read(row.get(self.column)) or is_read(row):
             return 1
         try:
-            messages = read_dialogue(row, column=self.column, form=self.form)["messages"]
+            messages = self._messages(row)
         except FormatError:
             return 1
         return max(1, sum(self._right_answers(messages[place]) for place in self._places(messages)))
+
+    def _messages(self, row: Mapping[str, Any]) -> list[Message]:
+        """The messages of a dialogue. Raises FormatError."""
+        found: list[Message] = read_dialogue(row, column=self.column, form=self.form, ignored=self.ignored)["messages"]
+        return found
 
     @property
     def numbered(self) -> bool:
@@ -119,6 +126,7 @@ def build_expander(config: Config, *, mode: Mode) -> Expander | None:
         column=feature.source_column,
         form=wanted.format,
         mode=mode,
+        ignored=wanted.ignore_keys,
         context=context_of(wanted)._replace(context_tokens=None),
         labels=wanted.labels,
         seed=config.seed,

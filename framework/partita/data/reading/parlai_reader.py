@@ -1,14 +1,16 @@
 """Episodes of ParlAI's dialogue text as rows: one row an episode, in the column `episode`.
 
 A line is an exchange: fields `key:value` with tabs between them, of which `text`, `labels` (or `eval_labels`, with |
-between several) and `episode_done` are read. `\\n` and `\\t` stand for a line break and a tab, `__PIPE__` for a | in a
-label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
+between several) and `episode_done` are read. Fields that ParlAI's protocol does not know stay in the exchange, and its
+row is refused unless the file ignores them by name. `\\n` and `\\t` stand for a line break and a tab, `__PIPE__` for |
+in a label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
 """
 
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from partita.data.reading.records import MAX_ROW_CHARACTERS, Record, bad, dump, not_utf8, refuse_utf16
+from partita_schema.dialogue_formats import PARLAI_FIELDS
 
 LABELS = ("labels", "eval_labels")
 
@@ -54,6 +56,11 @@ class Episode:
         if not {"text", *LABELS} & set(fields):
             self._break(f"line {number} has neither text: nor labels:; write text:...<tab>labels:...", line)
             return
+        if (piece := without_key(line.decode("utf-8"))) is not None:
+            self._break(
+                f"line {number}: {piece[:60]!r} is no field; write key:value, and \\t for a tab in a text", line
+            )
+            return
         if self._size > MAX_ROW_CHARACTERS:
             self._break("an episode begins here that never ends; write episode_done:True in its last line", line)
             self._exchanges, self.done = [], True
@@ -77,8 +84,13 @@ def fields_of(line: str) -> dict[str, str]:
     return {key.strip(): value for key, colon, value in pairs if colon}
 
 
+def without_key(line: str) -> str | None:
+    """The first piece between tabs that is no field."""
+    return next((piece for piece in line.split("\t") if piece.strip() and ":" not in piece), None)
+
+
 def exchange_of(fields: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {key: unescaped(value) for key, value in fields.items() if key not in PARLAI_FIELDS}
     if "text" in fields:
         found["text"] = unescaped(fields["text"])
     written = next((fields[key] for key in LABELS if key in fields), None)

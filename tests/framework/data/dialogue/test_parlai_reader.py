@@ -57,6 +57,20 @@ def test_a_broken_line_takes_its_episode_and_no_other(tmp_path: Path) -> None:
     ]
 
 
+def test_a_field_that_the_protocol_does_not_know_stays_in_the_row_and_a_piece_without_a_key_breaks_it(
+    tmp_path: Path,
+) -> None:
+    rows = rows_of(
+        tmp_path,
+        "text:a\tpersona:I\\nam\tlabels:b\tepisode_done:True\ntext:a\tand more\tlabels:b\t\tepisode_done:True\n",
+    )
+
+    assert rows.get([0]) == [{"episode": [{"text": "a", "persona": "I\nam", "labels": ["b"]}]}]
+    assert [(bad.number, bad.reason) for bad in rows.bad] == [
+        (2, r"line 2: 'and more' is no field; write key:value, and \t for a tab in a text")
+    ]
+
+
 def test_a_file_without_an_exchange_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"task.parlai has no good row: task.parlai:1: line 1 has neither text"):
         rows_of(tmp_path, json.dumps({"text": "json"}))
