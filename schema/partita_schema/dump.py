@@ -8,11 +8,12 @@ import yaml
 from partita_schema.config import Config
 from partita_schema.load import Loaded
 from partita_schema.tree import Path, dotted
+from partita_schema.variables import escaped
 
 
 def resolved_yaml(loaded: Loaded) -> str:
     """Every value of the configuration, defaults included, with its origin as a comment; loads to the same Config."""
-    lines = list(section_lines(loaded.config.model_dump(mode="json"), (), loaded.origins))
+    lines = list(section_lines(escaped(loaded.config.model_dump(mode="json")), (), loaded.origins))
     width = min(60, max(len(line) for line, _ in lines))
     return "".join(f"{line.ljust(width)}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines)
 
@@ -21,7 +22,9 @@ def native_yaml(config: Config) -> str:
     """What was written, in this format's own keys; loads to the same Config."""
     given = config.model_dump(mode="json", exclude_unset=True)
     given.pop("model_type", None)
-    dumped = yaml.dump({"version": 1, **given}, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=100)
+    dumped = yaml.dump(
+        {"version": 1, **escaped(given)}, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=100
+    )
     assert isinstance(dumped, str)
     return dumped
 

@@ -13,8 +13,9 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.ludwig import convert_ludwig, is_ludwig
 from partita_schema.nearest import nearest
-from partita_schema.overrides import apply_overrides
+from partita_schema.overrides import apply_overrides, path_of
 from partita_schema.tree import Node, dotted, tree_of
+from partita_schema.variables import expand_variables
 from partita_schema.yaml_tree import read_yaml
 
 MAX_BYTES = 1_000_000
@@ -54,6 +55,8 @@ def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrid
     else:
         text = read_text(Path(file)) if file is not None else str(source)
         root, slips = read_yaml(sound_text(text, file), file=file)
+        spared = tuple(path_of(override.partition("=")[0]) for override in overrides)
+        slips = (*slips, *expand_variables(root, spared=spared))
     warnings = convert_ludwig(root) if is_ludwig(root) else ()
     apply_overrides(root, overrides)
     config = checked_config(root, slips)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.tree import Node, Path, Place, dotted
+from partita_schema.variables import expand_variables
 from partita_schema.yaml_tree import read_value
 
 
@@ -29,6 +30,8 @@ def apply(root: Node, text: str) -> Problem | None:
             return Problem(dotted(path[: depth + 1]), found, label)
         node = found
     value = mark(read_value(written), place)
+    if problem := next(expand_variables(value, at=path), None):
+        return problem
     if isinstance(part := path[-1], int):
         found = step(node, part, place)
         if isinstance(found, str):

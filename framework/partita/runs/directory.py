@@ -23,6 +23,7 @@ from partita.runs.tracking import Trackers
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
+from partita_schema.variables import escaped
 from partita_trainers.team import Team
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def open_run(
             folder=str(origin.resolve()),
             error=None,
         )
-        write_atomically(folder / "config.yaml", text or yaml.safe_dump(settings, sort_keys=False))
+        write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
         write_atomically(folder / "resolved.yaml", resolved)
         try:
             yield run

@@ -1,0 +1,149 @@
+"""Environment variables in values of a configuration."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita_schema.dump import native_yaml, resolved_yaml
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+from partita_schema.variables import escaped, expanded
+
+TEXT = """\
+base_model: ${MODEL}
+input_features: [{name: a}]
+output_features: [{name: b, type: text}]
+data: {source: "${FOLDER:-data}/rows.csv"}
+trainer:
+  type: finetune
+  epochs: ${EPOCHS:-3}
+"""
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FOLDER", "EPOCHS", "NOWHERE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MODEL", "org/name")
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.setenv("SWITCH", "no")
+    monkeypatch.setenv("SEVERAL", "a\nseed: 5")
+
+
+def problem_of(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, overrides=overrides)
+    return str(caught.value)
+
+
+def task_of(written: str) -> object:
+    return load_config(f"{TEXT}prompt:\n  task: {written}\n").config.prompt.task
+
+
+def test_variables_and_defaults_are_put_into_values_and_their_origin_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(TEXT)
+
+    loaded = load_config(tmp_path / "run.yaml")
+
+    assert (loaded.config.base_model, loaded.config.data.source) == ("org/name", "data/rows.csv")
+    assert loaded.config.trainer.type == "finetune"
+    assert loaded.config.trainer.epochs == 3
+    assert loaded.text == TEXT, "what a run keeps as config.yaml"
+    assert loaded.origins["base_model"] == f"{tmp_path / 'run.yaml'}:1: ${{MODEL}}"
+    assert loaded.origins["data.source"].endswith("run.yaml:4: ${FOLDER:-data}/rows.csv")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("x ${MODEL} y ${MODEL}", "x org/name y org/name"),
+        ("${EMPTY:-d}", "d"),
+        ("${NOWHERE:-}.", "."),
+        ('"${EMPTY}."', "."),
+        ("'${SWITCH}'", "no"),
+        ("${SEVERAL}", "a\nseed: 5"),
+        ("$${MODEL}", "${MODEL}"),
+        ("$$${MODEL}", "$${MODEL}"),
+        ("a $5 $MODEL $$ {x}", "a $5 $MODEL $$ {x}"),
+    ],
+)
+def test_a_value_is_expanded_once_and_stays_one_value(written: str, value: str) -> None:
+    assert task_of(written) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"), [("2.5", "2.5"), ("1x", "7:11: trainer.epochs: "), ("no", "7:11: trainer.")]
+)
+def test_a_plain_value_means_what_it_would_mean_in_the_file(
+    value: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPOCHS", value)
+
+    def outcome(text: str) -> str:
+        try:
+            return str(load_config(text).config.trainer.epochs)  # type: ignore[union-attr]
+        except ConfigError as error:
+            return str(error)
+
+    assert outcome(TEXT) == outcome(TEXT.replace("${EPOCHS:-3}", value))
+    assert outcome(TEXT).startswith(seen)
+
+
+def test_a_quoted_value_stays_a_text() -> None:
+    options = "{type: custom, target: 'a:B', options: {x: '${SWITCH}', y: " + "'${FOLDER:-1}'}}"
+    text = TEXT.partition("trainer:")[0] + f"trainer: {options}\n"
+    assert load_config(text).config.trainer.options == {"x": "no", "y": "1"}  # type: ignore[union-attr]
+
+
+def test_a_variable_that_is_not_set_is_an_error_at_its_line() -> None:
+    told = problem_of(TEXT.replace("${MODEL}", "${NOWHERE}"))
+    assert told == (
+        "1:13: base_model: the environment variable NOWHERE is not set; run `export NOWHERE=...` first, or write "
+        "${NOWHERE:-default}, or $${NOWHERE} for the text itself"
+    )
+    assert load_config(TEXT.replace("${MODEL}", "${NOWHERE}"), overrides=["base_model=m"]).config.base_model == "m"
+
+
+@pytest.mark.parametrize("written", ["${}", "${1}", "${A-b}", "a ${", "${ MODEL }"])
+def test_what_opens_no_variable_is_an_error(written: str) -> None:
+    told = problem_of(f"{TEXT}prompt:\n  task: '{written}'\n")
+    assert told == "9:9: prompt.task: ${ opens no variable; write ${NAME} or ${NAME:-default}, or $${ for the text ${"
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "db_password", "SECRET"])
+def test_a_variable_named_like_a_secret_is_refused_and_its_value_not_shown(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "sk-123")
+    told = problem_of(TEXT.replace("${MODEL}", f"${{{name}}}"))
+    assert told.startswith(f"1:13: base_model: {name} looks like a secret, and values of the configuration are written")
+    assert "sk-123" not in told
+
+
+def test_overrides_are_expanded_and_dictionaries_are_not() -> None:
+    assert load_config(TEXT, overrides=["base_model=${SWITCH}x"]).config.base_model == "nox"
+    assert "--set base_model=${NOWHERE}: base_model: the environment" in problem_of(TEXT, "base_model=${NOWHERE}")
+    given = yaml.safe_load(TEXT.replace("${EPOCHS:-3}", "3"))
+    assert load_config(given).config.base_model == "${MODEL}"
+
+
+def test_texts_whose_braces_are_columns_are_left_alone() -> None:
+    text = f"{TEXT}prompt:\n  template: 'It costs ${{a}}.'\n"
+    loaded = load_config(text)
+    assert loaded.config.prompt.template == "It costs ${a}."
+    assert load_config(resolved_yaml(loaded)).config == loaded.config
+
+
+@pytest.mark.parametrize("form", [resolved_yaml, lambda loaded: native_yaml(loaded.config)], ids=["resolved", "native"])
+def test_what_is_dumped_is_not_expanded_again(form) -> None:  # type: ignore[no-untyped-def]
+    loaded = load_config(f"{TEXT}prompt:\n  task: |\n    a $${{MODEL}} $$${{MODEL}}\n    ${{MODEL}}\n")
+    assert loaded.config.prompt.task == "a ${MODEL} $${MODEL}\norg/name\n"
+    assert load_config(form(loaded)).config == loaded.config
+
+
+@given(st.text(alphabet=st.sampled_from("${}:-AB") | st.characters(codec="utf-8")))
+def test_escaped_text_is_expanded_to_itself(text: str) -> None:
+    assert expanded(str(escaped(text)), {}) == text
