@@ -11,9 +11,13 @@ DIRECTIONS: dict[str, Literal["lower", "higher"]] = {
     "macro_f1": "higher",
     "weighted_f1": "higher",
     "mae": "lower",
+    "mse": "lower",
     "rmse": "lower",
+    "r2": "higher",
     "valid": "higher",
     "field_accuracy": "higher",
+    "rouge_1": "higher",
+    "rouge_2": "higher",
     "rouge_l": "higher",
     "bleu": "higher",
 }

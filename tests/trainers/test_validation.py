@@ -9,8 +9,11 @@ from partita_schema.errors import ConfigError
 from partita_schema.metrics import DIRECTIONS
 from partita_trainers.validation import Validation
 
-LOWER = {"loss", "invalid", "errors", "mae", "rmse"}
-HIGHER = {"exact_match", "accuracy", "macro_f1", "weighted_f1", "valid", "field_accuracy", "rouge_l", "bleu"}
+LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse"}
+HIGHER = {
+    *("exact_match", "accuracy", "macro_f1", "weighted_f1", "r2", "valid", "field_accuracy"),
+    *("rouge_1", "rouge_2", "rouge_l", "bleu"),
+}
 METRICS_OF_NO_QUALITY = {"n"}
 
 

@@ -7,10 +7,10 @@ in whatever order rows come; no texts are kept.
 
 | output | metrics |
 |---|---|
-| category | accuracy, macro_f1, weighted_f1 |
-| number | exact_match; mae and rmse over the answers that are numbers, infinite where none is |
+| category | accuracy; macro_f1 and weighted_f1 over the labels that are right or answered somewhere |
+| number | exact_match; over the answers that are numbers mae, mse and rmse (infinite where none is) and r2 |
 | json | exact_match, valid; for objects field_accuracy over all fields, and field.NAME for each |
-| text | exact_match; rouge_l (F-measure, 0 to 1) and bleu (corpus, 0 to 100) |
+| text | exact_match; rouge_1, rouge_2 and rouge_l (F-measures, 0 to 1) and bleu (corpus, 0 to 100) |
 """
 
 import json
@@ -28,9 +28,9 @@ from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, Ou
 
 METRICS = {
     "category": ("accuracy", "macro_f1", "weighted_f1"),
-    "number": ("exact_match", "mae", "rmse"),
+    "number": ("exact_match", "mae", "mse", "rmse", "r2"),
     "json": ("exact_match", "valid", "field_accuracy"),
-    "text": ("exact_match", "rouge_l", "bleu"),
+    "text": ("exact_match", "rouge_1", "rouge_2", "rouge_l", "bleu"),
 }
 """Metrics by type of output."""
 SHARED_METRICS = ("invalid", "errors", "n")
@@ -38,6 +38,9 @@ SHARED_METRICS = ("invalid", "errors", "n")
 
 MAX_FIELDS = 64
 """Fields of JSON objects that are reported by name."""
+
+ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
+"""Metrics of texts by their names in the library."""
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -131,6 +134,7 @@ class _CategorySums:
         counts = list(self.pairs.values())
 
         def f1(average: str) -> float:
+            # An unreadable answer misses its label, but is no label of its own, whose F1 would always be 0.
             known = list(range(len(labels)))
             return float(
                 f1_score(truths, values, labels=known, average=average, sample_weight=counts, zero_division=0.0)
@@ -141,17 +145,19 @@ class _CategorySums:
 
 
 class _NumberSums:
-    """Sums of errors and of their squares."""
+    """Errors and right values of the answers that are numbers."""
 
     def __init__(self) -> None:
         self.right = 0
         self.errors = array("d")
+        self.truths = array("d")
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         if not valid:
             return False
         error = float(value) - float(truth)
         self.errors.append(abs(error))
+        self.truths.append(float(truth))
         right = math.isclose(value, truth, rel_tol=1e-9, abs_tol=1e-12)
         self.right += right
         return right
@@ -159,8 +165,24 @@ class _NumberSums:
     def metrics(self, rows: int) -> dict[str, float]:
         count = len(self.errors)
         mae = exact_sum(self.errors) / count if count else math.inf
-        rmse = math.sqrt(exact_sum(error * error for error in self.errors) / count) if count else math.inf
-        return {"exact_match": self.right / rows, "mae": mae, "rmse": rmse}
+        mse = exact_sum(error * error for error in self.errors) / count if count else math.inf
+        return {
+            "exact_match": self.right / rows,
+            "mae": mae,
+            "mse": mse,
+            "rmse": math.sqrt(mse),
+            "r2": self._r2(mse) if count else -math.inf,
+        }
+
+    def _r2(self, mse: float) -> float:
+        """The coefficient of determination; where all right values are equal, 1 without errors and else 0."""
+        if not math.isfinite(mse):
+            return -math.inf
+        mean = exact_sum(self.truths) / len(self.truths)
+        variance = exact_sum((truth - mean) * (truth - mean) for truth in self.truths) / len(self.truths)
+        if not variance:
+            return 0.0 if mse else 1.0
+        return 1 - mse / variance
 
 
 class _JsonSums:
@@ -194,24 +216,29 @@ class _JsonSums:
 
 
 class _TextSums:
-    """Right texts, ROUGE-L (Lin 2004) by row, and the n-gram counts of BLEU (Papineni et al. 2002)."""
+    """Right texts, ROUGE (Lin 2004) by row, and the n-gram counts of BLEU (Papineni et al. 2002).
+
+    BLEU takes the orders of n-grams that answers have: answers of fewer than four words alone have no 4-grams, and
+    would otherwise come to 0 however right they are. With longer ones it is the usual score.
+    """
 
     def __init__(self) -> None:
         from rouge_score.rouge_scorer import RougeScorer
         from sacrebleu.metrics import BLEU
 
         self.right = 0
-        self.rouge = array("d")
+        self.rouge = {name: array("d") for name in ROUGE}
         # As the library's own tokenizer on English, and letters of other scripts are letters too.
-        self.rouge_scorer = RougeScorer(["rougeL"], tokenizer=_Words())
-        # effective_order only silences a warning: what is used of a sentence are its counts.
+        self.rouge_scorer = RougeScorer(list(ROUGE.values()), tokenizer=_Words())
         self.bleu = BLEU(effective_order=True)
         self.matches, self.totals = [0] * 4, [0] * 4
         self.answer_length = self.truth_length = 0
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         text, truth = str(value) if valid else "", str(truth).strip()
-        self.rouge.append(self.rouge_scorer.score(truth, text)["rougeL"].fmeasure)
+        rouge = self.rouge_scorer.score(truth, text)
+        for name, kind in ROUGE.items():
+            self.rouge[name].append(rouge[kind].fmeasure)
         counts = self.bleu.sentence_score(text, [truth])
         self.matches = [a + b for a, b in zip(self.matches, counts.counts, strict=True)]
         self.totals = [a + b for a, b in zip(self.totals, counts.totals, strict=True)]
@@ -223,9 +250,15 @@ class _TextSums:
 
     def metrics(self, rows: int) -> dict[str, float]:
         bleu = self.bleu.compute_bleu(
-            self.matches, self.totals, self.answer_length, self.truth_length, smooth_method="exp"
+            self.matches,
+            self.totals,
+            self.answer_length,
+            self.truth_length,
+            smooth_method="exp",
+            effective_order=True,
         )
-        return {"exact_match": self.right / rows, "rouge_l": exact_sum(self.rouge) / rows, "bleu": float(bleu.score)}
+        rouge = {name: exact_sum(scores) / rows for name, scores in self.rouge.items()}
+        return {"exact_match": self.right / rows, **rouge, "bleu": float(bleu.score)}
 
 
 class _Words:

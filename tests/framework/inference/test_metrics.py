@@ -57,6 +57,18 @@ def test_category_scores_equal_scikit_learns_over_all_rows(score: Any) -> None:
     }
 
 
+def test_an_unreadable_answer_misses_its_label_in_f1_and_is_no_label_of_its_own(score: Any) -> None:
+    from sklearn.metrics import f1_score
+
+    truths, answers = ["cat", "cat", "dog", "dog"], ["cat", "bird", "dog", None]
+    found = score(*(({"kind": t}, a) for t, a in zip(truths, answers, strict=True)), outputs=[CATEGORY]).outputs["kind"]
+    read = ["cat", "unreadable", "dog", "unreadable"]
+    for average in ("macro", "weighted"):
+        expected = f1_score(truths, read, labels=["cat", "dog"], average=average, zero_division=0.0)
+        assert found[f"{average}_f1"] == pytest.approx(expected)
+    assert found["macro_f1"] == pytest.approx(2 / 3)
+
+
 def test_unreadable_and_missing_answers_are_wrong_and_counted(score: Any) -> None:
     pairs = [({"kind": "cat"}, "cat"), ({"kind": "cat"}, "a bird"), ({"kind": "cat"}, None), ({"kind": "cat"}, "dog")]
     found = score(*pairs, outputs=[CATEGORY]).flat
@@ -70,7 +82,7 @@ def test_unreadable_and_missing_answers_are_wrong_and_counted(score: Any) -> Non
 
 
 def test_number_scores_equal_scikit_learns(score: Any) -> None:
-    from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 
     dice = random.Random(2)
     truths = [dice.randint(0, 9) for _ in range(100)]
@@ -78,7 +90,9 @@ def test_number_scores_equal_scikit_learns(score: Any) -> None:
     pairs = [({"age": truth}, f"about {answer}") for truth, answer in zip(truths, answers, strict=True)]
     scores = score(*pairs, ({"age": 3}, "no number"), outputs=[NUMBER]).outputs["age"]
     assert scores["mae"] == pytest.approx(mean_absolute_error(truths, answers))
+    assert scores["mse"] == pytest.approx(mean_squared_error(truths, answers))
     assert scores["rmse"] == pytest.approx(root_mean_squared_error(truths, answers))
+    assert scores["r2"] == pytest.approx(r2_score(truths, answers))
     right = sum(truth == answer for truth, answer in zip(truths, answers, strict=True))
     assert scores["exact_match"] == pytest.approx(right / 101)
     assert scores["invalid"] == pytest.approx(1 / 101)
@@ -86,12 +100,26 @@ def test_number_scores_equal_scikit_learns(score: Any) -> None:
 
 def test_errors_are_infinite_where_no_answer_is_a_number(score: Any) -> None:
     scores = score(({"age": 3}, "old"), outputs=[NUMBER]).outputs["age"]
-    assert (scores["mae"], scores["rmse"], scores["exact_match"]) == (math.inf, math.inf, 0)
+    assert (scores["mae"], scores["mse"], scores["rmse"], scores["exact_match"]) == (math.inf, math.inf, math.inf, 0)
+    assert scores["r2"] == -math.inf
+
+
+@pytest.mark.parametrize("answers", [[3, 3], [3, 4], [3]])
+def test_r2_of_equal_right_values_is_1_without_errors_and_else_0(score: Any, answers: list[int]) -> None:
+    from sklearn.metrics import r2_score
+
+    scores = score(*(({"age": 3}, str(answer)) for answer in answers), outputs=[NUMBER]).outputs["age"]
+    assert scores["r2"] == float(answers != [3, 4])
+    if len(answers) > 1:
+        assert scores["r2"] == r2_score([3] * len(answers), answers)
 
 
 def test_numbers_as_large_as_floats_go_do_not_overflow(score: Any) -> None:
     scores = score(({"age": -1e308}, "1e308"), outputs=[NUMBER]).outputs["age"]
     assert scores["rmse"] == math.inf
+    assert scores["r2"] == -math.inf
+    right = score(({"age": -1e308}, "-1e308"), ({"age": 1e308}, "1e308"), outputs=[NUMBER]).outputs["age"]
+    assert (right["mse"], right["r2"]) == (0, 1)
 
 
 def test_json_is_compared_by_value_and_by_field(score: Any) -> None:
@@ -148,12 +176,32 @@ def test_text_scores_equal_those_of_the_libraries_over_the_whole_corpus(score: A
     answers = [truth if dice.random() < 0.3 else " ".join(dice.choices(WORDS, k=8)) for truth in truths]
     pairs = [({"answer": truth}, text) for truth, text in zip(truths, answers, strict=True)]
     scores = score(*pairs, outputs=[]).outputs["answer"]
-    rouge = RougeScorer(["rougeL"])
-    assert scores["rouge_l"] == pytest.approx(
-        sum(rouge.score(truth, text)["rougeL"].fmeasure for truth, text in zip(truths, answers, strict=True)) / 30
-    )
+    rouge = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    found = [rouge.score(truth, text) for truth, text in zip(truths, answers, strict=True)]
+    for name, kind in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
+        assert scores[name] == pytest.approx(sum(one[kind].fmeasure for one in found) / 30)
     assert scores["bleu"] == pytest.approx(corpus_bleu(answers, [truths]).score)
     assert 0 < scores["exact_match"] < 1
+
+
+@pytest.mark.parametrize(
+    ("truths", "answers"),
+    [
+        (["yes", "no", "red"], ["yes", "no", "red"]),
+        (["yes", "light red"], ["no", "dark red"]),
+        (["yes", "a b c d e"], ["yes", "a b c e d"]),
+        (["yes"], ["no"]),
+    ],
+)
+def test_bleu_of_short_answers_takes_the_orders_that_they_have(
+    score: Any, truths: list[str], answers: list[str]
+) -> None:
+    from sacrebleu.metrics import BLEU
+
+    pairs = [({"answer": truth}, text) for truth, text in zip(truths, answers, strict=True)]
+    found = score(*pairs, outputs=[]).outputs["answer"]["bleu"]
+    assert found == pytest.approx(BLEU(effective_order=True).corpus_score(answers, [truths]).score)
+    assert (found == pytest.approx(100)) == (truths == answers)
 
 
 def test_words_of_other_scripts_count_in_rouge(score: Any) -> None:
