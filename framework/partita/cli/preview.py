@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 40
 """Characters of the longest bar."""
+REFUSED = "bold red"
+"""Style of what keeps a row from being used."""
 
 
 def preview(
@@ -103,7 +105,7 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     """Rows and lengths; learned tokens in green, or between ⟦ and ⟧ where there are no colours."""
     colours = console.is_terminal and console.color_system is not None
     for row in preview.rows:
-        console.rule(f"{row.key}: {about(row)}", align="left")
+        console.rule(f"{row.key}: {about(row)}", align="left", style="red" if row.reasons else "rule.line")
         console.print(marked(row, colours=colours))
     console.rule(align="left")
     told = "through the model's chat template" if preview.chat else "without a chat template"
@@ -113,23 +115,27 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     console.print(f"{first}{preview.num_rows:,} {what}, {told}{learned}")
     if preview.left_out:
         console.print(
-            f"{preview.left_out:,} of {len(preview.lengths) + preview.left_out:,} measured rows cannot be used"
+            f"{preview.left_out:,} of {len(preview.lengths) + preview.left_out:,} measured rows cannot be used",
+            style=REFUSED,
         )
     print_lengths(preview.lengths, limit=preview.limit, console=console)
 
 
 def about(row: "PreviewRow") -> str:
     if row.reasons:
-        return f"left out: {'; '.join(row.reasons)}"
+        return "left out"
     cut = f", {row.cut_tokens:,} cut" if row.cut_tokens else ""
     return f"{row.tokens:,} tokens, {row.learned_tokens:,} learned{cut}"
 
 
 def marked(row: "PreviewRow", *, colours: bool) -> "Text":
-    """The row's text with what is learned standing out."""
+    """The row's text with what is learned standing out, or why it is left out."""
     from rich.text import Text
 
     text = Text()
+    if row.reasons:
+        text.append("; ".join(row.reasons), style=REFUSED)
+        text.append("\n" if row.pieces else "")
     for piece in row.pieces:
         if colours or not piece.learned:
             text.append(piece.text, style="bold green" if piece.learned else "dim")

@@ -67,13 +67,13 @@ class Preview:
 def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3) -> Preview:
     """The first `count` training rows rendered, and the lengths of up to 1,000. Loads no model weights.
 
-    A file without training rows (`trainer: none`) shows those that it is evaluated on.
+    A row that training refuses is refused here with the same reason, such as one without a loss token. A file without training rows (`trainer: none`) shows those that it is evaluated on.
     """
     from partita_schema.rows import row_schema
 
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training if data.training is not None else next(iter(data.splits.values()))
-    supervised = has_answers(rows, config)
+    supervised = config.trainer.type != "none" or has_answers(rows, config)
     schema = row_schema(config, supervised=supervised)
     encoder = preview_encoder(config, rows, folder=folder, supervised=supervised)
     first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))

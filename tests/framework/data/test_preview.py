@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,32 @@ def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_conf
     text = printed(found, terminal=False)
     assert "dataset:1: 7 tokens, 3 learned" in text
     assert "why?⟦so</s>⟧" in text
-    assert "dataset:2: left out: column question is missing or empty" in text
+    assert re.search(r"dataset:2: left out ─+\ncolumn question is missing or empty\n", text)
     assert "dataset:3: 20 tokens, 3 learned, 3 cut" in text
     assert "3 rows, without a chat template, learned tokens between ⟦ and ⟧" in text
     assert "1 of 3 measured rows cannot be used" in text
     assert "tokens of 2 rows, at most 20 fit:" in text
     coloured = printed(found, terminal=True)
+    assert "\x1b[1;31mcolumn question is missing or empty\x1b[0m" in coloured
+    assert "\x1b[1;31m1 of 3 measured rows cannot be used\x1b[0m" in coloured
     assert "\x1b[2mwhy?\x1b[0m\x1b[1;32mso</s>\x1b[0m" in coloured
     assert "⟦" not in coloured
+
+
+def test_a_row_without_a_loss_token_is_refused_as_in_training_even_where_no_row_has_one(make_config: Make) -> None:
+    said = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so", "weight": 0}]
+    dialogue: dict[str, Any] = {
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "reply", "type": "text"}],
+    }
+
+    found = preview(make_config(base_model=SCRATCH, **dialogue), folder=Path(), dataset=[{"messages": said}] * 3)
+
+    reason = "column messages: the dialogue has no answer to learn: no message of the assistant behind a question"
+    assert [row.reasons for row in found.rows] == [(reason,)] * len(found.rows)
+    assert found.left_out == found.num_rows
+    assert f"left out {'─' * 3}" in printed(found, terminal=False)
+    assert reason in printed(found, terminal=False)
 
 
 def test_rows_without_answers_show_prompts_alone(make_config: Make) -> None:
