@@ -67,7 +67,8 @@ class Preview:
 def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3) -> Preview:
     """The first `count` training rows rendered, and the lengths of up to 1,000. Loads no model weights.
 
-    A row that training refuses is refused here with the same reason, such as one without a loss token. A file without training rows (`trainer: none`) shows those that it is evaluated on.
+    A row that training refuses is refused here with the same reason, such as one without a loss token. A file without
+    training rows (`trainer: none`) shows those that it is evaluated on.
     """
     from partita_schema.rows import row_schema
 
