@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from partita_schema.errors import Problem
 from partita_schema.foreign import ELSEWHERE_TYPES, NOT_YET_TYPES
+from partita_schema.ludwig_adapters import convert_adapter
 from partita_schema.ludwig_keys import DISTRIBUTED, IGNORED, METRICS, OPTIMIZERS, RENAMED
 from partita_schema.shapes import keys_of
 from partita_schema.trainer import FinetuneTrainer, NoTrainer
@@ -40,6 +41,8 @@ class Converter:
     def run(self) -> Iterator[Problem]:
         self.drop_empty_sections()
         self.spell_out_types()
+        for path, reason in convert_adapter(self.section("adapter")):
+            yield from self.take_out(path, reason)
         yield from self.take_out_ignored()
         yield from self.feature_prompts()
         yield from self.rename()
@@ -112,9 +115,13 @@ class Converter:
             node = self.section(section).pop(key, None)
             if node is not None:
                 yield from self.put(new, node, old)
-        for key in ("optimizer", "learning_rate_scheduler"):
-            if self.section("trainer").get(key) is not None and not self.section(f"trainer.{key}"):
-                del self.section("trainer")[key]
+        for section, key in (
+            ("trainer", "optimizer"),
+            ("trainer", "learning_rate_scheduler"),
+            ("adapter", "loftq_config"),
+        ):
+            if self.section(section).get(key) is not None and not self.section(f"{section}.{key}"):
+                del self.section(section)[key]
 
     def put(self, new: str, node: Node, old: str) -> Iterator[Problem]:
         section, _, key = new.rpartition(".")

@@ -1,0 +1,52 @@
+"""Ludwig's adapters (0.8 to 0.17) that are written otherwise here: initialisations of LoRA, and methods of peft.
+
+Called before anything else is renamed or taken out. Yields a path and a reason for each key that is to be taken out
+with a warning.
+"""
+
+from collections.abc import Iterator
+
+from partita_schema.tree import Node, Path
+
+PEFT_TYPES = {"tinylora": "TINYLORA", "c3a": "C3A", "hra": "HRA", "waveft": "WAVEFT"}
+"""Ludwig's types that are `type: peft` here, with their names in peft."""
+OF_EVERY_ADAPTER = ("type", "pretrained_adapter_weights", "postprocessor")
+LORA_KEYS = ("r", "use_dora", "init_lora_weights", "eva_config", "loftq_config", "rank_pattern", "alpha_pattern")
+"""Keys that Ludwig lets stand at adalora, which does not read them."""
+
+
+def convert_adapter(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
+    """Write Ludwig's adapter as ours, in place."""
+    for key in [key for key, node in section.items() if node.value is None]:
+        del section[key]
+    kind = section["type"].value if "type" in section else None
+    if kind == "adalora":
+        yield from ((("adapter", key), "it belongs to type: lora") for key in LORA_KEYS)
+    elif kind == "lora":
+        yield from lora_start(section)
+    elif isinstance(kind, str) and kind in PEFT_TYPES:
+        as_peft(section, PEFT_TYPES[kind])
+
+
+def lora_start(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
+    """`init_lora_weights`, with options only where it is theirs."""
+    node = section.get("init_lora_weights")
+    if node is not None and node.value is True:
+        node.value, node.text = "default", None
+    elif node is not None and node.value is False:
+        yield ("adapter", "init_lora_weights"), "an adapter starts without changing the model"
+    for key, init in (("eva_config", "eva"), ("loftq_config", "loftq")):
+        if node is None or node.value != init:
+            yield ("adapter", key), f"it is for init_lora_weights: {init}"
+
+
+def as_peft(section: dict[str, Node], peft_type: str) -> None:
+    """The keys of a method become parameters of peft's own."""
+    parameters = {key: section.pop(key) for key in list(section) if key not in OF_EVERY_ADAPTER}
+    if "bias_type" in parameters:
+        parameters["bias"] = parameters.pop("bias_type")
+    kind = section["type"]
+    origin = f"ludwig: adapter.type ({kind.place})" if kind.place else "ludwig: adapter.type"
+    section["peft_type"] = Node(peft_type, kind.place, kind.key_place, origin=origin)
+    section["parameters"] = Node(dict(parameters), kind.place, kind.key_place)
+    kind.value, kind.text = "peft", None
