@@ -112,7 +112,9 @@ class EndpointBackend(Base):
     tokens_per_minute: Count | None = None
     """Most tokens a minute, those of prompts and answers together. Default: no limit."""
     timeout_seconds: Positive = 600.0
-    """Time after which a request without an answer is given up."""
+    """Time after which a request without a whole response is given up, however slowly it comes."""
+    max_response_mb: Positive = 16.0
+    """Largest response in megabytes, after decompression; a larger one is an error of its row."""
     retries: NonNegativeCount = 5
     """How often a request is sent again that met a busy or failing server."""
     extra_body: dict[str, Any] = {}

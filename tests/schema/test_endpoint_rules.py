@@ -49,6 +49,7 @@ def test_a_server_needs_its_address_alone() -> None:
         "requests_per_minute": None,
         "tokens_per_minute": None,
         "timeout_seconds": 600.0,
+        "max_response_mb": 16.0,
         "retries": 5,
         "extra_body": {},
     }

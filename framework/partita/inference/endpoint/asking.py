@@ -12,14 +12,16 @@ import os
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import httpx2
 
 from partita.inference.endpoint.pace import Pace
-from partita.inference.endpoint.protocol import PATHS, AnswerError, Mode, Reply, read_reply, shortened, told_error
+from partita.inference.endpoint.protocol import PATHS, AnswerError, Mode, Reply, read_reply, told_error
+from partita.inference.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
+from partita.inference.endpoint.redaction import Redaction
 from partita_schema.backend import EndpointBackend
 
 logger = logging.getLogger(__name__)
@@ -45,18 +47,14 @@ class Failure:
     reason: str
     status: int | None = None
     """The status of the response, where there was one."""
+    retry: bool = False
+    """Whether another try may go better."""
+    wait: float = 0.0
+    """Seconds that the server asks to wait before it."""
 
 
-class RetryableError(Exception):
-    """A try that failed and may go better the next time."""
-
-    def __init__(self, failure: Failure, *, wait: float = 0.0) -> None:
-        super().__init__(failure.reason)
-        self.failure, self.wait = failure, wait
-
-
-class FinalError(Exception):
-    """A try that would fail each time."""
+class RequestError(Exception):
+    """A try that failed; `failure` says how."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
@@ -72,36 +70,34 @@ class Asker:
     mode: Mode
     pace: Pace
     logprobs: bool = False
-    secret: str | None = None
-    """The key, which no message shows."""
+    redaction: Redaction = field(default_factory=lambda: Redaction(None))
+    """Takes the key out of whatever a server says."""
     warned: set[str] = field(default_factory=set)
     """What was told once."""
 
     async def ask(self, body: Mapping[str, Any], *, tokens: int) -> Reply | Failure:
         """The answer to a request of at most so many tokens, or why there is none."""
-        for attempt in range(self.backend.retries + 1):
-            await self.pace.turn(tokens)
-            try:
-                reply = await self.try_once(body)
-            except FinalError as error:
-                return error.failure
-            except RetryableError as error:
-                failure, wait = error.failure, error.wait
-            else:
-                if reply.tokens:
-                    self.pace.give_back(tokens - reply.tokens)
-                return reply
-            if wait > LONGEST_ASKED_WAIT:
-                return Failure(failure.cause, f"{failure.reason}; it asks to wait {wait:,.0f} s", failure.status)
-            if attempt == self.backend.retries:
-                break
-            await self.wait(attempt, failure, least=wait)
         tries = self.backend.retries + 1
-        times = f" ({tries:,} tries)" if tries > 1 else ""
-        return Failure(failure.cause, failure.reason + times, failure.status)
+        for attempt in range(tries):
+            await self.pace.turn(tokens)
+            result = await self.try_once(body)
+            if isinstance(result, Reply):
+                if result.tokens:
+                    self.pace.give_back(tokens - result.tokens)
+                return result
+            if not result.retry:
+                return result
+            if result.wait > LONGEST_ASKED_WAIT:
+                return replace(result, reason=f"{result.reason}; it asks to wait {result.wait:,.6g} s")
+            if attempt + 1 == tries:
+                times = f" ({tries:,} tries)" if tries > 1 else ""
+                return replace(result, reason=result.reason + times)
+            await self.wait(attempt, result)
+        raise AssertionError("the last try returns")
 
-    async def wait(self, attempt: int, failure: Failure, *, least: float) -> None:
+    async def wait(self, attempt: int, failure: Failure) -> None:
         """Wait before the next try."""
+        least = failure.wait
         if least:
             self.pace.hold(least)
         backoff = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
@@ -112,58 +108,75 @@ class Asker:
         # Not all at the moment that the server named.
         await asyncio.sleep(max(least + random.uniform(0, FIRST_WAIT), backoff))
 
-    async def try_once(self, body: Mapping[str, Any]) -> Reply:
-        """The answer. Raises RetryableError and FinalError."""
-        seconds = self.backend.timeout_seconds
-        url = self.backend.url
+    async def try_once(self, body: Mapping[str, Any]) -> Reply | Failure:
+        """One try. Whatever goes wrong with it is a Failure, and no text of the server leaves with the key in it."""
         try:
-            # Around all of it: the client's own timeouts begin anew with each piece of a response.
+            reply = await self.exchange(body)
+            text = self.redaction.answer(reply.generated.text)
+        except RequestError as error:
+            failure = error.failure
+        except Exception as error:  # a response that nobody foresaw fails its own row, never the job
+            failure = Failure("server", f"the server's response cannot be read: {type(error).__name__}: {error}")
+        else:
+            if text != reply.generated.text:
+                self.warn_of_key()
+            return replace(reply, generated=replace(reply.generated, text=text))
+        return replace(failure, reason=self.redaction.message(failure.reason))
+
+    def warn_of_key(self) -> None:
+        """Say once that a server repeats the key."""
+        if "key" not in self.warned:
+            self.warned.add("key")
+            logger.warning("the server repeats the API key in its answers; *** stands in its place (told once)")
+
+    async def exchange(self, body: Mapping[str, Any]) -> Reply:
+        """The answer. Raises RequestError, its text not yet redacted, and whatever an odd response leads to."""
+        seconds, url = self.backend.timeout_seconds, self.backend.url
+        max_bytes = int(self.backend.max_response_mb * MEGABYTE)
+        try:
+            # Around all of it: the client's own timeouts begin again with each piece of a response.
             async with asyncio.timeout(seconds):
-                response = await self.client.post(url + PATHS[self.mode], json=body)
+                response = await receive(self.client, url + PATHS[self.mode], body, max_bytes=max_bytes)
         except (TimeoutError, httpx2.TimeoutException):
-            raise RetryableError(Failure("server", f"no answer within {seconds:g} s")) from None
+            raise RequestError(Failure("server", f"no answer within {seconds:g} s", retry=True)) from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             told = deepest_reason(error) or type(error).__name__
-            raise RetryableError(Failure("unreachable", f"{url} cannot be reached: {told}")) from None
+            raise RequestError(Failure("unreachable", f"{url} cannot be reached: {told}", retry=True)) from None
         except httpx2.RequestError as error:
-            told = f"{type(error).__name__}: {shortened(error)}"
-            raise RetryableError(Failure("server", f"the connection broke off: {told}")) from None
-        if response.status_code == 200:
-            return self.read(response)
-        raise self.refusal(response)
-
-    def read(self, response: httpx2.Response) -> Reply:
+            told = f"the connection broke off: {type(error).__name__}: {error}"
+            raise RequestError(Failure("server", told, retry=True)) from None
+        except ResponseError as error:
+            raise RequestError(Failure("row", str(error))) from None
+        if response.status != 200:
+            raise RequestError(refusal(response))
         try:
-            return read_reply(response.json(), mode=self.mode, logprobs=self.logprobs)
+            return read_reply(response.body, mode=self.mode, logprobs=self.logprobs, max_tokens=most_tokens(body))
         except AnswerError as error:
-            raise FinalError(Failure("row", str(error))) from None
-        except ValueError:
-            shown = shortened(response.text)
-            raise FinalError(Failure("row", f"the server's response is no JSON: {shown}")) from None
+            raise RequestError(Failure("row", str(error))) from None
 
-    def refusal(self, response: httpx2.Response) -> RetryableError | FinalError:
-        """What a response says that is no answer."""
-        status = response.status_code
-        try:
-            told, code = told_error(response.json(), response.text)
-        except ValueError:
-            told, code = told_error(None, response.text)
-        told = self.without_secret(told)
-        if 300 <= status < 400:
-            place = response.headers.get("location", "nowhere")
-            return FinalError(Failure("refused", f"the server sends elsewhere ({status}), to {place}", status))
-        if status == 429 and code == "insufficient_quota":
-            return FinalError(Failure("refused", f"the account has nothing left ({status}): {told}", status))
-        if status in BUSY or status >= 500:
-            what = "is busy" if status in BUSY else "failed"
-            wait = asked_wait(response.headers.get("retry-after"))
-            return RetryableError(Failure("server", f"the server {what} ({status}): {told}", status), wait=wait)
-        if status in (401, 403, 404, 405):
-            return FinalError(Failure("refused", f"{REFUSED}({status}): {told}", status))
-        return FinalError(Failure("row", f"{REFUSED}({status}): {told}", status))
 
-    def without_secret(self, message: str) -> str:
-        return message.replace(self.secret, "***") if self.secret else message
+def most_tokens(body: Mapping[str, Any]) -> int | None:
+    """Tokens that an answer to this request may have; None where it does not say."""
+    found = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
+    return max(found, default=None)
+
+
+def refusal(response: Response) -> Failure:
+    """What a response says that is no answer."""
+    status = response.status
+    told, code = told_error(response.text)
+    if 300 <= status < 400:
+        place = response.headers.get("location", "nowhere")
+        return Failure("refused", f"the server sends elsewhere ({status}), to {place}", status)
+    if status == 429 and code == "insufficient_quota":
+        return Failure("refused", f"the account has nothing left ({status}): {told}", status)
+    if status in BUSY or status >= 500:
+        what = "is busy" if status in BUSY else "failed"
+        wait = asked_wait(response.headers.get("retry-after"))
+        return Failure("server", f"the server {what} ({status}): {told}", status, retry=True, wait=wait)
+    if status in (401, 403, 404, 405):
+        return Failure("refused", f"{REFUSED}({status}): {told}", status)
+    return Failure("row", f"{REFUSED}({status}): {told}", status)
 
 
 def deepest_reason(error: BaseException) -> str:
@@ -177,7 +190,7 @@ def deepest_reason(error: BaseException) -> str:
         isinstance(error, OSError) and error.errno is not None and error.errno > 0
     ):  # names that are not found have negative numbers
         return os.strerror(error.errno)
-    return shortened(getattr(error, "strerror", None) or error)
+    return str(getattr(error, "strerror", None) or error)
 
 
 def asked_wait(header: str | None) -> float:
@@ -190,5 +203,5 @@ def asked_wait(header: str | None) -> float:
         pass
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return 0.0

@@ -18,6 +18,7 @@ import httpx2
 from partita.inference.endpoint.asking import Asker, Failure
 from partita.inference.endpoint.pace import Pace
 from partita.inference.endpoint.protocol import Mode, Reply
+from partita.inference.endpoint.redaction import Redaction, redacted_logs
 from partita_schema.backend import EndpointBackend
 
 
@@ -106,6 +107,11 @@ class Exchange:
     async def _work(self) -> None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         limits = httpx2.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+        redaction = Redaction(self.key)
+        with redacted_logs(redaction):
+            await self._serve(redaction, headers, limits)
+
+    async def _serve(self, redaction: Redaction, headers: Mapping[str, str], limits: httpx2.Limits) -> None:
         async with (
             httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as client,
             asyncio.TaskGroup() as tasks,
@@ -119,7 +125,7 @@ class Exchange:
                     tokens_per_minute=self.backend.tokens_per_minute,
                 ),
                 logprobs=self.logprobs,
-                secret=self.key,
+                redaction=redaction,
             )
             for _ in range(self.concurrency):
                 tasks.create_task(self._answer(asker))

@@ -4,19 +4,21 @@ A prompt is the text of a completion, or the messages of a chat with one JSON ob
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partita.inference.reading import clipped
 from partita.lm.base import Generated, GenerationOptions
 from partita_schema.config import Config
 
 Mode = Literal["chat", "completion"]
 
 PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completion": "/completions"}
-LONGEST_MESSAGE = 500
-"""Characters of a server's message that are shown."""
+CHARACTERS_OF_A_TOKEN = 256
+"""More than any tokenizer has in one token on average."""
+MOST_TOKENS = 10**7
+"""More than any context holds; larger counts are mistakes."""
 PASSED_ON = {
     "top_k": "top_k",
     "min_p": "min_p",
@@ -103,19 +105,25 @@ def read_messages(text: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.split("\n") if line]
 
 
-def read_reply(response: Any, *, mode: Mode, logprobs: bool) -> Reply:
-    """The answer in the JSON of a response. Raises AnswerError."""
+def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | None = None) -> Reply:
+    """The answer in the body of a response.
+
+    `max_tokens` are those that were asked for at most. Raises AnswerError where there is no answer, or one that cannot
+    be of so few tokens.
+    """
+    response = parsed(body)
     try:
         choice = response["choices"][0]
         text = choice["message"].get("content") if mode == "chat" else choice["text"]
     except (LookupError, TypeError, AttributeError):
-        shown = clipped(json.dumps(response, ensure_ascii=False), most=LONGEST_MESSAGE)
-        raise AnswerError(f"the server's response holds no answer: {shown}") from None
+        raise AnswerError(f"the server's response holds no answer: {body.decode()}") from None
     reason = choice.get("finish_reason")
     if reason == "content_filter":
         raise AnswerError("the server withheld the answer (finish_reason content_filter)")
     if not isinstance(text, str):
         raise AnswerError(why_no_text(choice, reason))
+    if max_tokens is not None and len(text) > (max_tokens + 16) * CHARACTERS_OF_A_TOKEN:
+        raise AnswerError(f"the answer has {len(text):,} characters, which {max_tokens:,} tokens cannot be")
     generated = Generated(
         ids=(),
         text=text,
@@ -126,11 +134,21 @@ def read_reply(response: Any, *, mode: Mode, logprobs: bool) -> Reply:
     return Reply(generated, prompt_tokens=counted(response, "prompt_tokens"))
 
 
+def parsed(body: bytes) -> Any:
+    """The JSON of a body, which is in UTF-8 whatever its headers say (RFC 8259). Raises AnswerError."""
+    try:
+        return json.loads(body.decode("utf-8-sig"))
+    except RecursionError:
+        raise AnswerError("the server's response is nested too deeply") from None
+    except ValueError:
+        raise AnswerError(f"the server's response is no JSON: {body.decode('utf-8', errors='replace')}") from None
+
+
 def counted(response: Mapping[str, Any], name: str) -> int:
-    """A count of the response's usage, 0 where there is none."""
+    """A count of the response's usage, 0 where there is none that can be true."""
     usage = response.get("usage")
     found = usage.get(name) if isinstance(usage, dict) else None
-    return found if isinstance(found, int) else 0
+    return found if type(found) is int and 0 <= found <= MOST_TOKENS else 0
 
 
 def why_no_text(choice: Mapping[str, Any], reason: str | None) -> str:
@@ -138,7 +156,7 @@ def why_no_text(choice: Mapping[str, Any], reason: str | None) -> str:
     message = choice.get("message")
     refusal = message.get("refusal") if isinstance(message, dict) else None
     if refusal:
-        return f"the model refused: {shortened(refusal)}"
+        return f"the model refused: {refusal}"
     if reason == "length":
         return (
             "the server gave no text: thinking took all the tokens; write a larger generation.max_new_tokens, or turn "
@@ -152,22 +170,23 @@ def log_probability(choice: Mapping[str, Any], *, mode: Mode) -> float:
     try:
         told = choice["logprobs"]
         found = [token["logprob"] for token in told["content"]] if mode == "chat" else told["token_logprobs"]
-        return float(sum(value for value in found if value is not None))
-    except (LookupError, TypeError):
+        total = float(sum(value for value in found if value is not None))
+    except (LookupError, TypeError, OverflowError):
         raise AnswerError("the server gave no log probabilities; remove generation.logprobs") from None
+    if not math.isfinite(total):
+        raise AnswerError(f"the server gave {total} as log probability")
+    return total
 
 
-def told_error(response: Any, text: str) -> tuple[str, str]:
+def told_error(text: str) -> tuple[str, str]:
     """What a server says of an error, and its code: from the JSON of a response where it is one, else its text."""
+    try:
+        response = json.loads(text)
+    except (ValueError, RecursionError):
+        response = None
     error = response.get("error", response) if isinstance(response, dict) else None
     if isinstance(error, dict):
         message = error.get("message") or error.get("detail") or error.get("error")
         if message:
-            return shortened(message), str(error.get("code") or error.get("type") or "")
-    return shortened(error if isinstance(error, str) else text or "no message"), ""
-
-
-def shortened(message: object) -> str:
-    """A message in one line, its end left out where it is long."""
-    line = " ".join(str(message).split())
-    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 3] + "..."
+            return str(message), str(error.get("code") or error.get("type") or "")
+    return (error if isinstance(error, str) and error else text or "no message"), ""

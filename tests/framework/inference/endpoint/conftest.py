@@ -1,9 +1,12 @@
 """A small server of OpenAI's protocol on a real socket, and files that ask it."""
 
 import json
+import re
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -151,3 +154,58 @@ def make_file(server: LocalServer) -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+class RawServer:
+    """Answers each request with the bytes that `reply` gives, piece by piece, and closes the connection."""
+
+    def __init__(self) -> None:
+        self.reply: Callable[[dict[str, Any]], Iterable[bytes]] = lambda body: [whole(b"{}")]
+        self.listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.accept)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.listening.getsockname()[1]}/v1"
+
+    def accept(self) -> None:
+        while True:
+            connection, _ = self.listening.accept()
+            if self.stopping.is_set():
+                connection.close()
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            request = b""
+            while b"\r\n\r\n" not in request:
+                request += connection.recv(65536)
+            head, _, body = request.partition(b"\r\n\r\n")
+            length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])  # type: ignore[index]
+            while len(body) < length:
+                body += connection.recv(65536)
+            for piece in self.reply(json.loads(body)):
+                connection.sendall(piece)
+
+    def close(self) -> None:
+        self.stopping.set()
+        with socket.create_connection(self.listening.getsockname()):
+            self.thread.join()
+        self.listening.close()
+
+
+def whole(body: bytes, *, status: bytes = b"HTTP/1.1 200 OK", headers: Sequence[bytes] = ()) -> bytes:
+    """A response as bytes."""
+    lines = [status, *headers, b"Content-Length: %d" % len(body), b"", b""]
+    return b"\r\n".join(lines) + body
+
+
+@pytest.fixture
+def raw_server(server: LocalServer) -> Iterator[RawServer]:
+    """A server that may answer anything at all; the test is in a folder of its own."""
+    running = RawServer()
+    yield running
+    running.close()

@@ -119,7 +119,7 @@ def test_rows_have_seeds_of_their_own_that_any_server_takes() -> None:
 
 
 def reply(choice: Any, *, mode: Any = "chat", logprobs: bool = False, **response: Any) -> Reply:
-    return read_reply({"choices": [choice], **response}, mode=mode, logprobs=logprobs)
+    return read_reply(json.dumps({"choices": [choice], **response}).encode(), mode=mode, logprobs=logprobs)
 
 
 def test_an_answer_has_text_reason_and_counts() -> None:
@@ -145,11 +145,11 @@ def test_log_probabilities_are_added_up() -> None:
 @pytest.mark.parametrize(
     ("response", "text"),
     [
-        ({"choices": []}, "the server's response holds no answer: '{\"choices\": []}'"),
-        ([1], "the server's response holds no answer: '[1]'"),
+        ({"choices": []}, 'the server\'s response holds no answer: {"choices": []}'),
+        ([1], "the server's response holds no answer: [1]"),
         (
             {"choices": [{"message": "x"}]},
-            'the server\'s response holds no answer: \'{"choices": [{"message": "x"}]}\'',
+            'the server\'s response holds no answer: {"choices": [{"message": "x"}]}',
         ),
         (
             {"choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]},
@@ -157,7 +157,7 @@ def test_log_probabilities_are_added_up() -> None:
         ),
         (
             {"choices": [{"message": {"content": None, "refusal": "I must\nnot"}, "finish_reason": "stop"}]},
-            "the model refused: I must not",
+            "the model refused: I must\nnot",
         ),
         (
             {"choices": [{"message": {"content": None}, "finish_reason": "length"}]},
@@ -178,7 +178,7 @@ def test_log_probabilities_are_added_up() -> None:
 )
 def test_a_response_without_an_answer_says_why(response: Any, text: str) -> None:
     with pytest.raises(AnswerError) as caught:
-        read_reply(response, mode="chat", logprobs=True)
+        read_reply(json.dumps(response).encode(), mode="chat", logprobs=True)
     assert str(caught.value) == text
 
 
@@ -189,7 +189,8 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
     for choice in (response, {"message": response}, {"text": response}, {"text": "x", "logprobs": response}):
         for mode in ("chat", "completion"):
             try:
-                found = read_reply({"choices": [choice], "usage": response}, mode=mode, logprobs=True)  # type: ignore[arg-type]
+                body = json.dumps({"choices": [choice], "usage": response}).encode()
+                found = read_reply(body, mode=mode, logprobs=True)  # type: ignore[arg-type]
             except AnswerError:
                 continue
             assert isinstance(found.generated.text, str)
@@ -201,17 +202,52 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
         ({"error": {"message": "too long", "code": "context"}}, ("too long", "context")),
         ({"error": {"message": "too long", "type": "bad"}}, ("too long", "bad")),
         ({"error": "too long"}, ("too long", "")),
-        ({"message": "too\n long"}, ("too long", "")),
+        ({"message": "too\n long"}, ("too\n long", "")),
         ({"detail": [{"loc": ["body"]}]}, ("[{'loc': ['body']}]", "")),
         ({"other": 1}, ('{"other": 1}', "")),
         ([], ("[]", "")),
     ],
 )
 def test_errors_are_told_in_all_forms_that_servers_have(body: Any, told: tuple[str, str]) -> None:
-    assert told_error(body, json.dumps(body)) == told
+    assert told_error(json.dumps(body)) == told
 
 
-def test_a_long_message_is_cut() -> None:
-    message, _ = told_error(None, "x" * 1000)
-    assert message == "x" * 497 + "..."
-    assert told_error(None, "") == ("no message", "")
+def test_an_error_without_json_is_its_text() -> None:
+    assert told_error("<html>busy</html>") == ("<html>busy</html>", "")
+    assert told_error("") == ("no message", "")
+    assert told_error("[" * 100_000)[1] == ""
+
+
+@pytest.mark.parametrize("count", [10**401, -1, True, 1.5, float("nan"), 10**8])
+def test_counts_that_cannot_be_true_are_left_out(count: Any) -> None:
+    found = reply({"message": {"content": "hi"}}, usage={"prompt_tokens": count, "completion_tokens": count})
+    assert (found.generated.text, found.tokens) == ("hi", 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "x"])
+def test_log_probabilities_that_are_no_numbers_are_refused(value: Any) -> None:
+    choice = {"message": {"content": "hi"}, "logprobs": {"content": [{"logprob": value}]}}
+    with pytest.raises(AnswerError, match="log probabilit"):
+        reply(choice, logprobs=True)
+
+
+def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
+    body = json.dumps({"choices": [{"text": "x" * 5000}]}).encode()
+    with pytest.raises(AnswerError, match=r"^the answer has 5,000 characters, which 2 tokens cannot be$"):
+        read_reply(body, mode="completion", logprobs=False, max_tokens=2)
+    assert len(read_reply(body, mode="completion", logprobs=False, max_tokens=20).generated.text) == 5000
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"[" * 100_000, "the server's response is nested too deeply"),
+        (b'{"a": "\xff"}', 'the server\'s response is no JSON: {"a": "\ufffd"}'),
+        (b'{"a": ' + b"1" * 5000 + b"}", 'the server\'s response is no JSON: {"a": 1111'),
+        (b"", "the server's response is no JSON: "),
+    ],
+)
+def test_what_is_no_json_is_told(body: bytes, told: str) -> None:
+    with pytest.raises(AnswerError) as caught:
+        read_reply(body, mode="chat", logprobs=False)
+    assert str(caught.value).startswith(told)

@@ -1,0 +1,194 @@
+"""What leaves the client of a server: text without the API key, and messages that are safe to print.
+
+A server may repeat the key, as it is, in part, or encoded. Text is therefore compared without white space and with its
+escapes resolved (percent, JSON, HTML), against the key, its base64 and its hexadecimal form.
+"""
+
+import base64
+import logging
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+HIDDEN = "***"
+SHORTEST_SECRET = 8
+"""Characters from which on a key is a secret; shorter ones, such as EMPTY, are placeholders for local servers."""
+READ_OF_A_MESSAGE = 2**16
+"""Characters of a message that are looked at; LONGEST_MESSAGE of them are shown in the end."""
+LONGEST_MESSAGE = 500
+"""Characters of a message that are shown."""
+
+UNPRINTABLE = re.compile(
+    r"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]?"  # colours and cursor movements
+    r"|\x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?"  # titles, links and other strings for the terminal
+    r"|\x1b.?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+)
+"""Escape sequences of terminals, control characters, and marks that reorder or hide what stands there."""
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+ESCAPED = re.compile(
+    r"%(?:25){0,4}([0-9A-Fa-f]{2})"
+    r"|\\{1,8}[ux](?:00)?([0-9A-Fa-f]{2})"
+    r"|&#[xX]0{0,8}([0-9A-Fa-f]{2});"
+    r"|&#0{0,8}([0-9]{2,3});"
+    r"|&(quot|amp|lt|gt|apos);"
+    r"|\\{1,8}|[\s\u00ad]{1,64}|" + UNPRINTABLE.pattern
+)
+"""One escaped character, or what may stand between two characters of the key."""
+CLIENT_LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.proxy")
+NAMED = {"quot": '"', "amp": "&", "lt": "<", "gt": ">", "apos": "'"}
+
+
+class Redaction:
+    """Takes an API key out of texts."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key or ""
+        secret = len(self._key) >= SHORTEST_SECRET
+        self._forms = tuple(dict.fromkeys(_forms(self._key))) if secret else ()
+
+    def message(self, text: str) -> str:
+        """A message for people: one line, safe to print, without the key or a third of it, shortened."""
+        text = UNPRINTABLE.sub("", text[:READ_OF_A_MESSAGE])
+        line = " ".join(SURROGATE.sub("\ufffd", self._hide(text, share=3)).split())
+        if self._key and not self._forms:
+            line = re.sub(rf"(?<!\w){re.escape(self._key)}(?!\w)", HIDDEN, line)
+        return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 3] + "..."
+
+    def answer(self, text: str) -> str:
+        """An answer without the key or half of it; all else stays as it is."""
+        return self._hide(text, share=2)
+
+    def _hide(self, text: str, *, share: int) -> str:
+        """The text without parts of the key of at least its length divided by `share`."""
+        if not self._forms:
+            return text
+        plain, places = _unescaped(text)
+        found = sorted(span for form in self._forms for span in _shared(plain, form, share=share))
+        if not found:
+            return text
+        pieces: list[str] = []
+        end = 0
+        for first, last in found:
+            start = places.start(first)
+            if not pieces or start > end:
+                pieces += [text[end:start], HIDDEN]
+            end = max(end, places.end(last))
+        return "".join([*pieces, text[end:]])
+
+
+@contextmanager
+def redacted_logs(redaction: Redaction) -> Iterator[None]:
+    """In this context what the HTTP client's libraries log of responses goes through the redaction as well."""
+
+    def redact(record: logging.LogRecord) -> bool:
+        record.msg, record.args = redaction.message(record.getMessage()), ()
+        return True
+
+    loggers = [logging.getLogger(name) for name in CLIENT_LOGGERS]
+    for logger in loggers:
+        logger.addFilter(redact)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(redact)
+
+
+class _Places:
+    """Where characters of an unescaped text stand in the text that it was made of."""
+
+    def __init__(self) -> None:
+        self.plain, self.text = array("q"), array("q")
+
+    def add(self, plain: int, text: int) -> None:
+        self.plain.append(plain)
+        self.text.append(text)
+
+    def start(self, place: int) -> int:
+        """Where a character begins."""
+        segment = bisect_right(self.plain, place) - 1
+        return self.text[segment] + place - self.plain[segment]
+
+    def end(self, place: int) -> int:
+        """Where the character before `place` ends."""
+        segment = bisect_right(self.plain, place - 1) - 1
+        if self.plain[segment + 1] == place:
+            return self.text[segment + 1]
+        return self.text[segment] + place - self.plain[segment]
+
+
+def _unescaped(text: str) -> tuple[str, _Places]:
+    """The text with escapes resolved and without what may be put between characters, and where these stand in it."""
+    parts: list[str] = []
+    places = _Places()
+    length = end = 0
+    places.add(0, 0)
+    for match in ESCAPED.finditer(text):
+        character = _character(match)
+        if match.start() > end:
+            parts.append(text[end : match.start()])
+            length += match.start() - end
+        places.add(length, match.start())
+        parts.append(character)
+        length, end = length + len(character), match.end()
+        places.add(length, end)
+    parts.append(text[end:])
+    places.add(length + len(text) - end, len(text))
+    return "".join(parts), places
+
+
+def _character(match: re.Match[str]) -> str:
+    percent, escaped, hexadecimal, decimal, name = match.groups()
+    if name:
+        return NAMED[name]
+    if decimal:
+        return chr(int(decimal))
+    digits = percent or escaped or hexadecimal
+    return chr(int(digits, 16)) if digits else ""
+
+
+def _shared(plain: str, form: str, *, share: int) -> list[tuple[int, int]]:
+    """Where `plain` holds a part of `form` of at least its length divided by `share`, and at least a few characters.
+
+    Any such part holds a whole block of half its length at one of a few places, and those are looked for.
+    """
+    least = min(len(form), max(SHORTEST_SECRET, -(-len(form) // share)))
+    block = (least + 1) // 2
+    found: list[tuple[int, int]] = []
+    for offset in range(0, len(form) - block + 1, block):
+        place = plain.find(form[offset : offset + block])
+        while place >= 0:
+            first, last = _grown(plain, form, place, offset, block)
+            if last - first >= least:
+                found.append((first, last))
+            place = plain.find(form[offset : offset + block], max(place + 1, last - block + 1))
+    return found
+
+
+def _grown(plain: str, form: str, place: int, offset: int, length: int) -> tuple[int, int]:
+    """The longest part of `form` around a place of `plain` where `length` characters from `offset` on stand."""
+    back = 0
+    while back < min(place, offset) and plain[place - back - 1] == form[offset - back - 1]:
+        back += 1
+    last, end = place + length, offset + length
+    while last < len(plain) and end < len(form) and plain[last] == form[end]:
+        last, end = last + 1, end + 1
+    return place - back, last
+
+
+def _forms(key: str) -> list[str]:
+    """The key as it may be repeated: itself, in one case, in hexadecimal and in base64 at any place of a text."""
+    plain = _unescaped(key)[0]
+    forms = [plain, plain.lower(), plain.upper(), unquote(plain)]
+    data = key.encode()
+    forms += [data.hex(), data.hex().upper()]
+    for before in range(3):
+        # Characters that depend on what stands beside the key are left out.
+        encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
+        inner = encoded[(0, 2, 3)[before] : 4 * ((before + len(data)) // 3)]
+        forms += [inner, inner.replace("+", "-").replace("/", "_")]
+    return [form for form in forms if len(form) >= SHORTEST_SECRET]
