@@ -57,7 +57,7 @@ from partita.training import (
 )
 from partita.tuning.run import answering_sizes, asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
-from partita_schema.errors import PartitaError
+from partita_schema.errors import DataError, PartitaError
 from partita_schema.rounds import TrainOn
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
@@ -200,6 +200,8 @@ class Model(ModelState):
         written, before anything is loaded or answered.
         """
         target = Path(output) if output is not None else None
+        if safe_csv and target is None:
+            raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
         if target is not None:
             self.team.lead(lambda: check_output(target, safe_csv=safe_csv), "the file of predictions")
         assembly = self.answering()

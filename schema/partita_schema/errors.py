@@ -12,6 +12,7 @@ PartitaError             what a user wrote is wrong: the base of all, exit statu
     OtherRankError       another process of the job failed, and says why
       LostRankError      another process is gone, or does not answer
     OutOfMemory          not even one row fits the device
+    ServerError          the server of an endpoint cannot be reached, or fails one row after the other
     SimulationError      a simulation cannot continue
     TrainingError        training cannot continue
       DivergenceError    the loss or the gradients are not finite
@@ -106,6 +107,10 @@ class LostRankError(OtherRankError):
 
 class OutOfMemory(JobError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch
     """Not even one row fits the device."""
+
+
+class ServerError(JobError):
+    """The server of an endpoint cannot be reached, or fails one row after the other."""
 
 
 class SimulationError(JobError):

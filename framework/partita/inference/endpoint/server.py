@@ -27,7 +27,7 @@ from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.backend import EndpointBackend
 from partita_schema.config import Config
 from partita_schema.endpoint_rules import sends_chat
-from partita_schema.errors import DataError, ModelError
+from partita_schema.errors import DataError, ModelError, PartitaError, ServerError
 
 BYTES_PER_TOKEN = 4
 """Of English text, about; the server's count takes its place once it is told."""
@@ -74,8 +74,8 @@ class Server:
     ) -> Iterator[BatchResult]:
         """Answers of the rows that are `left` [rows], as they come; equal greedy prompts are asked once.
 
-        An interrupt is passed on once the answers that have come are handed on. Raises ModelError where no row can be
-        answered any more: what was handed on before is complete.
+        An interrupt is passed on once the answers that have come are handed on. Raises ServerError and ModelError
+        where no row can be answered any more: what was handed on before is complete.
         """
         rows, copies = plan(work, left)
         rows.sort()  # not the longest first: those that are too long would all be refused at the beginning
@@ -106,7 +106,7 @@ class Server:
                     yield found.batch(seconds=now - started, concurrency=concurrency)
                     started = now
                 if found.end is not None:
-                    raise ModelError(found.end)
+                    raise found.end
 
     def write(
         self,
@@ -177,7 +177,7 @@ class Found:
 
     results: tuple[RowResult, ...]
     prompt_tokens: int
-    end: str | None = None
+    end: PartitaError | None = None
     """Why no other row can be answered."""
 
     def batch(self, *, seconds: float, concurrency: int) -> BatchResult:
@@ -198,7 +198,8 @@ class Judge:
     def results(self, outcomes: Sequence[Outcome], copies: dict[int, list[int]]) -> Found:
         """Results of outcomes, those of rows with the same prompt among them, up to one that ends the job."""
         results: list[RowResult] = []
-        prompt_tokens, end = 0, None
+        prompt_tokens = 0
+        end: PartitaError | None = None
         for outcome in outcomes:
             told = outcome.result
             if isinstance(told, Reply):
@@ -214,19 +215,19 @@ class Judge:
                 results.append(RowResult(row, generated, error))
         return Found(tuple(results), prompt_tokens, end)
 
-    def end_of_all(self, failure: Failure) -> str | None:
+    def end_of_all(self, failure: Failure) -> PartitaError | None:
         """Why the job ends with this failure; None where it is the row's alone."""
         if failure.cause == "unreachable":
-            return f"{failure.reason}. Start the server, or correct backend.url. {KEPT}"
+            return ServerError(f"{failure.reason}. Start the server, or correct backend.url. {KEPT}")
         if failure.cause == "refused" and not (failure.status == 403 and self.answered):
-            return f"{self.advice(failure)}. {KEPT}"
+            return ModelError(f"{self.advice(failure)}. {KEPT}")
         if failure.cause == "server" or (not self.answered and failure.reason == self.last_refusal):
             # A row that is refused says nothing of others, unless none was ever answered and all are told the same.
             self.failures += 1
         if failure.cause == "row":
             self.last_refusal = failure.reason
         if self.failures >= self.most_failures:
-            return (
+            return ServerError(
                 f"{self.failures:,} rows have failed one after the other, the last one so: {failure.reason}. {KEPT}, "
                 "with --retry-errors also those that failed"
             )

@@ -87,7 +87,7 @@ def test_a_row_that_fails_is_told_at_the_end(
 def test_commands_that_a_server_has_no_part_in_say_so(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, text: str
 ) -> None:
-    assert partita(monkeypatch, verb, file) == 1
+    assert partita(monkeypatch, verb, file) == 2
     assert capsys.readouterr().err == f"error: {text}\n"
 
 
@@ -95,7 +95,7 @@ def test_a_server_that_is_not_known_ends_with_one_line(
     file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.reply = lambda body: error(401, "no key")
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 1
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 2
     told = capsys.readouterr().err
     assert told.startswith("error: the server wants a key (401): no key; write backend.api_key_env")
     assert not Path("out.jsonl").exists()
@@ -124,3 +124,15 @@ def test_formulas_in_answers_are_marked_on_request(
     assert partita(monkeypatch, *words) == 0
     assert '"=HYPERLINK(' in Path("out.csv").read_text(encoding="utf-8")
     assert len(server.bodies) == 2
+
+
+def test_a_server_that_fails_is_no_mistake_of_the_user(
+    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(60)), encoding="utf-8")
+    server.reply = lambda body: error(500, "broken")
+    words = ("--set", "backend.retries=0", "--set", "backend.concurrency=2")
+    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", *words) == 1
+    assert "10 rows have failed one after the other, the last one so: the server failed (500): broken." in (
+        capsys.readouterr().err
+    )
