@@ -22,6 +22,7 @@ from partita.inference.endpoint.pace import Pace
 from partita.inference.endpoint.protocol import PATHS, AnswerError, Mode, Reply, read_reply, told_error
 from partita.inference.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.inference.endpoint.redaction import Redaction
+from partita.inference.prompts import described
 from partita_schema.backend import EndpointBackend
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Asker:
         except RequestError as error:
             failure = error.failure
         except Exception as error:  # a response that nobody foresaw fails its own row, never the job
-            failure = Failure("server", f"the server's response cannot be read: {type(error).__name__}: {error}")
+            failure = Failure("server", f"the server's response cannot be read: {described(error)}")
         else:
             if text != reply.generated.text:
                 self.warn_of_key()
@@ -143,7 +144,7 @@ class Asker:
             told = deepest_reason(error) or type(error).__name__
             raise RequestError(Failure("unreachable", f"{url} cannot be reached: {told}", retry=True)) from None
         except httpx2.RequestError as error:
-            told = f"the connection broke off: {type(error).__name__}: {error}"
+            told = f"the connection broke off: {described(error)}"
             raise RequestError(Failure("server", told, retry=True)) from None
         except ResponseError as error:
             raise RequestError(Failure("row", str(error))) from None

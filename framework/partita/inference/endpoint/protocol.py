@@ -17,6 +17,8 @@ Mode = Literal["chat", "completion"]
 PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completion": "/completions"}
 CHARACTERS_OF_A_TOKEN = 256
 """More than any tokenizer has in one token on average."""
+MOST_CONTAINERS = 500_000
+"""Lists and objects of a response; log probabilities of 6,400 tokens with 20 alternatives each have half as many."""
 MOST_TOKENS = 10**7
 """More than any context holds; larger counts are mistakes."""
 PASSED_ON = {
@@ -137,11 +139,21 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
 def parsed(body: bytes) -> Any:
     """The JSON of a body, which is in UTF-8 whatever its headers say (RFC 8259). Raises AnswerError."""
     try:
-        return json.loads(body.decode("utf-8-sig"))
-    except RecursionError:
-        raise AnswerError("the server's response is nested too deeply") from None
+        return load_json(body.decode("utf-8-sig"))
+    except AnswerError:
+        raise
     except ValueError:
         raise AnswerError(f"the server's response is no JSON: {body.decode('utf-8', errors='replace')}") from None
+
+
+def load_json(text: str) -> Any:
+    """The JSON in a text of the server. Raises AnswerError where it would take too much memory, and ValueError."""
+    if text.count("[") + text.count("{") > MOST_CONTAINERS:  # each takes up to 250 bytes once it is read
+        raise AnswerError(f"the server's response has more than {MOST_CONTAINERS:,} lists and objects")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise AnswerError("the server's response is nested too deeply") from None
 
 
 def counted(response: Mapping[str, Any], name: str) -> int:
@@ -181,8 +193,8 @@ def log_probability(choice: Mapping[str, Any], *, mode: Mode) -> float:
 def told_error(text: str) -> tuple[str, str]:
     """What a server says of an error, and its code: from the JSON of a response where it is one, else its text."""
     try:
-        response = json.loads(text)
-    except (ValueError, RecursionError):
+        response = load_json(text)
+    except ValueError:
         response = None
     error = response.get("error", response) if isinstance(response, dict) else None
     if isinstance(error, dict):

@@ -180,14 +180,10 @@ class RawServer:
 
     def serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            request = b""
-            while b"\r\n\r\n" not in request:
-                request += connection.recv(65536)
-            head, _, body = request.partition(b"\r\n\r\n")
-            length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])  # type: ignore[index]
-            while len(body) < length:
-                body += connection.recv(65536)
-            for piece in self.reply(json.loads(body)):
+            body = read_request(connection)
+            if body is None:
+                return
+            for piece in self.reply(body):
                 connection.sendall(piece)
 
     def close(self) -> None:
@@ -197,9 +193,22 @@ class RawServer:
         self.listening.close()
 
 
+def read_request(connection: socket.socket) -> dict[str, Any] | None:
+    """The body of a request; None where the client hangs up before its end."""
+    request = b""
+    while piece := connection.recv(65536):
+        request += piece
+        head, _, body = request.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        if length is not None and len(body) >= int(length[1]):
+            found: dict[str, Any] = json.loads(body)
+            return found
+    return None
+
+
 def whole(body: bytes, *, status: bytes = b"HTTP/1.1 200 OK", headers: Sequence[bytes] = ()) -> bytes:
     """A response as bytes."""
-    lines = [status, *headers, b"Content-Length: %d" % len(body), b"", b""]
+    lines = [status, *headers, b"Connection: close", b"Content-Length: %d" % len(body), b"", b""]
     return b"\r\n".join(lines) + body
 
 

@@ -54,6 +54,10 @@ def test_the_charset_of_a_response_does_not_matter(raw_server: RawServer, make_f
         (b"[" * 100_000, "the server's response is nested too deeply"),
         (b'{"choices":' + b"[" * 900 + b"]" * 900 + b"}", "the server's response holds no answer: {"),
         (json_of(usage=None).replace(b"null", b"1" * 5000), "the server's response is no JSON: {"),
+        (
+            b"[" + b'{"":0},' * 500_000 + b"0]",
+            "the server's response has more than 500,000 lists and objects",
+        ),
         (b"\xff\xfe", "the server's response is no JSON: \ufffd\ufffd"),
         (GOOD.decode().encode("utf-16"), "the server's response is no JSON: "),
     ],
