@@ -80,6 +80,7 @@ def prepare(folder: Path, config: dict[str, Any]) -> Path:
     write_rows(folder / "rows.jsonl", make_rows(101, seed=1))
     write_rows(folder / "more.jsonl", make_rows(37, seed=2))
     write_rows(folder / "few.jsonl", make_rows(2, seed=3))
+    (folder / "few.jsonl").write_text("{broken\n" + (folder / "few.jsonl").read_text("utf8") + "{cut", "utf8")
     (folder / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf8")
     return folder
 

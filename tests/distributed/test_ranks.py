@@ -43,6 +43,8 @@ def test_answers_and_scores_are_those_of_one_process(processes: Any, jobs: Jobs,
 
     for name in ("more", "few"):
         assert (several / f"{name}.out.jsonl").read_text() == (one / f"{name}.out.jsonl").read_text()
+    lines = [json.loads(line) for line in (several / "few.out.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines] == ["error", "ok", "ok", "error"]
     assert together["predict:more"] == alone["predict:more"]
     metrics = [results["evaluate:more"] for results in (alone, together)]
     assert metrics[0]["colour"] == metrics[1]["colour"]

@@ -156,11 +156,15 @@ def test_a_journal_of_one_process_is_continued_by_workers(fleet: Model, folder: 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_there_may_be_hardly_any_rows(fleet: Model, folder: Path, rows: int) -> None:
     write(Path("few.jsonl"), [{"text": f"w{number} w7"} for number in range(rows)])
+    with Path("few.jsonl").open("a", encoding="utf8") as file:
+        file.write("{broken\n")
 
     fleet.predict("few.jsonl", output=f"few-{rows}.jsonl")
     in_one_process(folder).predict("few.jsonl", output=f"few-{rows}-alone.jsonl")
 
     assert Path(f"few-{rows}.jsonl").read_bytes() == Path(f"few-{rows}-alone.jsonl").read_bytes()
+    lines = [json.loads(line) for line in Path(f"few-{rows}.jsonl").read_text("utf8").splitlines()]
+    assert [line["status"] for line in lines] == ["ok"] * rows + ["error"]
 
 
 def test_what_a_row_raises_inside_a_worker_is_its_error(fleet: Model, folder: Path) -> None:
