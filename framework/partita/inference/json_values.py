@@ -17,7 +17,8 @@ MAX_DEPTH = 100
 MAX_REASON = 200
 """Characters of a reason that are kept."""
 
-FENCE = re.compile(r"```[ \t]*[\w-]*[ \t]*\r?\n?(.*?)```", re.DOTALL)
+# Possessive, so that an opening without an end takes linear time.
+FENCE = re.compile(r"```[ \t]*+[\w-]*+[ \t]*+\r?\n?(.*?)```", re.DOTALL)
 START = re.compile(r"[{\[]")
 
 

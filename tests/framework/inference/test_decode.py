@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.decode import Decoder
+from partita.inference.json_values import find_json
+from partita.inference.reading import ReadError
 from partita_schema.errors import ConfigError
 
 JSON = {"name": "order", "type": "json"}
@@ -160,3 +162,10 @@ def test_what_was_written_as_target_is_read_back(decoder_of: Any, why: str, more
     answer = {"mood": "good", "stars": stars, "why": why, "more": more}
     decoded = decoder_of(*SEVERAL).decode(json.dumps(answer, separators=(",", ":")))
     assert decoded.values == {"mood": "good", "stars": stars, "why": why.strip(), "more": more}
+
+
+@pytest.mark.parametrize("filling", ["a", " ", "a "])
+def test_a_fence_without_an_end_is_read_in_linear_time(filling: str) -> None:
+    with pytest.raises(ReadError, match="no JSON value stands in"):
+        find_json("```" + filling * 1_000_000, check=lambda value: value)
+    assert find_json('```json  \n{"a": 1}\n``` and so on', check=lambda value: value) == {"a": 1}

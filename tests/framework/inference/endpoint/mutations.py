@@ -22,7 +22,19 @@ ECHOES: tuple[Callable[[str], str], ...] = (
     lambda key: key[:20],
 )
 CHARSETS = ("idna", "rot13", "hex", "utf-16", "utf-7", "undefined", "unicode_escape", "zlib", "x" * 300, "\xff")
-TEXTS = ("", "x" * 300_000, "\x00", "\ud800", "\x1b]0;owned\x07", "=1+1", "9" * 401, "NaN", "{" * 3000, "\u202e")
+TEXTS = (
+    "",
+    "x" * 300_000,
+    "\x00",
+    "\ud800",
+    "\x1b]0;owned\x07",
+    "=1+1",
+    "9" * 401,
+    "NaN",
+    "{" * 3000,
+    "\u202e",
+    "```" + "a" * 60_000,
+)
 ODD_VALUES = (None, True, -1, 1.5, 1e308, 10**20, 10**401, float("nan"), float("inf"), [], {}, [[]], [None] * 50)
 STATUSES = (*range(200, 206), 300, 301, 302, 307, 308, *range(400, 432), 451, 499, *range(500, 512), 599, 999)
 
