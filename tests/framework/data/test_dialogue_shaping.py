@@ -60,7 +60,7 @@ def test_a_chat_template_learns_each_answer_with_its_end(make_config: Make, chat
 
     [packed] = examples(encoder, ROW)
 
-    answer = "<|im_start|>assistant\n[{}<|im_end|>\n]"
+    answer = "<|im_start|>assistant\n[{}<|im_end|>]\n"
     assert marked(packed, chat_tokenizer) == (
         turn("system", "s") + turn("user", "x1") + answer.format("y1") + turn("user", "x2") + answer.format("y2")
     )
@@ -112,7 +112,7 @@ def test_last_turn_learns_the_last_answer_alone(make_config: Make, chat_tokenize
     [example] = examples(encoder, ROW)
 
     assert marked(example, chat_tokenizer).count("[") == 1
-    assert marked(example, chat_tokenizer).endswith("[y2<|im_end|>\n]")
+    assert marked(example, chat_tokenizer).endswith("[y2<|im_end|>]\n")
 
 
 def test_an_answer_of_weight_0_is_shown_and_not_learned(make_config: Make, chat_tokenizer: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_message(
     whole = turn("user", "x1") + turn("assistant", "(old)y1") + turn("user", "x2") + "<|im_start|>assistant\n"
     assert chat_tokenizer.decode(asked(encoder, ROW["messages"])) == whole
     squash = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}})
-    assert marked(examples(squash, ROW)[1], chat_tokenizer) == whole + "[y2<|im_end|>\n]"
+    assert marked(examples(squash, ROW)[1], chat_tokenizer) == whole + "[y2<|im_end|>]\n"
 
 
 def test_auto_squashes_where_the_template_rewrites_or_the_context_is_cut(
@@ -267,7 +267,7 @@ def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said:
     for row in scored:
         assert isinstance(row, Example)
         [(start, end)] = row.spans
-        assert whole.input_ids[:end] == row.input_ids
+        assert whole.input_ids[:end] == row.input_ids[:end]
         assert set(whole.labels[start:end]) != {-100}
     question = messages[: 1 + max(n for n, m in enumerate(messages) if m["role"] == "assistant")]
     [(start, _)] = scored[-1].spans  # type: ignore[union-attr]

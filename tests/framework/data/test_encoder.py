@@ -80,15 +80,24 @@ def test_a_cut_answer_of_a_chat_loses_its_end_too(make_config: Make, chat_tokeni
     whole = encoder.encode({"question": "q", "answer": "abc"}, key="k")
 
     assert (learned(cut, chat_tokenizer), cut.cut_tokens) == ("abc", 1)
-    assert (learned(whole, chat_tokenizer), whole.cut_tokens) == ("abc<|im_end|>\n", 0)
+    assert (learned(whole, chat_tokenizer), whole.cut_tokens) == ("abc<|im_end|>", 0)
 
 
-def test_the_end_of_a_turn_is_one_learned_token(make_config: Make, chat_tokenizer: Any) -> None:
+def test_the_loss_ends_with_the_token_that_ends_a_turn(make_config: Make, chat_tokenizer: Any) -> None:
     example = encoder_of(make_config(), chat_tokenizer).encode({"question": "q", "answer": "a"}, key="k")
 
     [(start, end)] = example.spans
-    assert end == len(example.input_ids)
-    assert chat_tokenizer.convert_ids_to_tokens(example.input_ids[start:end]) == ["a", "<|im_end|>", "\u010a"]
+    assert chat_tokenizer.convert_ids_to_tokens(example.input_ids[start:end]) == ["a", "<|im_end|>"]
+    assert chat_tokenizer.convert_ids_to_tokens(example.input_ids[end:]) == ["\u010a"]
+
+
+def test_what_follows_the_last_turn_is_left_out_where_it_does_not_fit(make_config: Make, chat_tokenizer: Any) -> None:
+    row = {"question": "q", "answer": "a"}
+    whole = encoder_of(make_config(), chat_tokenizer).encode(row, key="k")
+
+    short = encoder_of(make_config(), chat_tokenizer, len(whole.input_ids) - 1).encode(row, key="k")
+
+    assert (short.input_ids, short.spans, short.cut_tokens) == (whole.input_ids[:-1], whole.spans, 0)
 
 
 def test_a_beginning_stands_before_plain_prompts_once_and_never_before_chats(make_config: Make) -> None:

@@ -76,7 +76,8 @@ def test_a_chat_template_turns_examples_into_turns_and_learns_the_end(make_confi
     prompt = (
         "<|im_start|>system\nBe brief.<|im_end|>\n" + turn.format("1 + 1?") + "2<|im_end|>\n" + turn.format("2 + 2?")
     )
-    assert shaped.segments == (Segment(prompt, False), Segment("4", True), Segment("<|im_end|>\n", True))
+    turn_end = (Segment("<|im_end|>", True, joined=True), Segment("\n", False, joined=True))
+    assert shaped.segments == (Segment(prompt, False), Segment("4", True), *turn_end)
     assert (shaped.begins, shaped.ends) == (False, False)
     assert Shaper(config, tokenizer=chat_tokenizer).shape_prompt(ROW).segments == (Segment(prompt, False),)
 
@@ -99,7 +100,8 @@ def test_what_a_template_writes_before_the_answer_is_learned_with_it(make_config
 
     shaped = Shaper(make_config(), tokenizer=chat_tokenizer).shape({"question": "a", "answer": " b\n"})
 
-    assert shaped.segments[1:] == (Segment("[begin]b", True), Segment("<|im_end|>\n", True))
+    turn_end = (Segment("<|im_end|>", True, joined=True), Segment("\n", False, joined=True))
+    assert shaped.segments[1:] == (Segment("[begin]b", True), *turn_end)
 
 
 def test_thinking_is_turned_off_in_prompt_and_dialogue(make_config: Make, chat_tokenizer: Any) -> None:

@@ -1,19 +1,21 @@
 """From a dialogue to text in segments: what is said in turn, and the answers that are learned.
 
-Where all answers of a dialogue are learned (packed), each is a segment of its own, found by rendering the dialogue as
-it grows: what a chat template writes up to an answer must begin with what it wrote up to the one before. A template
-that rewrites earlier turns (takes out thoughts, writes a date, marks the last turn) is refused, since what would be
-learned could never be asked. Predictions for a packed model are cut into the same segments, so that they have the same
-tokens. With a chat template and not packed, the prompt is one segment.
+Where all answers of a dialogue are learned (packed), each has its own segments, found by rendering the dialogue as it
+grows: what a chat template writes up to an answer must begin with what it wrote up to the one before. A template that
+rewrites earlier turns (takes out thoughts, writes a date, marks the last turn) is refused, since what would be learned
+could never be asked. Predictions for a packed model are cut into the same segments, so that they have the same tokens.
+Where it is not packed, the prompt is encoded as one text.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from partita.data.dialogue.expand import Mode, context_of
 from partita.data.dialogue.squash import Context, history
-from partita.data.shaping.prompt import ChatTemplate, Segment, Shaped
+from partita.data.shaping.chat import ChatTemplate, Rendered, by_marks
+from partita.data.shaping.prompt import Segment, Shaped
 from partita_schema.config import Config
 from partita_schema.dialogue import Dialogue
 from partita_schema.errors import ModelError, RewrittenError, RowError
@@ -77,21 +79,34 @@ class DialogueShaper:
             if not message.get("learned"):
                 continue
             prompt = self._apply(chat, said[:place], prompt=True)
-            segments.append(Segment(continued(done, prompt, answer=last), False))
-            done, last = self._apply(chat, said[: place + 1], prompt=False), place + 1
-            parts = chat.answer_segments(prompt, done, message["content"])
-            segments += [part._replace(supervised=learn_all) for part in parts[:-1]]
-            segments.append(parts[-1]._replace(supervised=learn_all, ends=chat.needs_end))
+            whole = self._dialogue(chat, said[: place + 1], marks=learn_all)
+            asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
+            turn = [*marked(asked, done, whole), *chat.answer_segments(prompt, whole, message["content"])]
+            segments += [part._replace(supervised=learn_all and part.supervised) for part in turn]
+            if chat.needs_end:
+                segments.append(Segment("", learn_all, ends=True, joined=True))
+            done, last = whole.text, place + 1
         prompt = self._apply(chat, said, prompt=True)
-        segments.append(Segment(continued(done, prompt, answer=last), False))
-        if answer is not None:
-            whole = self._apply(chat, [*said, {"role": "assistant", "content": answer}], prompt=False)
-            segments += chat.answer_segments(prompt, whole, answer)
-        return Shaped(tuple(segments), begins=False, ends=answer is not None and chat.needs_end)
+        asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
+        if answer is None:
+            return Shaped((*segments, asked), begins=False)
+        whole = self._dialogue(chat, [*said, {"role": "assistant", "content": answer}], marks=True)
+        segments += marked(asked, done, whole) if learn_all else [asked]
+        segments += chat.answer_segments(prompt, whole, answer)
+        return Shaped(tuple(segments), begins=False, ends=chat.needs_end)
+
+    def _dialogue(self, chat: ChatTemplate, messages: Sequence[Mapping[str, str]], *, marks: bool) -> Rendered:
+        with self._refusals():
+            return chat.dialogue(messages, marks=marks)
 
     def _apply(self, chat: ChatTemplate, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
-        try:
+        with self._refusals():
             return chat.apply(messages, prompt=prompt)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
         except ModelError as error:
             cut = ("context_length", "context_turns", "context_tokens")
             hint = "; context_turns cuts between questions" if any(getattr(self._context, key) for key in cut) else ""
@@ -102,7 +117,8 @@ class DialogueShaper:
     def _plain(self, messages: Sequence[Message], answer: str | None, *, packed: bool, learn_all: bool) -> Shaped:
         """Pieces with the delimiter between them, each behind the name of its speaker.
 
-        Answers are segments of their own wherever they stand, and where `packed`, they end as learned ones do.
+        Earlier answers are segments wherever they stand: a simulation keeps their tokens. Where `packed`, they end as
+        answers in the loss do; else they are one text with the rest of the prompt.
         """
         segments: list[Segment] = []
         text, delimiter = "", ""
@@ -110,11 +126,12 @@ class DialogueShaper:
             text += delimiter + self._speaker(message["role"])
             delimiter = self._settings.delimiter
             if message.get("learned"):
-                segments += [Segment(text, False), Segment(message["content"], learn_all, ends=packed)]
+                asked = Segment(text, False, joined=bool(segments))
+                segments += [asked, Segment(message["content"], learn_all, ends=packed, joined=not packed)]
                 text = ""
             else:
                 text += message["content"]
-        segments.append(Segment(text + delimiter + self._speaker("assistant"), False))
+        segments.append(Segment(text + delimiter + self._speaker("assistant"), False, joined=bool(segments)))
         if answer is not None:
             segments.append(Segment(answer, True))
         return Shaped(tuple(segments), begins=True, ends=answer is not None)
@@ -144,6 +161,11 @@ def leaves_turns(chat: ChatTemplate) -> bool:
         return chat.apply([*first, {"role": "user", "content": "MORE"}], prompt=True).startswith(before)
     except ModelError:
         return False
+
+
+def marked(asked: Segment, done: str, whole: Rendered) -> list[Segment]:
+    """What a dialogue says between `done` and an answer, cut by the template's marks where it has any."""
+    return [asked] if whole.marks is None else list(by_marks([asked], at=len(done), marks=whole.marks))
 
 
 def continued(done: str, prompt: str, *, answer: int) -> str:

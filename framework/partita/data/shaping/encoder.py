@@ -1,9 +1,8 @@
 """From cleaned rows to token ids with the spans that are learned.
 
-Segments are encoded by themselves, so ids of prompts are the same in training and in prediction, and spans are exact.
-Too long an example loses the end of its answer, and with it the end-of-text token: a cut answer must not be learned as
-a whole one. A dialogue loses what stands behind the cut, and ends with its last learned token. A row without a learned
-token is refused.
+A token begins with each answer, so ids of prompts are the same in training and in prediction. Too long an example loses
+the end of its answer, and with it the end-of-text token: a cut answer must not be learned as a whole one. A dialogue
+loses what stands behind the cut, and ends with its last learned token. A row without a learned token is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from partita.data.rows import digest
 from partita.data.shaping.custom import CustomShaper
-from partita.data.shaping.prompt import Retriever, Row, Shaped, Shaper
+from partita.data.shaping.prompt import Retriever, Row, Segment, Shaped, Shaper
+from partita.data.shaping.segments import SegmentTokenizer
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, RowError
 
@@ -25,6 +25,8 @@ Span = tuple[int, int]
 """First token and the one behind the last."""
 IGNORED = -100
 """Label of tokens that are not learned."""
+RULES = "2: joined text"
+"""How text becomes tokens and loss. It changes with the code that decides them, so that kept tokens are made again."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Encoder:
     def encode_turn(self, row: Row, *, key: str, before: Sequence[int], behind: str) -> PromptExample:
         """The prompt of a dialogue that goes on: the text `behind` has the tokens `before`, as it had them then.
 
-        Where that text does not stand at the beginning, or ends within a segment, the whole prompt is encoded anew.
+        The whole prompt is encoded anew where that text does not stand at the beginning or ends within a segment, or
+        where a token of the whole prompt spans its end.
         """
         [shaped], [ids] = self._tokens([row], [key], supervised=False)
         if isinstance(shaped, RowError):
@@ -109,16 +112,22 @@ class Encoder:
             place += 1
         if not behind or length != len(behind) or not shaped.text.startswith(behind):
             return self._prompt_example(shaped, ids, key)
-        parts, _ = self._parts(shaped, ids)
+        [rest] = self._segment_ids([shaped.segments[place:]], before=behind)
+        added = [token for part in rest for token in part]
+        if added and added != [token for part in ids for token in part][-len(added) :]:
+            return self._prompt_example(shaped, ids, key)
+        parts, _ = self._parts(shaped.segments[place:], rest)
         end = [self.end] if shaped.segments[place - 1].ends and self.end is not None else []
-        kept = [*before, *end, *(token for part, _ in parts[place:] for token in part)]
-        return self._checked_prompt(kept, shaped.text, key)
+        return self._checked_prompt([*before, *end, *(token for part, _ in parts for token in part)], shaped.text, key)
 
     def answer_ids(self, answer: str) -> tuple[int, ...]:
-        """Tokens of an answer as it is learned, and of what a chat template writes behind it."""
+        """Tokens of an answer as it is in the loss after any prompt, and of the end that a chat template writes."""
         assert isinstance(self.shaper, Shaper), "a shaper of one's own knows no answers but those of rows"
-        parts = self._tokenize([segment.text for segment in self.shaper.answer_segments(answer)])
-        return tuple(token for part in parts for token in part)
+        segments = self.shaper.any_prompt(answer)
+        [parts] = self._segment_ids([segments])
+        return tuple(
+            token for segment, part in zip(segments, parts, strict=True) if segment.supervised for token in part
+        )
 
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
         """Rows for training in one call of the tokenizer; a RowError stands in the place of a bad one."""
@@ -143,7 +152,7 @@ class Encoder:
         ]
 
     def _prompt_example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> PromptExample:
-        parts, _ = self._parts(shaped, ids)
+        parts, _ = self._parts(shaped.segments, ids)
         prompt = [*self._beginning(shaped), *(token for part, _ in parts for token in part)]
         return self._checked_prompt(prompt, shaped.text, key)
 
@@ -158,7 +167,9 @@ class Encoder:
 
     def _example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> Example:
         tokens, spans = self._beginning(shaped), list[Span]()
-        parts, cut = self._parts(shaped, ids)
+        parts, cut = self._parts(shaped.segments, ids)
+        if shaped.ends and self.end is not None and not cut:
+            parts.append(([self.end], True))
         for part, supervised in parts:
             if supervised and part:
                 joined = spans and spans[-1][1] == len(tokens)
@@ -172,30 +183,31 @@ class Encoder:
         limit = len(tokens) if self.max_length is None else self.max_length
         if spans[0][0] >= limit:
             raise RowError(too_long(spans[0][0], limit) + self._advice())
+        needed = spans[-1][1]  # what a template writes after the last turn may be left out
         spans = [(start, min(end, limit)) for start, end in spans if start < limit]
         # What nobody learns behind the last answer that fits would only take memory.
         limit = min(limit, spans[-1][1]) if limit < len(tokens) else limit
         if not self.completion_only:
             spans = [(0, min(limit, len(tokens)))]
-        lost = shaped.cut_tokens + cut + max(0, len(tokens) - limit)
+        lost = shaped.cut_tokens + cut + max(0, needed - limit)
         return Example(key, tokens[:limit], tuple(spans), lost)
 
-    def _parts(self, shaped: Shaped, ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
+    def _parts(self, segments: Sequence[Segment], ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
         """Ids of each segment and whether they are learned, up to the limit of an answer; and the tokens cut there.
 
-        An answer is what is learned behind what is not; its end is no part of it and has no limit.
+        An answer is the first segment in the loss where a model begins to answer; its end is no part of it and has no
+        limit.
         """
         parts: list[tuple[list[int], bool]] = []
         end = self.end
         limit = self.answer_limit
         begins = True
-        for place, (segment, part) in enumerate(zip(shaped.segments, ids, strict=True)):
+        for place, (segment, part) in enumerate(zip(segments, ids, strict=True)):
+            begins = begins or not segment.joined
             if segment.supervised and begins and limit is not None and len(part) > limit:
-                return [*parts, (part[:limit], True)], len(part) - limit + tokens_behind(shaped, ids, place)
-            begins = not segment.supervised
+                return [*parts, (part[:limit], True)], len(part) - limit + tokens_behind(segments, ids, place)
+            begins = begins and not segment.supervised
             parts.append(([*part, end] if segment.ends and end is not None else part, segment.supervised))
-        if shaped.ends and end is not None:
-            parts.append(([end], True))
         return parts, 0
 
     def _advice(self) -> str:
@@ -210,12 +222,10 @@ class Encoder:
     ) -> tuple[list[Shaped | RowError], list[list[list[int]]]]:
         """Text and ids of each row's segments."""
         shaped = self._shape(rows, keys, supervised=supervised)
-        texts = [segment.text for item in shaped if isinstance(item, Shaped) for segment in item.segments]
         try:
-            flat = iter(self._tokenize(texts))
+            return shaped, self._segment_ids([segments_of(item) for item in shaped])
         except (TypeError, UnicodeEncodeError):
             return self._tokens_by_row(shaped)
-        return shaped, [[next(flat) for _ in item.segments] if isinstance(item, Shaped) else [] for item in shaped]
 
     def _tokens_by_row(
         self, shaped: Sequence[Shaped | RowError]
@@ -225,7 +235,7 @@ class Encoder:
         ids: list[list[list[int]]] = []
         for item in shaped:
             try:
-                ids.append(self._tokenize([part.text for part in item.segments]) if isinstance(item, Shaped) else [])
+                ids += self._segment_ids([segments_of(item)])
                 found.append(item)
             except (TypeError, UnicodeEncodeError):
                 ids.append([])
@@ -240,14 +250,9 @@ class Encoder:
                 return [error]
         return [self._shape([row], [key], supervised=supervised)[0] for row, key in zip(rows, keys, strict=True)]
 
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        encoded = self.shaper.tokenizer(
-            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
-        )
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
+    @cached_property
+    def _segment_ids(self) -> SegmentTokenizer:
+        return SegmentTokenizer(self.shaper.tokenizer)
 
     def parts(self) -> dict[str, str]:
         """Hashes of what decides the ids, by the names under which a person knows it."""
@@ -263,6 +268,7 @@ class Encoder:
         limits = f"{self.max_length} in all, {self.answer_limit} of the answer"
         return {
             "tokenizer": tokenizer_digest(self.shaper.tokenizer),
+            "token rules": RULES,
             "prompt": digest(config.prompt.model_dump_json()),
             "features": digest(*features),
             "token limits": limits.replace("None", "unlimited"),
@@ -306,12 +312,17 @@ def build_encoder(
     )
 
 
-def tokens_behind(shaped: Shaped, ids: Sequence[list[int]], place: int) -> int:
+def segments_of(shaped: Shaped | RowError) -> tuple[Segment, ...]:
+    """The segments of a row; none of a bad one."""
+    return shaped.segments if isinstance(shaped, Shaped) else ()
+
+
+def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: int) -> int:
     """Tokens of the turns behind the answer at `place`, whose own end does not count."""
-    behind = list(zip(shaped.segments, ids, strict=True))[place + 1 :]
+    behind = list(zip(segments, ids, strict=True))[place + 1 :]
     while behind and behind[0][0].supervised:
         behind.pop(0)
-    return sum(len(part) for _, part in behind)
+    return sum(len(part) for _, part in behind) if any(segment.supervised for segment, _ in behind) else 0
 
 
 def beginning_of(tokenizer: Any) -> tuple[int, ...]:

@@ -1,9 +1,7 @@
 """From a cleaned row to text: the prompt, and the answer that is learned.
 
-The text of a row comes in segments, and each segment is encoded by itself (docs/decisions/0003-loss-mask.md). So the
-boundary between prompt and answer is exact, and the tokens before an answer are the same in training and in
-prediction. With a chat template the answer's segment is what the whole dialogue adds to the rendered prompt; where the
-dialogue does not begin with the prompt, or the answer does not stand in it as it was given, the row is refused.
+The text of a row comes in segments: what is in the loss, and what is not (docs/decisions/0003-loss-mask.md). A token
+begins with each answer, so the tokens before an answer are the same in training and in prediction.
 """
 
 import json
@@ -18,6 +16,7 @@ from partita_schema.prompt import template_fields
 
 if TYPE_CHECKING:
     from partita.data.dialogue.expand import Expander
+    from partita.data.shaping.chat import ChatTemplate
     from partita.data.shaping.dialogue import DialogueShaper
 
 Row = Mapping[str, Any]
@@ -25,13 +24,16 @@ Row = Mapping[str, Any]
 
 
 class Segment(NamedTuple):
-    """A piece of text that is encoded by itself."""
+    """A piece of a row's text."""
 
     text: str
     supervised: bool
-    """Whether its tokens are learned."""
+    """Whether its tokens are in the loss."""
     ends: bool = False
     """Whether the end-of-text token stands behind it, before what follows."""
+    joined: bool = False
+    """Whether it is encoded as one text with the segment before; else a token begins here, as where a model begins to
+    answer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Shaped:
     segments: tuple[Segment, ...]
     """The prompt, then the answer, then what the chat template puts behind it. The prompt alone in prediction.
 
-    A dialogue may have answers between pieces of its prompt, learned or not."""
+    A dialogue may have answers between pieces of its prompt, in the loss or not."""
     begins: bool
     """Whether the tokenizer's own beginning (BOS) belongs before it; a chat template writes its own."""
     ends: bool = False
@@ -92,6 +94,8 @@ class Shaper:
         self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
         self._chat = chat
         if chat is None and uses_chat(config, tokenizer):
+            from partita.data.shaping.chat import ChatTemplate
+
             self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
         self._dialogues = self._dialogue_shaper()
 
@@ -128,9 +132,11 @@ class Shaper:
             for row, examples in zip(rows, chosen, strict=True)
         ]
 
-    def answer_segments(self, answer: str) -> tuple[Segment, ...]:
-        """Segments of an answer and of what the chat template puts behind it, as they stand behind any prompt."""
-        return (Segment(answer, True),) if self._chat is None else self._chat.answer_behind_prompt(answer)
+    def any_prompt(self, answer: str) -> tuple[Segment, ...]:
+        """Return segments of a prompt and of an answer to it, which has the same tokens after all prompts."""
+        if self._chat is not None:
+            return self._chat.render("QUESTION", answer, turns=())[0]
+        return Segment("QUESTION\n", False), Segment(answer, True)
 
     def _shape(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> Shaped:
         if self._dialogues is not None:
@@ -265,83 +271,3 @@ def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
     if len(offsets) <= limit:
         return text, 0
     return text[: offsets[limit - 1][1]], len(offsets) - limit
-
-
-class ChatTemplate:
-    """A model's chat template: prompts, and the answers that follow them.
-
-    Templates that can think are told not to (`enable_thinking=False`): answers are learned and read as they are given.
-    """
-
-    def __init__(self, tokenizer: Any, *, system: str | None) -> None:
-        self._tokenizer = tokenizer
-        self.system = system
-        """The system message."""
-        self._before, self._behind = self._surroundings()
-        ends = {tokenizer.eos_token_id, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        behind = tokenizer(self._behind, add_special_tokens=False)["input_ids"] if self._behind else []
-        self.needs_end = not ends.intersection(behind)
-        """Whether the end-of-text token must be added behind an answer."""
-
-    def render(
-        self, user: str, answer: str | None, *, turns: Sequence[tuple[str, str]]
-    ) -> tuple[tuple[Segment, ...], bool]:
-        """Segments of a dialogue, and whether the end-of-text token must be added. Raises RowError."""
-        messages = self._messages(user, turns)
-        prompt = self.apply(messages, prompt=True)
-        if answer is None:
-            return (Segment(prompt, False),), False
-        whole = self.apply([*messages, {"role": "assistant", "content": answer}], prompt=False)
-        segments = self.answer_segments(prompt, whole, answer)
-        return (Segment(prompt, False), *segments), self.needs_end
-
-    def answer_segments(self, prompt: str, whole: str, answer: str) -> tuple[Segment, ...]:
-        """What a rendered dialogue adds to its rendered prompt: the answer, and its end. Raises RowError."""
-        if not whole.startswith(prompt):
-            raise RowError(
-                "the chat template writes the prompt in another way once the answer is there, so the answer has no "
-                "exact place; write chat: false or another template"
-            )
-        told = whole[len(prompt) :]
-        for text in (answer, answer.strip()):
-            if told == self._before + text + self._behind:
-                return self.answer_behind_prompt(text)
-        raise RowError(f"the chat template rewrites the answer {answer[:60]!r}; write chat: false or another template")
-
-    def answer_behind_prompt(self, answer: str) -> tuple[Segment, ...]:
-        """Segments of an answer, with what the template writes around it."""
-        segments = (Segment(self._before + answer, True), Segment(self._behind, True))
-        return tuple(segment for segment in segments if segment.text)
-
-    def _surroundings(self) -> tuple[str, str]:
-        """What the template writes between the prompt and an answer, and behind the answer."""
-        messages = self._messages("QUESTION", [])
-        prompt = self.apply(messages, prompt=True)
-        whole = self.apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
-        before, found, behind = whole[len(prompt) :].partition("ANSWER")
-        if not whole.startswith(prompt) or not found:
-            raise ModelError(
-                "the chat template writes no answer behind the prompt (its dialogue does not begin with its generation "
-                "prompt), so the learned tokens cannot be told apart; write prompt: {chat: false}"
-            )
-        return before, behind
-
-    def _messages(self, user: str, turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        for question, answer in turns:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return [*messages, {"role": "user", "content": user}]
-
-    def apply(self, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
-        """The rendered messages, with what asks for an answer where `prompt`. Raises ModelError."""
-        from jinja2 import TemplateError
-
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=prompt, enable_thinking=False
-                )
-            )
-        except TemplateError as error:
-            hint = "; without prompt.system (its text can stand in prompt.task) it may take them" if self.system else ""
-            raise ModelError(f"the model's chat template refuses the messages: {error}{hint}") from error

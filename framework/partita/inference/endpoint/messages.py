@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from partita.data.shaping.prompt import ChatTemplate, Segment
+from partita.data.shaping.chat import ChatTemplate, Rendered
+from partita.data.shaping.prompt import Segment
 from partita.inference.endpoint.protocol import written_messages
 
 
@@ -17,6 +18,6 @@ class Messages(ChatTemplate):
         """The messages, one a line."""
         return written_messages(messages)
 
-    def answer_segments(self, prompt: str, whole: str, answer: str) -> tuple[Segment, ...]:
+    def answer_segments(self, prompt: str, whole: Rendered, answer: str) -> tuple[Segment, ...]:
         """The message of the answer."""
-        return (Segment(whole[len(prompt) :], True),)
+        return (Segment(whole.text[len(prompt) :], True),)

@@ -1,0 +1,130 @@
+"""Tokens of a row's segments, as they stand in the joined text.
+
+A row is encoded in units. A unit begins where the row begins, where a model begins to answer, and after an inserted
+end token; what follows in the same unit is one text with it. So a token begins with every answer, as it does when the
+prompt stands alone, and everywhere else the tokens are those of the joined text
+(docs/decisions/0026-joined-text.md). Which tokens of a unit belong to which segment follows from their offsets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partita.data.shaping.prompt import Segment
+from partita.lm.continuation import Continuation
+
+Span = tuple[int, int]
+"""A start, and the place after the end."""
+CONTEXT = 256
+"""Characters before a unit that are looked at."""
+PLAIN = "."
+"""Stands for what comes before a unit whose text before does not count."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Segments that are encoded as one text."""
+
+    segments: tuple[Segment, ...]
+    before: str
+    """The end of the text before; empty where the row begins."""
+
+    @property
+    def text(self) -> str:
+        """The joined text."""
+        return "".join(segment.text for segment in self.segments)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it matters which segment a token belongs to."""
+        filled = [segment for segment in self.segments if segment.text]
+        return len(filled) > 1 and any(segment.supervised for segment in filled)
+
+
+class SegmentTokenizer:
+    """Encodes rows of segments. Can be sent to other processes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._continuation = Continuation(tokenizer)
+
+    def __call__(self, rows: Sequence[Sequence[Segment]], *, before: str = "") -> list[list[list[int]]]:
+        """Return the token ids of each segment of each row, in one call of the tokenizer. `before` is the text before.
+
+        Raises TypeError or UnicodeEncodeError where a text is no Unicode.
+        """
+        units = [units_of(segments, before=before) for segments in rows]
+        encoded = iter(self._encode([unit for row in units for unit in row]))
+        return [[part for _ in row for part in next(encoded)] for row in units]
+
+    def _encode(self, units: Sequence[Unit]) -> list[list[list[int]]]:
+        """Return the token ids of each unit by segment.
+
+        Where the tokens of an anchor merge with the text that follows, the next anchor is tried.
+        """
+        anchors = [self._continuation.anchors(unit.before) for unit in units]
+        found: list[list[list[int]]] = [[] for _ in units]
+        left, attempt = list(range(len(units))), 0
+        while left:
+            encoded = self._tokenizer(
+                [anchors[place][attempt] + units[place].text for place in left],
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+            merged: list[int] = []
+            for number, place in enumerate(left):
+                anchor, ids, unit = anchors[place][attempt], encoded["input_ids"][number], units[place]
+                dropped = self._continuation.anchor_ids(anchor)
+                if ids[: len(dropped)] != dropped:
+                    merged.append(place)
+                elif unit.is_mixed:
+                    offsets = encoded.encodings[number].offsets[len(dropped) :]
+                    found[place] = parts_of(ids[len(dropped) :], offsets, unit, shift=len(anchor))
+                else:
+                    found[place] = [[] for _ in unit.segments]
+                    found[place][first_filled(unit)] = ids[len(dropped) :]
+            left, attempt = merged, attempt + 1
+        return found
+
+
+def units_of(segments: Sequence[Segment], *, before: str) -> list[Unit]:
+    """Group segments into units."""
+    units: list[Unit] = []
+    context, ended = before, False
+    for segment in segments:
+        if not units or not segment.joined or ended:
+            units.append(Unit((segment,), PLAIN if ended else context))
+        else:
+            units[-1] = Unit((*units[-1].segments, segment), units[-1].before)
+        context, ended = (context + segment.text)[-CONTEXT:], segment.ends
+    return units
+
+
+def first_filled(unit: Unit) -> int:
+    """Return the place of the first segment with text."""
+    return next((place for place, segment in enumerate(unit.segments) if segment.text), 0)
+
+
+def parts_of(ids: Sequence[int], offsets: Sequence[Span], unit: Unit, *, shift: int) -> list[list[int]]:
+    """Return the tokens of each segment of a unit, whose text begins at `shift`.
+
+    A token belongs to the first supervised segment of which it holds a character, else to the segment in which it
+    starts. It starts where the token before ends: offsets may leave out the space that a token begins with.
+    """
+    ends: list[int] = []
+    for segment in unit.segments:
+        ends.append((ends[-1] if ends else shift) + len(segment.text))
+    parts: list[list[int]] = [[] for _ in unit.segments]
+    place, done, last = 0, shift, len(ends) - 1
+    for token, (start, end) in zip(ids, offsets, strict=True):
+        start = min(start, done)
+        done = max(done, end)
+        while place < last and start >= ends[place]:
+            place += 1
+        owner = place
+        while not unit.segments[owner].supervised and owner < last and ends[owner] < end:
+            owner += 1
+        parts[owner if unit.segments[owner].supervised else place].append(token)
+    return parts

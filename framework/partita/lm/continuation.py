@@ -1,0 +1,146 @@
+"""Text that follows other text: its tokens, and tokens as text.
+
+SentencePiece-style tokenizers (Llama 2, Mistral 7B, TinyLlama, Phi-3) put a space mark before a text, and drop the
+space again when they decode. Text that follows other text has neither: `yes` after `Answer:` is not ` yes`. It is
+encoded after an anchor, whose tokens are dropped. Both sides of a border that no token crosses are tokenized
+independently of each other, so the tokens are those that the joined text has there.
+"""
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CONTROLS = "\x01\x02\x03"
+"""Characters that no token of an ordinary vocabulary contains; byte fallback writes them as a token of their own."""
+MAX_ANCHORS = 8
+"""Neutral characters that are tried before a text is encoded without an anchor."""
+
+_decoding_anchors: "WeakKeyDictionary[Any, list[int]]" = WeakKeyDictionary()
+"""Tokens after which answers are decoded, by tokenizer; none where a space at the beginning is not dropped."""
+
+
+class Continuation:
+    """What stands before a text while it is encoded, so that it is encoded as it follows other text."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
+        self._tokenizer = tokenizer
+        self._anchor_ids: dict[str, list[int]] = {"": []}
+
+    @cached_property
+    def marks_beginnings(self) -> bool:
+        """Whether a text is encoded differently because nothing precedes it."""
+        backend = self._tokenizer.backend_tokenizer
+        return any(map(marks_beginning, (*steps(backend.normalizer), *steps(backend.pre_tokenizer))))
+
+    def anchors(self, before: str) -> Sequence[str]:
+        """Return what to put before a text that follows `before`, the best first; the last one is the empty text.
+
+        An added token ends the text before it, and some tokenizers mark the beginning of what follows; some added
+        tokens also absorb the white space that follows.
+        """
+        added = self._added_token(before) if before else ""
+        neutral = self.neutral_anchors if before and self.marks_beginnings else ()
+        return (*((added,) if added else ()), *neutral, "")
+
+    @cached_property
+    def neutral_anchors(self) -> Sequence[str]:
+        """Single characters whose tokens do not merge with what follows, the least likely to merge first."""
+        vocabulary = self._tokenizer.get_vocab()
+        followed = Counter(character for token in vocabulary for character in token[:-1])
+        single = [token for token in vocabulary if len(token) == 1 and unicodedata.category(token)[0] in "LNPS"]
+        candidates = (*CONTROLS, *sorted(single, key=lambda token: (followed[token], token)))
+        found: list[str] = []
+        for candidate in candidates:
+            ids = self.anchor_ids(candidate)
+            if ids and self._tokenizer.unk_token_id not in ids and ids != self.anchor_ids(candidate * 2):
+                found.append(candidate)
+            if len(found) == MAX_ANCHORS:
+                break
+        return found
+
+    def anchor_ids(self, anchor: str) -> list[int]:
+        """Return the tokens of an anchor."""
+        if anchor not in self._anchor_ids:
+            ids = self._tokenizer(anchor, add_special_tokens=False, verbose=False)["input_ids"]
+            self._anchor_ids[anchor] = ids
+        return self._anchor_ids[anchor]
+
+    @cached_property
+    def _added_tokens(self) -> dict[str, bool]:
+        """Added tokens that change what follows them, and whether they absorb white space there."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        return {
+            token.content: token.rstrip
+            for token in added
+            if token.content and not token.single_word and (token.rstrip or self.marks_beginnings)
+        }
+
+    @cached_property
+    def _added_ends(self) -> tuple[str, ...]:
+        return tuple(self._added_tokens)
+
+    def _added_token(self, before: str) -> str:
+        """Return the added token that ends a text, with the white space it absorbs there; else the empty text."""
+        if not self._added_tokens:
+            return ""
+        stripped = before.rstrip()
+        for text in dict.fromkeys((before, stripped)):
+            if text.endswith(self._added_ends):
+                content = max((token for token in self._added_ends if text.endswith(token)), key=len)
+                if text == before or self._added_tokens[content]:
+                    return before[len(text) - len(content) :]
+        return ""
+
+
+def decode_continuation(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return what these tokens write after other text; special tokens are left out."""
+    if tokenizer not in _decoding_anchors:
+        kinds = {step.get("type") for step in steps(tokenizer.backend_tokenizer.decoder)}
+        strips = not kinds.isdisjoint({"Strip", "Metaspace"})
+        _decoding_anchors[tokenizer] = decoding_anchor(Continuation(tokenizer)) if strips else []
+    anchor = _decoding_anchors[tokenizer]
+    if not anchor or not ids:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    before = len(tokenizer.decode(anchor, skip_special_tokens=True))
+    return str(tokenizer.decode([*anchor, *ids], skip_special_tokens=True))[before:]
+
+
+def decoding_anchor(continuation: Continuation) -> list[int]:
+    """Return tokens of some text, for others to be decoded after them."""
+    return continuation.anchor_ids(next(iter(continuation.neutral_anchors), ""))
+
+
+def steps(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield all steps of a normalizer, pre-tokenizer or decoder of the tokenizers library, as their settings."""
+    if part is not None:
+        yield from nested_steps(json.loads(part.__getstate__()))
+
+
+def nested_steps(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a step, or the steps of a sequence."""
+    inner = next((value for key in ("normalizers", "pretokenizers", "decoders") if (value := settings.get(key))), None)
+    if inner is None:
+        yield settings
+        return
+    for step in inner:
+        yield from nested_steps(step)
+
+
+def marks_beginning(step: dict[str, Any]) -> bool:
+    """Return whether a step of a tokenizer treats the beginning of a text differently."""
+    kind = step.get("type")
+    if kind == "Replace":
+        return str(step.get("pattern", {}).get("Regex", "")).startswith(("^", "\\A"))
+    return (
+        kind == "Prepend"
+        or (kind == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        or (kind == "ByteLevel" and bool(step.get("add_prefix_space")))
+        or (kind == "Strip" and bool(step.get("strip_left")))
+    )
