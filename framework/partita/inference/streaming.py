@@ -9,6 +9,7 @@ from partita.inference.engine import answer_of, choose_engine, run_of_requests
 from partita.inference.halving import Capacity
 from partita.inference.static import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.continuation import decode_continuation
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -39,8 +40,7 @@ def stream_requests(
     told: dict[int, str] = {}
     for results in run.steps():
         texts = {
-            row: told_so_far(lm.tokenizer.decode(ids, skip_special_tokens=True), options.stop)
-            for row, ids in run.unfinished()
+            row: told_so_far(decode_continuation(lm.tokenizer, ids), options.stop) for row, ids in run.unfinished()
         }
         texts |= {result.row: answer_of(result.generated, result.error).text for result in results}
         for row, text in texts.items():

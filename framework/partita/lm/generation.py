@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.continuation import decode_continuation
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 
@@ -94,7 +95,7 @@ class RowLimits:
         limits_B = torch.tensor(self.limits, device=new_BN.device).repeat_interleave(beams)
         done_B = limits_B <= new_BN.shape[1]
         if self.stop:
-            texts = self.tokenizer.batch_decode(new_BN[:, -self.tail :], skip_special_tokens=True)
+            texts = [decode_continuation(self.tokenizer, ids) for ids in new_BN[:, -self.tail :].tolist()]
             stopped = [any(stop in text for stop in self.stop) for text in texts]
             done_B = done_B | torch.tensor(stopped, device=new_BN.device)
         return done_B
@@ -162,7 +163,7 @@ def finish(
     ended = end is not None
     if ended:
         ids = ids[:end]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
+    text = decode_continuation(tokenizer, ids)
     cut = first_stop(text, stop)
     if cut is None:
         return Generated(tuple(ids), text, "stop" if ended else "length", logprob)
@@ -170,7 +171,7 @@ def finish(
     needed = bisect_left(
         range(len(ids)),
         True,
-        key=lambda length: first_stop(tokenizer.decode(ids[:length], skip_special_tokens=True), stop) is not None,
+        key=lambda length: first_stop(decode_continuation(tokenizer, ids[:length]), stop) is not None,
     )
     return Generated(tuple(ids[:needed]), text[:cut], "stop", logprob)
 

@@ -19,6 +19,7 @@ import torch
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import Chooser, Row
+from partita.lm.continuation import decode_continuation
 from partita.lm.generation import end_token_ids, finish, first_stop
 from partita.lm.kept_rows import KeptRows
 from partita.lm.last_layer import LastTokens, last_layer
@@ -319,7 +320,7 @@ class Slots:
             return True
         if not self.options.stop:
             return False
-        text = self.lm.tokenizer.decode(row.new[-self.tail :], skip_special_tokens=True)
+        text = decode_continuation(self.lm.tokenizer, row.new[-self.tail :])
         return first_stop(text, self.options.stop) is not None
 
     def leave(self, places: set[int]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ from partita.assembly import Assembly
 from partita.data.parts import source_digest
 from partita.data.rows import digest
 from partita.inference.halving import BatchLimit, Capacity
+from partita.lm.continuation import decode_continuation
 from partita.simulation.conversation import Conversation
 from partita.simulation.dialogue import AGENT
 from partita.simulation.outside import made
@@ -221,7 +223,7 @@ def turn_encoder(
     return TurnEncoder(
         assembly.encoder,
         feature.name,
-        assembly.lm.tokenizer.decode,
+        partial(decode_continuation, assembly.lm.tokenizer),
         seat=seat,
         prompt=prompt,
         most_tokens=most_tokens if drops else None,

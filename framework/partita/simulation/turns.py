@@ -1,10 +1,9 @@
 """Prompts of dialogues that go on: what a model said keeps the tokens that it said it in.
 
 A prompt is rendered whole each time, as rows of dialogues are. Where the text of the turn before stands unchanged at
-its beginning, and a piece that is encoded by itself begins behind the answer, the tokens up to there are those that the
-model has seen and made. Elsewhere, as with a chat template that writes a whole prompt in one piece, all is encoded
-anew, as it is for the rows that such a model learns from. So it is where exchanges are left out because a dialogue has
-grown too long.
+its beginning, and a segment and a token begin behind the answer, the tokens up to there are those that the model has
+seen and made. Elsewhere, as with a chat template that writes a whole prompt in one piece, all is encoded anew, as it is
+for the rows that such a model learns from. So it is where exchanges are left out because a dialogue has grown too long.
 """
 
 import logging
@@ -40,7 +39,7 @@ class TurnEncoder:
     name: str
     """Of the dialogue input."""
     decode: Callable[..., str]
-    """From tokens to text, special tokens left out."""
+    """From tokens of an answer to its text, special tokens left out."""
     seat: str = AGENT
     """Who is to answer."""
     prompt: str | None = None
@@ -100,7 +99,7 @@ class TurnEncoder:
         """What was shown once the model has answered a prompt, as far as it can be kept."""
         text, tokens = dialogue.messages[-1]["content"], dialogue.last_tokens
         hides = self.seat == AGENT and dialogue.shows_gold
-        if hides or self.decode(tokens, skip_special_tokens=True) != text:
+        if hides or self.decode(tokens) != text:
             # another answer is shown in its place, or a stop text was cut off
             return Shown(dropped=before.dropped)
         return Shown(prompt.text + text, [*prompt.input_ids, *tokens], before.dropped)
@@ -110,7 +109,10 @@ def tell_prompts(encoders: Sequence[TurnEncoder]) -> None:
     """Say of how many prompts earlier answers were encoded anew, and why, and which did not show all."""
     rewritten, shortened = sum(turns.rewritten for turns in encoders), sum(turns.shortened for turns in encoders)
     if rewritten:
-        logger.info("%s prompts were encoded anew: the template writes earlier turns in one piece", f"{rewritten:,}")
+        logger.info(
+            "%s prompts were encoded anew: the template writes earlier turns in one piece, or a token spans two",
+            f"{rewritten:,}",
+        )
     if shortened:
         dropped = sum(turns.dropped for turns in encoders)
         logger.info(
