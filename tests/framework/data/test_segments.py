@@ -128,7 +128,7 @@ def test_no_space_mark_is_put_before_an_answer_or_after_it() -> None:
 
     [parts] = SegmentTokenizer(tokenizer)([segments])
 
-    assert [tokenizer.convert_ids_to_tokens(part)[0] for part in parts] == ["\u2581", "On", "\n"]
+    assert [tokenizer.convert_ids_to_tokens(part)[0] for part in parts] == ["\u2581", "On", "<0x0A>"]
 
 
 def test_a_tokenizer_of_segments_can_be_sent_to_other_processes() -> None:

@@ -28,6 +28,7 @@ def space_marking(texts: Sequence[str], *, scheme: str | None = None, unigram: b
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
         backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    backend.train_from_iterator(texts, trainer)
+    # No token crosses a space or a line break, as in vocabularies of SentencePiece.
+    backend.train_from_iterator((word for text in texts for word in text.split()), trainer)
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)

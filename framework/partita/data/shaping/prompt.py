@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from partita_schema.config import Config
-from partita_schema.errors import DataError, ModelError, RowError
+from partita_schema.errors import DataError, ModelError
 from partita_schema.features import OutputFeature, TextInput
 from partita_schema.prompt import template_fields
 
