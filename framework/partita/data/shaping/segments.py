@@ -8,13 +8,12 @@ prompt stands alone, and everywhere else the tokens are those of the joined text
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from partita.data.shaping.prompt import Segment
 from partita.lm.continuation import Continuation
 
-Span = tuple[int, int]
-"""A start, and the place after the end."""
 CONTEXT = 256
 """Characters before a unit that are looked at."""
 PLAIN = "."
@@ -80,8 +79,8 @@ class SegmentTokenizer:
                 if ids[: len(dropped)] != dropped:
                     merged.append(place)
                 elif unit.is_mixed:
-                    offsets = encoded.encodings[number].offsets[len(dropped) :]
-                    found[place] = parts_of(ids[len(dropped) :], offsets, unit, shift=len(anchor))
+                    encoding = encoded.encodings[number]
+                    found[place] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
                 else:
                     found[place] = [[] for _ in unit.segments]
                     found[place][first_filled(unit)] = ids[len(dropped) :]
@@ -107,24 +106,36 @@ def first_filled(unit: Unit) -> int:
     return next((place for place, segment in enumerate(unit.segments) if segment.text), 0)
 
 
-def parts_of(ids: Sequence[int], offsets: Sequence[Span], unit: Unit, *, shift: int) -> list[list[int]]:
-    """Return the tokens of each segment of a unit, whose text begins at `shift`.
+def parts_of(ids: list[int], encoding: Any, unit: Unit, *, dropped: int, shift: int) -> list[list[int]]:
+    """Return the tokens of each segment of a unit, whose text begins at character `shift` and token `dropped`."""
+    cuts, border = [dropped], shift
+    characters = shift + len(unit.text)
+    for left, right in pairwise(unit.segments):
+        border += len(left.text)
+        cuts.append(first_token(encoding, border, characters, takes_straddler=right.supervised > left.supervised))
+    cuts.append(len(ids))
+    for place in range(len(cuts) - 2, 0, -1):
+        cuts[place] = max(dropped, min(cuts[place], cuts[place + 1]))
+    return [ids[start:end] for start, end in pairwise(cuts)]
 
-    A token belongs to the first supervised segment of which it holds a character, else to the segment in which it
-    starts. It starts where the token before ends: offsets may leave out the space that a token begins with.
+
+def first_token(encoding: Any, border: int, characters: int, *, takes_straddler: bool) -> int:
+    """Return the first token after a border between segments, of a text of so many `characters`.
+
+    A token on both sides of the border is the first one after it where the right segment `takes_straddler`, else the
+    last one before it.
     """
-    ends: list[int] = []
-    for segment in unit.segments:
-        ends.append((ends[-1] if ends else shift) + len(segment.text))
-    parts: list[list[int]] = [[] for _ in unit.segments]
-    place, done, last = 0, shift, len(ends) - 1
-    for token, (start, end) in zip(ids, offsets, strict=True):
-        start = min(start, done)
-        done = max(done, end)
-        while place < last and start >= ends[place]:
-            place += 1
-        owner = place
-        while not unit.segments[owner].supervised and owner < last and ends[owner] < end:
-            owner += 1
-        parts[owner if unit.segments[owner].supervised else place].append(token)
-    return parts
+    count = len(encoding)
+    covering = (encoding.char_to_token(place) for place in range(border, characters))
+    token = next((token for token in covering if token is not None), count)
+    while token and start_of(encoding, token - 1) >= border:
+        token -= 1
+    while not takes_straddler and token < count and start_of(encoding, token) < border:
+        token += 1
+    return token
+
+
+def start_of(encoding: Any, token: int) -> int:
+    """Return where a token starts: where the one before ends, for offsets may leave out the space it begins with."""
+    start: int = encoding.token_to_chars(token)[0]
+    return min(start, encoding.token_to_chars(token - 1)[1]) if token else start
