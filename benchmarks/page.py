@@ -18,7 +18,7 @@ wall time. A limit that does not hold says so.
 """
 
 
-TOOLS = ("forked", "harness", "page", "peers_data", "workloads_data", "workloads_rollout")
+TOOLS = ("forked", "harness", "page", "peers_data", "tiny_models", "workloads_data", "workloads_rollout")
 """Files that are no benchmarks."""
 
 

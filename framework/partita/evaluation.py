@@ -107,6 +107,7 @@ def mean_loss(
     row does not fit alone.
     """
     lm = assembly.lm
+    lm.check_loss()
     limit = BatchLimit(batch_size) if limit is None else limit
     found = places_by_source(data, encoded.keys) if data is not None else {}
     groups = found or {"": np.arange(len(encoded))}

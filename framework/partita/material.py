@@ -61,6 +61,8 @@ def read_material(
     """
     config = assembly.config
     trains = config.trainer.type != "none"
+    if trains:
+        assembly.lm.check_loss()
     if trains and config.data.batching.type == "pack":
         assembly.lm.check_packing()  # before hours of reading
     training = None

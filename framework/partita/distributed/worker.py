@@ -24,7 +24,7 @@ from partita.inference.halving import BatchLimit
 from partita.inference.results import BatchResult
 from partita.inference.slots import SlotRun, Work
 from partita.inference.static import PlannedBatch
-from partita.lm.base import GenerationOptions, GenerativeModel
+from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer
 from partita.logs import show_log
@@ -87,6 +87,10 @@ class Worker:
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
         return self.lm.why_no_slots(options, tokens=tokens)
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Which rows of up to so many tokens can be answered in one batch."""
+        return self.lm.batch_way(options, tokens=tokens)
 
     def offer(
         self,

@@ -17,7 +17,7 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.prompts import Lengths, PromptSource, common_beginning
 from partita.inference.results import BatchResult
 from partita.inference.slots import SlotRun, Work
-from partita.inference.static import generate_in_batches, requests_in_batches
+from partita.inference.static import generate_in_batches, requests_in_batches, way_for
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import ModelError
 from partita_trainers.interrupt import never
@@ -53,7 +53,8 @@ def choose_engine(
     if reason is None:
         return "slots"
     refuse_without_slots(options, reason)
-    logger.info("answers are generated in sorted batches, not in slots: %s", reason)
+    way = way_for(lm, kept, new_tokens, options=options)
+    logger.info("answers are generated %s", way.describe(reason))
     return "static"
 
 

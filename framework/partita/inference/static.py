@@ -1,6 +1,10 @@
 """The static engine: all rows longest first, cut into batches, each batch generated to its end.
 
-The plan is a function of the prompts' lengths, the batch size and the context: never of what is already done. The seed
+A batch holds rows of any lengths where the model answers them beside padding as it does alone, else rows of equal
+length, else a single row: `BatchWay` says which.
+
+The plan is a function of the model, the prompts' lengths, the batch size and the context: never of what is already
+done. The seed
 of a batch is a function of its place in the plan. A job that was killed and goes on therefore makes the answers that an
 uninterrupted one makes, sampled ones too: a batch of which a part is missing is generated in full, as it was.
 
@@ -28,23 +32,40 @@ from partita.inference.claims import Claims, claimed
 from partita.inference.halving import BatchLimit, Capacity, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import PADDED, BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.interrupt import never
 from partita_trainers.team import ALONE, Team
 
 if TYPE_CHECKING:
+    from partita.inference.fleet.fleet import Fleet
     from partita.lm.base import GenerativeModel
 
 logger = logging.getLogger(__name__)
 
 
-def plan_batches(lengths: Lengths, *, batch_size: int) -> list[Rows]:
-    """All rows with a length, the longest first, cut every `batch_size` rows. Rows of one length stay in order."""
+def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: BatchWay = PADDED) -> list[Rows]:
+    """All rows with a length, the longest first, in batches of up to `batch_size` rows that `way` allows together.
+
+    Rows of one length stay in order.
+    """
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     order = order[lengths[order] > 0]
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    most = 1 if way.rows == "one row" else batch_size
+    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if way.rows == "equal lengths" else [order]
+    return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
+
+
+def way_for(
+    lm: "GenerativeModel | Fleet",
+    lengths: npt.NDArray[np.integer],
+    new_tokens: npt.NDArray[np.integer],
+    *,
+    options: GenerationOptions,
+) -> BatchWay:
+    """Which rows of these lengths, 0 for those that are not answered, can be answered together."""
+    return lm.batch_way(options, tokens=int((lengths + new_tokens)[lengths > 0].max(initial=0)))
 
 
 def generate_in_batches(
@@ -67,7 +88,8 @@ def generate_in_batches(
     them. Once it is `stopping`, no batch is begun. An interrupt is passed on at once, and ModelError is raised where
     the device fails: what was yielded before is complete.
     """
-    batches = plan_batches(lengths, batch_size=batch_size)
+    way = way_for(lm, lengths, new_tokens, options=options)
+    batches = plan_batches(lengths, batch_size=batch_size, way=way)
     for position in claimed(Claims(len(batches), team=team)):
         rows = batches[position]
         wanted = ~done[rows]
@@ -97,10 +119,13 @@ def requests_in_batches(
     seed: int,
 ) -> list[Generated]:
     """Answers to all requests, in their order. Raises OutOfMemory where one does not fit alone."""
-    order = sorted(range(len(requests)), key=lambda index: -len(requests[index].input_ids))
+    lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
+    new_tokens = np.array([request.max_new_tokens for request in requests], dtype=np.int64)
+    way = way_for(lm, lengths, new_tokens, options=options)
     answers: dict[int, Generated] = {}
-    for start in range(0, len(order), capacity.rows):
-        batch = [requests[index] for index in order[start : start + capacity.rows]]
+    start = 0
+    for rows in plan_batches(lengths, batch_size=capacity.rows, way=way):
+        batch = [requests[index] for index in rows]
 
         def work(
             places: range, batch: list[GenerationRequest] = batch, start: int = start
@@ -120,7 +145,8 @@ def requests_in_batches(
                     f"a prompt of {len(batch[part.places[0]].input_ids):,} tokens does not fit in memory even alone; "
                     "shorten it, or write a smaller max_new_tokens"
                 ) from part.failure
-            answers.update(zip((order[start + place] for place in part.places), part.result, strict=True))
+            answers.update(zip((int(rows[place]) for place in part.places), part.result, strict=True))
+        start += len(rows)
     return [answers[index] for index in range(len(requests))]
 
 

@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 from partita.lm.base import (
+    PADDED,
     AnsweringSlots,
+    BatchWay,
     Generated,
     GenerationOptions,
     GenerationRequest,
@@ -109,6 +111,9 @@ class BagLanguageModel:
         """Evaluation mode inside, the mode before it afterwards."""
         return mode(self.module, training=False)
 
+    def check_loss(self) -> None:
+        """Nothing is padded."""
+
     def check_packing(self) -> None:
         """Raises ModelError: the rows of a line would be one bag."""
         raise ModelError("a bag of words has no rows packed in one line; remove data.batching")
@@ -186,6 +191,10 @@ class BagLanguageModel:
     ) -> list[Generated]:
         """The labels of prompts in order; nothing is drawn."""
         return self.answers(requests, options)
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Rows of any lengths: each is read alone."""
+        return PADDED
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """None: any prompt is answered as soon as it is read."""

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from partita_trainers.base import LanguageModel
 from partita_trainers.batch_size.trial import Purpose, Timing
@@ -15,6 +15,27 @@ if TYPE_CHECKING:
 
 SHORTEST_PREFIX = 8
 """Tokens that prompts begin with alike from which on they are read apart."""
+
+
+class BatchWay(NamedTuple):
+    """Which rows a model can answer together in one batch, so that each is answered as it would be alone."""
+
+    rows: Literal["padded", "equal lengths", "one row"] = "padded"
+    """Rows of any lengths, with padding; rows of equal length; or each row in a batch of its own."""
+    reason: str | None = None
+    """Why not rows of any lengths."""
+
+    def describe(self, reason: str) -> str:
+        """Say how rows are answered that cannot be in slots for this reason."""
+        how = {
+            "padded": "in sorted batches",
+            "equal lengths": "in batches of prompts of equal length",
+            "one row": "one row at a time",
+        }
+        return f"{how[self.rows]}, not in slots: {'; '.join(filter(None, (reason, self.reason)))}"
+
+
+PADDED = BatchWay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,9 @@ class GenerativeModel(LanguageModel, Protocol):
     def vocabulary_size(self) -> int:
         """Logits of a position."""
 
+    def check_loss(self) -> None:
+        """Raises ModelError where the loss of a row would depend on padding, or on the tokens that it predicts."""
+
     def check_packing(self) -> None:
         """Raises ModelError where rows packed in one line would see each other."""
 
@@ -201,7 +225,14 @@ class GenerativeModel(LanguageModel, Protocol):
     ) -> list[Generated]:
         """Answers in order, in one left-padded batch, no gradients, evaluation mode; sampling seeded by `seed` alone.
 
-        The module's mode and the global random state are as before afterwards.
+        The rows are such as `batch_way` allows together. The module's mode and the global random state are as before
+        afterwards.
+        """
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Which rows of up to `tokens`, new ones included, `generate` can be given together.
+
+        Raises ModelError where the model cannot keep to these options.
         """
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:

@@ -12,7 +12,8 @@ from torch import nn
 
 from partita.lm.adapter_inits import initial_adapter
 from partita.lm.adapters import add_adapter, check_type, read_adapter
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
 from partita.lm.exporting import export
 from partita.lm.fingerprint import digest, tensors_digest
 from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs, quiet_settings
@@ -43,6 +44,7 @@ from partita.lm.trained import freeze, recompute_activations, trained_parameters
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
 from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
+from partita_schema.errors import ModelError
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.trial import Purpose, Timing
 
@@ -200,6 +202,16 @@ class HuggingFaceModel:
         """How packed rows are kept apart."""
         return find_isolation(self)
 
+    @cached_property
+    def is_causal(self) -> bool:
+        """True. Raises ModelError where a token's logits depend on what follows it."""
+        check_causal(self)
+        return True
+
+    def check_loss(self) -> None:
+        """Raises ModelError where the loss of a row would depend on padding, or on the tokens that it predicts."""
+        logger.debug("the loss depends on nothing that follows: %s", self.is_causal)
+
     def check_packing(self) -> None:
         """Raises ModelError where rows in one line would see each other."""
         logger.debug("packed rows are kept apart by %s", self.isolation)
@@ -287,6 +299,7 @@ class HuggingFaceModel:
             stack.enter_context(seeded(seed, device=self.device))
             stack.enter_context(self.evaluating())
             for group in groups:
+                self.forget_rows()
                 chosen = [requests[index] for index in group]
                 beams = int(options.arguments.get("num_beams", 1))
                 found = generate_batch(
@@ -346,6 +359,29 @@ class HuggingFaceModel:
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
         return unsupported(self, options, tokens=tokens) or self.slot_way.reason
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Which rows of up to `tokens`, new ones included, can be generated together.
+
+        Raises ModelError where beams are asked for that the model would mix up.
+        """
+        way = self.short_batch_way
+        if way.rows == "one row" and options.arguments.get("num_beams", 1) > 1:
+            raise ModelError(f"generation.num_beams: beams go through the model together, and {way.reason}; remove it")
+        if way.rows == "padded" and (limit := padding_limit(self)) is not None and tokens > limit[0]:
+            return BatchWay("equal lengths", f"beyond {limit[0]:,} tokens {limit[1]}, and there are rows of {tokens:,}")
+        return way
+
+    @cached_property
+    def short_batch_way(self) -> BatchWay:
+        """The same as far as short rows show it."""
+        return find_batch_way(self)
+
+    def forget_rows(self) -> None:
+        """Drop what layers of RecurrentGemma keep of the last batch: a prompt of one token would go on from there."""
+        for module in self.base.modules():
+            if hasattr(module, "conv1d_state"):
+                module.conv1d_state = None
 
     @cached_property
     def slot_way(self) -> SlotWay:

@@ -115,6 +115,7 @@ def load_base(
             **quantization,
         )
         check_vocabulary(model, tokenizer, source=source)
+        keep_scale(model)
     return model if quantization else model.to(device)
 
 
@@ -175,6 +176,15 @@ def check_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFa
             f"base_model: {source}: its tokenizer has {len(tokenizer)} tokens and its embedding {rows}; "
             "the files do not belong together"
         )
+
+
+def keep_scale(model: "PreTrainedModel") -> None:
+    """Keep RWKV from halving its weights in place when it answers, which saved weights and checkpoints would show.
+
+    It does so against overflow in float16, and doubles what it computes with them: answers are the same.
+    """
+    if getattr(model.config, "rescale_every", 0) and model.dtype != torch.float16:
+        model.config.rescale_every = 0
 
 
 def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None:

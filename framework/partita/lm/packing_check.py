@@ -72,8 +72,7 @@ def find_isolation(lm: "HuggingFaceModel") -> Isolation:
     if sees_all_before(lm.base.config.get_text_config()):
         ways.append("mask")
     errors = [isolation_error(lm, way) for way in ways]
-    exact = not quantized_layers(lm.module)
-    limit = TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
+    limit = rounding_limit(lm)
     for way, error in zip(ways, errors, strict=True):
         if error is not None and error <= limit:
             logger.info("packed rows are kept apart by %s: logits as alone, but for %.1e of their spread", way, error)
@@ -83,6 +82,12 @@ def find_isolation(lm: "HuggingFaceModel") -> Isolation:
         f"data.batching.type: rows cannot be packed: {name} {told} where another row stands before one in its line; "
         f"{ADVICE}"
     )
+
+
+def rounding_limit(lm: "HuggingFaceModel") -> float:
+    """Error of a model's logits, over their spread, that rounding can explain."""
+    exact = not quantized_layers(lm.module)
+    return TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
 
 
 def sees_all_before(config: Any) -> bool:

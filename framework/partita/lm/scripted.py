@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import PADDED, AnsweringSlots, BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
@@ -68,6 +68,9 @@ class ScriptedModel:
         """None."""
         return None
 
+    def check_loss(self) -> None:
+        """Nothing is padded."""
+
     def check_packing(self) -> None:
         """No token sees another one."""
 
@@ -118,6 +121,10 @@ class ScriptedModel:
         self.calls += 1
         self.rows += len(requests)
         return [self.generated(request, options) for request in requests]
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Rows of any lengths."""
+        return PADDED
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Its answers are told whole."""

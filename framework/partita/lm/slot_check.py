@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from partita.lm.base import GenerationOptions
-from partita.lm.packing_check import ROUGH_TOLERANCE, TOLERANCE
-from partita.lm.quantization import quantized_layers
+from partita.lm.batch_check import REFUSALS
+from partita.lm.packing_check import rounding_limit
 from partita.lm.slot_attention import attends
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
@@ -74,16 +74,14 @@ def find_way(lm: "HuggingFaceModel") -> SlotWay:
     for way in ways(lm):
         try:
             error = largest_error(lm, way=way)
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError) as refusal:
+        except REFUSALS as refusal:
             if is_out_of_memory(refusal):
                 raise OutOfMemory(TOO_SMALL) from refusal
             logger.debug("slots, %s: %s", way, refusal)
             reason = f"{type(lm.base).__name__} does not take a cache of slots"
             continue
-        exact = not quantized_layers(lm.module)
-        limit = TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
         logger.debug("slots, %s: logits as alone, but for %.1e of their spread", way, error)
-        if error <= limit:
+        if error <= rounding_limit(lm):
             return way
         reason = f"{type(lm.base).__name__} changes its logits by {error:.0%} in slots"
     return SlotWay(reason=reason)

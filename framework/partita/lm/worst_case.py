@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.base import SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.choosing import Row
 from partita.lm.generation import end_token_ids, generation_settings, may_run_past_context, prompt_inputs
 from partita_trainers.batch_size.clock import now
@@ -64,16 +64,17 @@ def generate_worst_case(
 ) -> Timing:
     """Read `rows` prompts of S tokens and decode at the full length of the cache; nothing is kept.
 
-    With more than one row, one prompt is a token shorter: rows of different lengths need a mask, which takes memory
-    and time of its own. All prompts begin with the same `shared_tokens`, which only slots make use of. Raises what the
-    device raises.
+    With more than one row, one prompt is a token shorter where such rows can be answered together: rows of different
+    lengths need a mask, which takes memory and time of its own. All prompts begin with the same `shared_tokens`, which
+    only slots make use of. Raises what the device raises.
     """
     if lm.why_no_slots(options, tokens=prompt_tokens + new_tokens) is None:
         shared = held_once(shared_tokens, length=prompt_tokens)
         return slots_worst_case(
             lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, shared=shared
         )
-    requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    way = lm.batch_way(options, tokens=prompt_tokens + new_tokens)
+    requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
     beams = int(options.arguments.get("num_beams", 1))
     inputs = prompt_inputs(lm, requests, beams=beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
@@ -112,7 +113,8 @@ def time_decode_step(
             worst.fill(held_once(shared_tokens, length=length))
             return worst.decode(TIMED_STEPS, length=length)
     beams = int(options.arguments.get("num_beams", 1))
-    start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS)
+    way = lm.batch_way(options, tokens=length + TIMED_STEPS)
+    start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, way=way)
     inputs = prompt_inputs(lm, start, beams=beams)
     clock = Clock(lm.device)
     if can_skip(lm, options):
@@ -122,7 +124,7 @@ def time_decode_step(
             run(lm, longer(inputs, max(4, length)), options, new_tokens=TIMED_STEPS, clock=clock, cache=cache)
             return min(clock.seconds[1:])
         del cache
-    requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS)
+    requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS, way=way)
     clock = Clock(lm.device)
     run(lm, prompt_inputs(lm, requests, beams=beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return min(clock.seconds[1:])
@@ -231,13 +233,13 @@ def worst_slots(
 
 
 def worst_requests(
-    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int
+    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
 ) -> list[GenerationRequest]:
-    """Prompts of random tokens, all of the same length but the last, which is one shorter."""
+    """Prompts of random tokens, all of the same length but the last, which is one shorter where `way` allows it."""
     ordinary = torch.tensor(lm.token_ids)
     chance = torch.Generator().manual_seed(rows)
     ids_BS = ordinary[torch.randint(len(ordinary), (rows, prompt_tokens), generator=chance)].tolist()
-    if rows > 1 and prompt_tokens > 1:
+    if rows > 1 and prompt_tokens > 1 and way.rows == "padded":
         ids_BS[-1] = ids_BS[-1][1:]
     return [GenerationRequest(input_ids=ids, max_new_tokens=new_tokens) for ids in ids_BS]
 

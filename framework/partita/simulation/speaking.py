@@ -123,7 +123,8 @@ class ModelSpeaker:
         reason = self.voice.lm.why_no_slots(self.voice.options, tokens=self.voice.room)
         if reason is not None:
             whose = "" if self.seat == AGENT else f"of {self.seat} "
-            logger.info("dialogues %sare answered in batches, not in slots: %s", whose, reason)
+            way = self.voice.lm.batch_way(self.voice.options, tokens=self.voice.room)
+            logger.info("dialogues %sare answered %s", whose, way.describe(reason))
         with self.voice.lm.evaluating():
             self.run = self.new_slots() if reason is None else None
             try:

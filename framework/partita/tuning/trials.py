@@ -5,12 +5,13 @@ Shapes: B rows, S tokens of the longest prompt, N new tokens.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from partita.inference.engine import Engine
-from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, GenerativeModel
+from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerativeModel
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.trial import Purpose, Timing, Volume
 from partita_trainers.batch_size.worst_batch import worst_batch
@@ -40,11 +41,17 @@ class GenerationTrial:
         reason = self.lm.why_no_slots(self.options, tokens=self.prompt_tokens + self.new_tokens)
         return "slots" if reason is None else "static"
 
+    @cached_property
+    def way(self) -> BatchWay:
+        """Which rows are answered together in sorted batches."""
+        return self.lm.batch_way(self.options, tokens=self.prompt_tokens + self.new_tokens)
+
     @property
     def max_rows(self) -> int:
-        """Rows of the data, and no more than one tensor of logits can hold."""
+        """Rows of the data that are answered together, and no more than one tensor of logits can hold."""
         wide = self.lm.vocabulary_size * int(self.options.arguments.get("num_beams", 1))
-        return max(1, min(len(self.lengths), MOST_ELEMENTS // wide))
+        most = most_together(self.lengths, self.way) if self.engine == "static" else len(self.lengths)
+        return max(1, min(most, MOST_ELEMENTS // wide))
 
     @property
     def prompt_tokens(self) -> int:
@@ -91,12 +98,12 @@ class GenerationTrial:
         """Tokens of a prompt in a batch, on average."""
         if self.engine == "slots":
             return float(self.lengths.mean())
-        return sorted_volume(self.lengths, rows).tokens / len(self.lengths)
+        return sorted_volume(self.lengths, rows, way=self.way).tokens / len(self.lengths)
 
     def volume(self, rows: int) -> Volume:
         """All prompts, the longest first, in batches of this many; in slots none is padded to the length of another."""
         if self.engine == "static":
-            return sorted_volume(self.lengths, rows)
+            return sorted_volume(self.lengths, rows, way=self.way)
         shared = self.read_once if self.read_once >= SHORTEST_PREFIX else 0
         tokens = int(self.lengths.sum()) - (len(self.lengths) - 1) * shared
         return Volume(batches=-(-len(self.lengths) // rows), tokens=max(len(self.lengths), tokens))
@@ -158,10 +165,21 @@ def countable_rows(rows: int, *, vocabulary_size: int, learned: int) -> int:
     return max(1, min(rows, MOST_ELEMENTS // (vocabulary_size * max(1, learned))))
 
 
-def sorted_volume(lengths: np.ndarray, rows: int) -> Volume:
-    """Batches and padded tokens of rows in descending order of length."""
+def sorted_volume(lengths: np.ndarray, rows: int, *, way: BatchWay = PADDED) -> Volume:
+    """Batches and padded tokens of rows in descending order of length, those together that `way` allows."""
     ordered = np.sort(lengths.astype(np.int64))[::-1]
+    if way.rows != "padded":
+        _, counts = np.unique(ordered, return_counts=True)
+        most = 1 if way.rows == "one row" else rows
+        return Volume(batches=int((-(-counts // most)).sum()), tokens=int(ordered.sum()))
     heads = ordered[::rows]
     counts = np.full(len(heads), rows)
     counts[-1] = len(ordered) - rows * (len(heads) - 1)
     return Volume(batches=len(heads), tokens=int((heads * counts).sum()))
+
+
+def most_together(lengths: np.ndarray, way: BatchWay) -> int:
+    """Rows of the largest batch that `way` allows."""
+    if way.rows == "equal lengths":
+        return int(np.unique(lengths, return_counts=True)[1].max())
+    return 1 if way.rows == "one row" else len(lengths)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.engine import generate_rows
+from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.results import unanswerable
-from partita.inference.static import plan_batches
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.inference.static import plan_batches, requests_in_batches
+from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import JobError
 
@@ -61,6 +62,48 @@ def test_every_row_with_a_prompt_is_planned_once_the_longest_first(lengths: list
     order = [int(row) for batch in batches for row in batch]
     assert order == sorted((row for row, length in enumerate(lengths) if length), key=lambda row: (-lengths[row], row))
     assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+@given(st.lists(st.integers(min_value=0, max_value=9)), st.integers(min_value=1, max_value=5))
+def test_rows_are_planned_with_rows_of_equal_length_or_alone(lengths: list[int], batch_size: int) -> None:
+    given = np.array(lengths, dtype=np.int32)
+    order = [int(row) for batch in plan_batches(given, batch_size=batch_size) for row in batch]
+    equal = plan_batches(given, batch_size=batch_size, way=BatchWay("equal lengths"))
+    assert [int(row) for batch in equal for row in batch] == order
+    assert all(len({lengths[row] for row in batch}) == 1 and len(batch) <= batch_size for batch in equal)
+    full = [lengths[batch[0]] for batch in equal if len(batch) < batch_size]
+    assert len(full) == len(set(full)), "at most one batch of a length is not full"
+    alone = plan_batches(given, batch_size=batch_size, way=BatchWay("one row"))
+    assert [batch.tolist() for batch in alone] == [[row] for row in order]
+
+
+class Choosy(ScriptedModel):
+    """A model that takes rows of equal length only, and takes down how many it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(str.upper)
+        self.given: list[list[int]] = []
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        return BatchWay("equal lengths", "it is choosy")
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
+    ) -> list[Generated]:
+        self.given.append([len(request.input_ids) for request in requests])
+        return super().generate(requests, options, seed=seed)
+
+
+def test_a_model_is_given_only_rows_that_it_takes_together() -> None:
+    lm = Choosy()
+    words = ["aa", "b", "cc", "dd", "e", "ff", "ggg"]
+    assert answers(run(lm, texts(lm, *words))) == {row: word.upper() for row, word in enumerate(words)}
+    assert lm.given == [[3], [2, 2, 2], [2], [1, 1]]
+    lm = Choosy()
+    requests = [GenerationRequest(ids, 8) for ids in texts(lm, *words).ids]
+    found = requests_in_batches(lm, requests, options=GREEDY, capacity=Capacity(3, BatchLimit(3)), seed=0)
+    assert [answer.text for answer in found] == [word.upper() for word in words]
+    assert lm.given == [[3], [2, 2, 2], [2], [1, 1]]
 
 
 def test_every_row_is_answered() -> None:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from partita import Model
 from partita.cli.main import run
+from partita.lm.batch_check import check_causal, find_batch_way
 from partita.lm.slot_check import find_way
 from partita.lm.slot_pool import SlotPool
 from partita_trainers.batch_size import memory
@@ -80,9 +81,25 @@ class Device:
 
     def find_way(self, lm: Any) -> Any:
         """As in `partita.lm.slot_check`; its few tokens count for nothing."""
+        with self.unwatched():
+            return find_way(lm)
+
+    def find_batch_way(self, lm: Any) -> Any:
+        """As in `partita.lm.batch_check`; the same."""
+        with self.unwatched():
+            return find_batch_way(lm)
+
+    def check_causal(self, lm: Any) -> None:
+        """As in `partita.lm.batch_check`; the same."""
+        with self.unwatched():
+            check_causal(lm)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Passes in here are not counted."""
         self.checking = True
         try:
-            return find_way(lm)
+            yield
         finally:
             self.checking = False
 
@@ -185,7 +202,8 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(assembly, "load_model", loaded)
-    monkeypatch.setattr("partita.lm.huggingface.find_way", found.find_way)
+    for name in ("find_way", "find_batch_way", "check_causal"):
+        monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(found, name))
     monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(found, allowed))
     for module in (
         "partita.lm.worst_case",

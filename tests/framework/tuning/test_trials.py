@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.lm.base import GenerationOptions
+from partita.inference.static import plan_batches
+from partita.lm.base import PADDED, BatchWay, GenerationOptions
 from partita.tuning import trials
 from partita.tuning.trials import EvaluationTrial, GenerationTrial, sorted_volume
 from partita_trainers.base import Batch
@@ -26,6 +27,7 @@ class Asked:
     context_length: int | None = None
     vocabulary: int = 50
     longest_slot: int = 1000
+    way: BatchWay = PADDED
     seen: list[Any] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     module: Any = field(default_factory=lambda: torch.nn.Linear(1, 1))
@@ -45,6 +47,9 @@ class Asked:
         if not options.slots:
             return "generation.slots is false"
         return None if tokens <= self.longest_slot else f"a sliding window of {self.longest_slot} tokens"
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        return self.way
 
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
@@ -71,6 +76,16 @@ def counted(batches: list[list[int]]) -> Volume:
     """Batches that hold rows, and their padded tokens, one after another."""
     held = [batch for batch in batches if batch]
     return Volume(batches=len(held), tokens=sum(len(batch) * max(batch) for batch in held))
+
+
+@given(LENGTHS, ROWS, st.sampled_from([BatchWay("equal lengths"), BatchWay("one row")]))
+def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int, way: BatchWay) -> None:
+    planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, way=way)]
+    assert sorted_volume(lengths, rows, way=way) == counted(planned)
+    whole = plan_batches(lengths, batch_size=len(lengths), way=way)
+    trial = GenerationTrial(Asked(way=way), IN_BATCHES, lengths, 4)
+    assert trial.max_rows == max(map(len, whole))
+    assert trial.volume(rows) == counted(planned)
 
 
 @given(LENGTHS, ROWS)

@@ -20,11 +20,12 @@ from partita.inference.fleet.crew import Crew, Event, Failed, Lost, Replied, Tol
 from partita.inference.fleet.job import FleetJob
 from partita.inference.fleet.member import Member, described
 from partita.inference.fleet.messages import Errand, ModelFacts, ModelOrder, Offer, Remark
-from partita.inference.fleet.parcels import BatchPlan, RowPlan
+from partita.inference.fleet.parcels import BatchPlan, ParcelPlan, RowPlan
 from partita.inference.reading import clipped
 from partita.inference.results import BatchResult
 from partita.inference.slots import Work
-from partita.lm.base import GenerationOptions
+from partita.inference.static import way_for
+from partita.lm.base import BatchWay, GenerationOptions
 from partita_schema.errors import JobError
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class Fleet:
         found: str | None = self.ask("why_no_slots", options, tokens=tokens)[0]
         return found
 
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Which rows of up to so many tokens can be answered in one batch."""
+        found: BatchWay = self.ask("batch_way", options, tokens=tokens)[0]
+        return found
+
     def offer(
         self,
         options: GenerationOptions,
@@ -135,7 +141,12 @@ class Fleet:
         Once it is `stopping`, workers end the rows that they have begun. Raises what a worker fails with, and
         JobError where workers die one after the other: what was handed on before is complete.
         """
-        plan = RowPlan(work, left) if engine == "slots" else BatchPlan(work, left, batch_size=batch_size)
+        plan: ParcelPlan
+        if engine == "slots":
+            plan = RowPlan(work, left)
+        else:
+            way = way_for(self, work.lengths, work.new_tokens, options=options)
+            plan = BatchPlan(work, left, batch_size=batch_size, way=way)
         if not plan.total:
             return
         self.start()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from partita.inference.results import RowResult, Rows
 from partita.inference.slots import Work, common_prefix, plan
 from partita.inference.static import plan_batches
+from partita.lm.base import BatchWay
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,11 @@ class BatchPlan:
 
     prefix: Sequence[int] = ()
 
-    def __init__(self, work: Work, left: npt.NDArray[np.bool_], *, batch_size: int) -> None:
+    def __init__(self, work: Work, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
         """`left` [rows] tells which rows are to be answered; the others are still in the batches."""
         self.work = work
         self.left = left.copy()
-        batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size)
+        batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size, way=way)
         self.positions = [position for position, rows in enumerate(batches) if self.left[rows].any()]
         self.batches: list[Rows] = [batches[position] for position in self.positions]
         self.places: dict[int, int] = {}

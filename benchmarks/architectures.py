@@ -1,0 +1,290 @@
+"""How each causal architecture of the installed transformers is answered, and whether batches answer as rows alone do.
+
+A tiny random model of each is saved and loaded. Greedy answers to short and long prompts, to one token, to none, and to
+prompts that begin alike are generated in slots and in batches, and compared with those of transformers' `generate` to
+each row alone; once more with windows shorter than the rows. Writes docs/guides/architectures.md.
+
+    python benchmarks/architectures.py [--quick]
+"""
+
+import argparse
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import ROOT, Limit, about, parse_arguments, report
+from tiny_models import BOS, CONTEXT, LEFT_OUT, WINDOWS, kinds, write_tiny_model
+
+from partita_schema.errors import ModelError
+
+PAGE = ROOT / "docs" / "guides" / "architectures.md"
+SHORT_WINDOW = 16
+TIE = 1e-3
+"""Distance of the two best scores, over their spread, below which either may be chosen."""
+QUICK = ("llama", "gpt2", "mamba", "rwkv", "recurrent_gemma", "mixtral", "mistral", "bart", "xlnet")
+WAYS = {
+    "slots": "slots",
+    "padded": "padded batches",
+    "equal lengths": "batches of equal length",
+    "one row": "one row at a time",
+    "not supported": "not supported",
+}
+
+
+@dataclass
+class Measured:
+    """What was found for an architecture."""
+
+    kind: str
+    slots: str | None = None
+    """Why it is not answered in slots; None where it is."""
+    batches: str = "padded"
+    """Which rows it is given together where it is not in slots."""
+    batches_reason: str | None = None
+    compared: int = 0
+    """Answers that were compared."""
+    differing: list[str] = field(default_factory=list)
+    """Answers that were not those of the row alone."""
+    failure: str | None = None
+    """What transformers itself fails with, one row at a time."""
+
+    @property
+    def way(self) -> str:
+        """How rows are answered that need nothing special."""
+        if self.failure is not None:
+            return "not supported"
+        return "slots" if self.slots is None else self.batches
+
+    @property
+    def reason(self) -> str:
+        """Why not in slots, and why not in padded batches."""
+        if self.failure is not None:
+            return self.failure
+        return "; ".join(filter(None, (self.slots, self.batches_reason)))
+
+
+class Prompts:
+    """Prompts as the engine takes them."""
+
+    def __init__(self, ids: Sequence[list[int]]) -> None:
+        self.ids = list(ids)
+        self.lengths = np.array([len(prompt) for prompt in ids], dtype=np.int32)
+        self.keys = np.arange(2 * len(ids), dtype=np.uint64).reshape(len(ids), 2).view(np.uint8)
+        self.prefix: list[int] = []
+        self.digests = self.keys.view("V16")[:, 0]
+        self.errors: dict[int, str] = {}
+        self.skipped: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def prompts(self, rows: Sequence[int]) -> list[list[int]]:
+        return [self.ids[row] for row in rows]
+
+
+def prompts() -> list[list[int]]:
+    """Short, long, one token, none, of equal length, and with a common beginning."""
+    draw = np.random.default_rng(0)
+    lengths = (1, 50, 2, 17, 9, 30, 5, 9, 20)
+    random = [draw.integers(3, 250, length).tolist() for length in lengths]
+    common = draw.integers(3, 250, 12).tolist()
+    return [*random, [], [BOS], *([*common, *draw.integers(3, 250, length).tolist()] for length in (1, 6, 15))]
+
+
+def measure(kind: str, folder: Path) -> Measured:
+    """Save, load and try a tiny model."""
+    measured = Measured(kind)
+    if kind in LEFT_OUT:
+        measured.failure = LEFT_OUT[kind]
+        return measured
+    try:
+        lm = saved_and_loaded(kind, folder / "plain")
+    except ModelError as refusal:
+        measured.failure = str(refusal).split(": ", 2)[-1]
+        return measured
+    compare(lm, measured, engines=("slots", "static"))
+    if measured.failure is None and any(getattr(lm.base.config.get_text_config(), name, None) for name in WINDOWS):
+        lm = saved_and_loaded(kind, folder / "windows", window=SHORT_WINDOW)
+        compare(lm, measured, engines=("static",))
+    return measured
+
+
+def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> Any:
+    """A tiny model as partita holds it."""
+    from partita.lm.huggingface import load_model
+    from partita.lm.tokenizers import load_tokenizer
+    from partita_schema.config import Config
+
+    features = {
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "trainer": {"type": "none"},
+    }
+    scratch = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": CONTEXT}
+    tokenizer = load_tokenizer(
+        Config.model_validate({"base_model": scratch, **features}), folder=folder, texts=list, saved=None
+    )
+    write_tiny_model(kind, folder, tokenizer=tokenizer, window=window)
+    config = Config.model_validate({"base_model": str(folder), **features})
+    return load_model(config, folder=folder, tokenizer=tokenizer, saved=None, trainable=False)
+
+
+def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
+    """Answers of the engines with those of `generate` to each row alone."""
+    from partita.inference.engine import generate_rows
+    from partita.lm.base import GenerationOptions
+
+    options = GenerationOptions({"do_sample": False, "num_beams": 1})
+    asked = prompts()
+    try:
+        alone = [answer_alone(lm, prompt) if prompt else None for prompt in asked]
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError) as failure:
+        measured.failure = f"transformers' generate fails: {' '.join(str(failure).split())}"
+        return
+    way = lm.batch_way(options, tokens=CONTEXT)
+    if measured.batches_reason is None:
+        measured.batches, measured.batches_reason = way
+    for engine in engines:
+        if engine == "slots":
+            measured.slots = lm.why_no_slots(options, tokens=CONTEXT)
+            if measured.slots is not None:
+                continue
+        found = generate_rows(
+            lm,
+            Prompts(asked),
+            engine=engine,  # type: ignore[arg-type]
+            options=options,
+            max_new_tokens=8,
+            batch_size=4,
+            seed=0,
+            done=np.zeros(len(asked), dtype=np.bool_),
+        )
+        answers = {result.row: result for batch in found for result in batch.results}
+        for row, wanted in enumerate(alone):
+            if wanted is None:
+                assert row not in answers
+                continue
+            measured.compared += 1
+            if not wanted.same(answers[row].generated):
+                generated = answers[row].generated
+                told = generated.ids if generated is not None else answers[row].error
+                measured.differing.append(f"{engine}, {len(asked[row])} tokens: {told}, alone {wanted.ids}")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A greedy answer of transformers to one row."""
+
+    ids: tuple[int, ...]
+    margins: tuple[float, ...]
+    """Of each token before the second best, over the spread of the scores."""
+
+    def same(self, generated: Any) -> bool:
+        """Whether an answer is this one, up to a token that two others were as good as."""
+        if generated is None:
+            return False
+        pairs = zip(self.ids, generated.ids, strict=False)
+        first = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(self.ids), len(generated.ids)))
+        return generated.ids == self.ids or (first < len(self.margins) and self.margins[first] < TIE)
+
+
+def answer_alone(lm: Any, prompt: list[int]) -> Alone:
+    """By the library's own `generate`, without a padded row beside it."""
+    import torch
+
+    lm.forget_rows()
+    ids = torch.tensor([prompt])
+    found = lm.base.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=8,
+        do_sample=False,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    margins = []
+    for scores in found.scores:
+        first, second = scores[0].float().topk(2).values.tolist()
+        margins.append((first - second) / float(scores[0].float().std()))
+    new = found.sequences[0, len(prompt) :].tolist()
+    end = lm.tokenizer.eos_token_id
+    return Alone(tuple(new[: new.index(end)] if end in new else new), tuple(margins))
+
+
+def page(found: Sequence[Measured], version: str) -> str:
+    """docs/guides/architectures.md."""
+    counts = {way: sum(one.way == way for one in found) for way in WAYS}
+    summary = ", ".join(f"{count} {WAYS[way]}" for way, count in counts.items() if count)
+    return PAGE_HEAD.format(version=version, number=len(found), summary=summary) + "\n".join(map(line, found)) + "\n"
+
+
+def line(one: Measured) -> str:
+    """An architecture's line of the table."""
+    without = WAYS[one.batches] if one.failure is None else ""
+    return f"| `{one.kind}` | {WAYS[one.way]} | {without} | {one.reason} |"
+
+
+PAGE_HEAD = """# Architectures
+
+Generated by `python benchmarks/architectures.py`; do not edit.
+
+Greedy answers of a batch are those that transformers' `generate` gives to each row alone. Not every architecture can
+answer rows of different lengths together, so it is tried on the model before the first answer, and the log says what
+was found:
+
+- *slots*: [each row has a slot](prediction.md#how-rows-are-answered); nothing is padded.
+- *padded batches*: rows sorted by length, with padding on the left.
+- *batches of equal length*: padding would change answers; only prompts of equally many tokens are answered together.
+- *one row at a time*: another row would change answers.
+
+The table shows each causal architecture of transformers {version} with a tiny random model: how it is answered, and how
+where slots are not possible (beams, `generation: {{slots: false}}`, rows longer than a window). {number} architectures:
+{summary}.
+
+| architecture | answered in | without slots | reason |
+| --- | --- | --- | --- |
+"""
+
+
+def main() -> None:
+    """Measure all, write the page and the result."""
+    import transformers
+
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    arguments = parse_arguments(__doc__ or "")
+    found = []
+    for kind in QUICK if arguments.quick else kinds():
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(measure(kind, Path(folder)))
+        print(kind, found[-1].way, *found[-1].differing, sep="; ", flush=True)
+    write(found, arguments)
+
+
+def write(found: Sequence[Measured], arguments: argparse.Namespace) -> None:
+    """Write the page and the result."""
+    import transformers
+
+    if not arguments.quick:
+        PAGE.write_text(page(found, transformers.__version__), encoding="utf8")
+    rows = [
+        {
+            "answered in": name,
+            "architectures": sum(one.way == way for one in found),
+            "answers compared": sum(one.compared for one in found if one.way == way),
+            "differing": sum(len(one.differing) for one in found if one.way == way),
+        }
+        for way, name in WAYS.items()
+    ]
+    differing = sum(len(one.differing) for one in found)
+    limits = [Limit("answers that differ from those of the row alone", differing, 0, "max")]
+    report("architectures", rows, limits, arguments=arguments, about=about(__doc__))
+
+
+if __name__ == "__main__":
+    main()

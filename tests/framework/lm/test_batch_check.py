@@ -1,0 +1,251 @@
+"""Rows are put together only as far as the model answers them as it does alone."""
+
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from partita.inference.engine import choose_engine
+from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.static import requests_in_batches
+from partita.lm.base import PADDED, GenerationOptions
+from partita_schema.errors import ModelError, OutOfMemory
+from partita_trainers.base import Batch
+
+ROOT = Path(__file__).parents[3]
+GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
+IN_BATCHES = GenerationOptions({"do_sample": False, "num_beams": 1}, slots=False)
+BEAMS = GenerationOptions({"do_sample": False, "num_beams": 2})
+CHOSEN = {
+    "llama": ("slots", "padded"),
+    "gpt2": ("slots", "padded"),
+    "mixtral": ("slots", "padded"),
+    "mistral": ("slots", "padded"),
+    "mamba": ("padded", "padded"),
+    "recurrent_gemma": ("equal lengths", "equal lengths"),
+    "bart": ("equal lengths", "equal lengths"),
+    "rwkv": ("one row", "one row"),
+}
+"""How some architectures are answered, and how where slots are switched off."""
+
+
+@pytest.fixture(scope="module")
+def architectures() -> ModuleType:
+    """What measures architectures in benchmarks/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        import architectures  # type: ignore[import-not-found]
+
+        return architectures  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def tiny(architectures: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Tiny models by the name of their architecture, each made once."""
+    made: dict[str, Any] = {}
+
+    def get(kind: str) -> Any:
+        if kind not in made:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made[kind] = architectures.saved_and_loaded(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return get
+
+
+def measured(architectures: ModuleType, kind: str, folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return architectures.measure(kind, folder)
+
+
+# Architectures
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_answers_in_slots_and_batches_are_those_of_rows_alone(architectures, kind: str, tmp_path: Path) -> None:
+    found = measured(architectures, kind, tmp_path)
+    assert found.compared >= 13
+    assert found.differing == []
+    assert (found.way, found.batches) == CHOSEN[kind]
+
+
+def test_the_page_of_architectures_names_every_one_of_the_library(architectures) -> None:
+    named = re.findall(r"^\| `([\w.-]+)` \|", architectures.PAGE.read_text("utf8"), re.MULTILINE)
+    assert named == architectures.kinds()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_architecture_of_the_library_is_answered_as_its_page_says(architectures, tmp_path: Path) -> None:
+    page = architectures.PAGE.read_text("utf8")
+    wrong = {}
+    for kind in architectures.kinds():
+        found = measured(architectures, kind, tmp_path / kind)
+        if found.differing or architectures.line(found) not in page:
+            wrong[kind] = found
+    assert wrong == {}
+
+
+# What is found
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "reason"),
+    [
+        ("llama", "padded", None),
+        ("mamba", "padded", None),
+        ("bart", "equal lengths", r"BartForCausalLM changes its logits by \d+% beside padding"),
+        ("recurrent_gemma", "equal lengths", r"RecurrentGemmaForCausalLM changes its logits by \d+% beside padding"),
+        ("rwkv", "one row", r"RwkvForCausalLM changes its logits by \d+% beside another row"),
+    ],
+)
+def test_rows_are_put_together_as_far_as_logits_stay_the_same(tiny, kind: str, rows: str, reason: str | None) -> None:
+    way = tiny(kind).batch_way(GREEDY, tokens=30)
+    assert way.rows == rows
+    assert way.reason is None if reason is None else re.fullmatch(reason, way.reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "why"),
+    [
+        ("llama", "in sorted batches", ""),
+        ("bart", "in batches of prompts of equal length", r"; Bart\w+ changes its logits by \d+% beside padding"),
+        ("rwkv", "one row at a time", r"; Rwkv\w+ changes its logits by \d+% beside another row"),
+    ],
+)
+def test_the_log_says_how_rows_are_answered_and_why(tiny, kind: str, how: str, why: str, caplog) -> None:
+    with caplog.at_level(logging.INFO, logger="partita"):
+        choose_engine(tiny(kind), np.array([3, 5], dtype=np.int32), options=IN_BATCHES, max_new_tokens=2)
+    wanted = f"answers are generated {how}, not in slots: generation.slots is false{why}"
+    assert re.fullmatch(wanted, caplog.messages[-1])
+
+
+def test_slots_do_not_pay_for_looking_at_batches(tiny) -> None:
+    lm = tiny("gpt2")
+    assert choose_engine(lm, np.array([3, 5], dtype=np.int32), options=GREEDY, max_new_tokens=2) == "slots"
+    assert "short_batch_way" not in vars(lm)
+
+
+def test_beams_are_refused_where_rows_are_mixed_up(tiny) -> None:
+    with pytest.raises(ModelError, match=r"^generation\.num_beams: beams go through the model together, and Rwkv"):
+        tiny("rwkv").batch_way(BEAMS, tokens=9)
+    assert tiny("llama").batch_way(BEAMS, tokens=9) == PADDED
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "reason"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            64,
+            "rotary positions depend on the longest row",
+        ),
+        ({"index_topk": 12}, 12, "attention chooses 12 tokens, padding among them"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, None, ""),
+    ],
+)
+def test_what_only_long_rows_show_is_known_beforehand(
+    tiny, changes: dict[str, Any], limit: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = tiny("llama")
+    for name, value in changes.items():
+        monkeypatch.setattr(lm.base.config, name, value, raising=False)
+    assert lm.batch_way(GREEDY, tokens=limit or 1000) == PADDED
+    if limit is not None:
+        told = f"beyond {limit} tokens {reason}, and there are rows of {limit + 1}"
+        assert lm.batch_way(GREEDY, tokens=limit + 1) == ("equal lengths", told)
+
+
+def test_a_device_that_is_full_says_nothing_about_the_model(small) -> None:
+    lm = small.load(small.config())
+    full = [True]
+
+    def refuse(*given: Any) -> None:
+        if full[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    lm.base.register_forward_pre_hook(refuse)
+    with pytest.raises(OutOfMemory, match="4 rows of 11 tokens do not fit in memory beside the model; free some, or"):
+        lm.batch_way(GREEDY, tokens=20)
+    with pytest.raises(OutOfMemory, match="do not fit in memory"):
+        lm.check_loss()
+    full[0] = False
+    assert lm.batch_way(GREEDY, tokens=20) == PADDED
+
+
+def test_virtual_tokens_stand_before_prompts_in_what_is_tried(small) -> None:
+    for kind in ("prompt_tuning", "prefix_tuning"):
+        lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
+        assert lm.batch_way(GREEDY, tokens=20) == PADDED
+
+
+def test_a_prompt_of_one_token_does_not_go_on_from_the_row_before(small, tiny) -> None:
+    lm = tiny("recurrent_gemma")
+    capacity = Capacity(1, BatchLimit(1))
+    one, *others = small.requests((1, 8), (9, 8), (5, 8))
+
+    def answer(requests: list[Any]) -> Any:
+        return requests_in_batches(lm, requests, options=GREEDY, capacity=capacity, seed=0)[0]
+
+    assert answer([one, *others]) == answer([one])
+
+
+# The loss
+
+
+def test_rwkv_is_saved_as_it_was_loaded_though_it_has_answered(architectures, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules["tiny_models"].SHAPES, "rwkv", {"num_hidden_layers": 8})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lm = architectures.saved_and_loaded("rwkv", tmp_path / "made")
+    before = {name: tensor.clone() for name, tensor in lm.base.state_dict().items()}
+    wanted = lm.base(torch.tensor([[5, 6, 7]]), use_cache=False).logits
+    lm.save(tmp_path / "saved")
+    again = type(lm.base).from_pretrained(tmp_path / "saved").eval()
+    assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
+    assert torch.equal(again(torch.tensor([[5, 6, 7]]), use_cache=False).logits, wanted)
+    original = type(lm.base).from_pretrained(tmp_path / "made").eval()
+    assert original.config.rescale_every > 0
+    theirs = original(torch.tensor([[5, 6, 7]]), use_cache=False).logits
+    assert torch.allclose(theirs, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "rwkv", "recurrent_gemma", "mamba", "bart"])
+def test_the_loss_of_padded_rows_is_the_sum_of_their_own(small, tiny, kind: str) -> None:
+    lm = tiny(kind)
+    lm.check_loss()
+    batch = small.batch(lengths=(24, 5, 17, 2))
+    rows = [
+        Batch(
+            batch.input_ids_BT[row : row + 1, :length],
+            batch.labels_BT[row : row + 1, :length],
+            batch.lengths_B[row : row + 1],
+            batch.keys[row : row + 1],
+        )
+        for row, length in enumerate(batch.lengths_B.tolist())
+    ]
+    with torch.no_grad():
+        together = lm.loss(lm.module, batch).item()
+        alone = sum(lm.loss(lm.module, row).item() for row in rows)
+    assert together == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["xlnet", "cpmant"])
+def test_a_model_that_reads_what_it_should_predict_is_not_trained(tiny, kind: str) -> None:
+    with pytest.raises(ModelError, match=r"ForCausalLM|LMHeadModel") as refused:
+        tiny(kind).check_loss()
+    assert re.fullmatch(
+        r"base_model: \w+ changes its logits by \d+% where other tokens or padding follow: it would learn its answers "
+        r"by reading them; choose a model that sees only the tokens before",
+        str(refused.value),
+    )
