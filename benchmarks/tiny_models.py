@@ -129,6 +129,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "reformer": DECODER
     | {
         "attention_head_size": 8,
+        "hash_seed": 0,
         "attn_layers": ["local", "lsh"],
         "axial_pos_shape": [8, 8],
         "axial_pos_embds_dim": [16, 16],

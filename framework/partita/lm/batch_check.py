@@ -127,7 +127,10 @@ def padding_limit(lm: "HuggingFaceModel") -> tuple[int, str] | None:
 
 
 def changes(error: float) -> str:
-    return "gives no numbers" if error == float("inf") else f"changes its logits by {error:.0%}"
+    """Say how far logits are from those alone."""
+    if error == float("inf"):
+        return "gives no numbers"
+    return f"changes its logits by {error:.0%}" if error >= 0.01 else f"changes its logits by {error:.2%}"
 
 
 def random_rows(lm: "HuggingFaceModel") -> list[list[int]]:

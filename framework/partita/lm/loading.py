@@ -207,7 +207,7 @@ def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | No
     """Longest sequence in tokens, those of an adapter taken off; None where the model has no limit."""
     described = model.config.get_text_config()
     limit = getattr(described, "max_position_embeddings", None)
-    if limit is None:
+    if limit is None or limit < 0:  # XLNet's is -1
         return None
     scaling = getattr(described, "rope_parameters", None) or {}
     if scaling.get("rope_type") == "dynamic":

@@ -5,6 +5,7 @@ import numpy as np
 from partita.inference.fleet.parcels import BatchPlan, RowPlan
 from partita.inference.results import RowResult
 from partita.inference.slots import Work
+from partita.lm.base import PADDED
 
 LENGTHS = np.array([3, 5, 0, 5, 2, 4])
 """Row 2 is not asked."""
@@ -51,7 +52,7 @@ def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> Non
 
 
 def test_a_batch_is_answered_with_its_last_row() -> None:
-    plan = BatchPlan(work(), all_but(1), batch_size=2)
+    plan = BatchPlan(work(), all_but(1), batch_size=2, way=PADDED)
     [first, _, last] = plan.parcels(range(plan.total))
 
     assert (first.rows, first.wanted) == ((1, 3), (False, True))
@@ -62,7 +63,7 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
 
 
 def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
-    plan = BatchPlan(work(), all_but(), batch_size=3)
+    plan = BatchPlan(work(), all_but(), batch_size=3, way=PADDED)
     [first, _] = plan.parcels(range(plan.total))
     plan.answered(RowResult(first.rows[0], None))
 
@@ -73,6 +74,6 @@ def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
 
 
 def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:
-    plan = BatchPlan(work(), all_but(1, 3), batch_size=2)
+    plan = BatchPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
 
     assert [parcel.place for parcel in plan.parcels(range(plan.total))] == [1, 2]
