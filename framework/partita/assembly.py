@@ -23,10 +23,11 @@ from partita.inference.endpoint.server import Server, server_of
 from partita.inference.engine import refuse_without_slots
 from partita.inference.fleet.fleet import Fleet
 from partita.inference.form import in_form, scored_labels
-from partita.inference.predict import default_new_tokens
+from partita.inference.predict import DEFAULT_NEW_TOKENS, default_new_tokens
 from partita.lm.bag_model import load_bag
 from partita.lm.base import GenerationOptions, GenerativeModel, Label
-from partita.lm.generation import generation_options
+from partita.lm.generation import generation_options, log_checkpoint_settings
+from partita.lm.generation_defaults import effective_generation
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.config import Config
@@ -172,10 +173,15 @@ def answering_parts(
     config: Config, lm: GenerativeModel | Fleet, encoder: Encoder, *, folder: Path, labels: Labels
 ) -> Parts:
     """What answers need beside the model. Raises ModelError where it cannot hold them to what the file asks."""
-    generation = in_form(generation_options(config, tokenizer=lm.tokenizer), config, labels=labels, encoder=encoder)
+    shipped = lm.checkpoint_generation
+    options = generation_options(config, tokenizer=lm.tokenizer, checkpoint=shipped)
+    generation = in_form(options, config, labels=labels, encoder=encoder)
+    if not generation.labels:
+        log_checkpoint_settings(config.generation, shipped)
     if generation.form and (reason := lm.why_no_slots(generation, tokens=1)) is not None:
         refuse_without_slots(generation, reason)
-    needed = default_new_tokens(config, tokenizer=lm.tokenizer, labels=labels)
+    most = effective_generation(config.generation, shipped).value("max_new_tokens")
+    needed = default_new_tokens(config, tokenizer=lm.tokenizer, labels=labels, otherwise=most or DEFAULT_NEW_TOKENS)
     return Parts(
         config=config,
         folder=folder,

@@ -211,7 +211,7 @@ def fleet_capacity(assembly: FleetAssembly, lengths: np.ndarray, *, shared_token
         max_new_tokens=assembly.max_new_tokens,
     )
     size = offer.size
-    return Capacity(size.rows, BatchLimit(size.rows), written=size.origin == "file", room_tokens=offer.room_tokens)
+    return Capacity(size.rows, BatchLimit(size.rows), room_tokens=offer.room_tokens)
 
 
 def evaluate_on_ray(

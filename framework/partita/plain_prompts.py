@@ -17,12 +17,12 @@ def plain_requests(
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     wanted = max_new_tokens or assembly.max_new_tokens
     context = assembly.lm.context_length
-    requests = []
+    requests: list[GenerationRequest] = []
     for ids in (assembly.lm.tokenizer(text)["input_ids"] for text in texts):
         if not ids:
             raise DataError("a prompt is empty; write at least a character")
         if context is not None and len(ids) >= context:
             raise DataError(f"a prompt has {len(ids):,} tokens and the model's context is {context:,}; shorten it")
         room = wanted if context is None else min(wanted, context - len(ids))
-        requests.append(GenerationRequest(ids, room))
+        requests.append(GenerationRequest(ids, room, key=len(requests).to_bytes(8, "little")))
     return requests

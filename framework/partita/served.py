@@ -35,7 +35,7 @@ def refuse_served(config: Config, *, what: str) -> None:
 def served_capacity(assembly: ServedAssembly, rows: int | None) -> Capacity:
     """Requests at the same time: `rows` if the caller says so, else the file's."""
     at_a_time = rows or assembly.lm.backend.concurrency
-    return Capacity(at_a_time, BatchLimit(at_a_time), written=True)
+    return Capacity(at_a_time, BatchLimit(at_a_time))
 
 
 def written_texts(

@@ -45,7 +45,7 @@ def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
             at_output = f"output_features.{place}.decoder.constrain"
             yield at_output, f"{told}; write constrain: true for each json output, or for none"
     for key in NOT_IN_SLOTS:
-        if changed(config.generation, key):
+        if config.generation.asks_for(key):
             yield f"generation.{key}", f"constrained answers cannot be made with {key}; remove it, or constrain"
     if config.generation.stop:
         yield "generation.stop", "a stop text would cut the JSON of constrained answers; remove it"
@@ -75,5 +75,5 @@ def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Ite
         if changed(getattr(output, part), key):
             yield f"{at}.{part}.{key}", f"{key} reads generated answers, and scoring generates none; remove one of both"
     for key in type(config.generation).model_fields:
-        if key not in NOT_GENERATING and changed(config.generation, key):
+        if key not in NOT_GENERATING and config.generation.asks_for(key):
             yield f"generation.{key}", f"scoring generates nothing, so {key} has no effect; remove one of both"

@@ -98,9 +98,12 @@ def refused_lengths(config: "Config") -> Iterator[Refusal]:
 def refused_generation(config: "Config") -> Iterator[Refusal]:
     """Options that cannot be sent."""
     for key in NOT_ON_SERVERS:
-        if changed(config.generation, key):
+        if config.generation.asks_for(key):
             told = f"the protocol of servers has no {key}"
             yield f"generation.{key}", f"{told}; remove it, or write in backend.extra_body what your server calls it"
+    if config.generation.defaults == "none":
+        told = "the server applies the defaults of its checkpoint"
+        yield "generation.defaults", f"{told}; remove it, and start vLLM with --generation-config vllm"
     if not config.generation.slots:
         yield "generation.slots", "the server makes its own batches; remove it"
 

@@ -5,7 +5,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from partita_schema.base import Base, Count, Flag, Name, NonNegative, NonNegativeCount, Number, Positive, Share, broken
+from partita_schema.base import (
+    Base,
+    Count,
+    Flag,
+    Name,
+    NonNegative,
+    NonNegativeCount,
+    Number,
+    Positive,
+    Share,
+    broken,
+    changed,
+)
 
 SPECIAL_FIELDS = ("__sample__", "__task__", "__context__")
 
@@ -92,15 +104,24 @@ class Prompt(Base):
         return self
 
 
-class Generation(Base):
-    """How answers are generated: options of transformers' GenerationConfig. Greedy unless `do_sample: true`."""
+SWITCHED_OFF = {"do_sample": False, "num_beams": 1, "renormalize_logits": False, "stop": ()}
+"""Values of `generation` that only keep a checkpoint's own from being applied."""
 
+
+class Generation(Base):
+    """How answers are generated: options of transformers' GenerationConfig. A key that is not written keeps the value
+    in the checkpoint's generation_config.json; without one, answers are greedy."""
+
+    defaults: Literal["checkpoint", "none"] = "checkpoint"
+    """Where keys that are not written come from. checkpoint: the generation_config.json of base_model; none: nowhere,
+    as if the checkpoint had no such file. Its end tokens count in both cases."""
     max_new_tokens: Count | None = None
-    """Tokens generated at most. Default: the output's max_sequence_length, else 256."""
+    """Tokens generated at most. Default: the output's max_sequence_length, else the checkpoint's max_new_tokens, else
+    256."""
     min_new_tokens: NonNegativeCount | None = None
     """Tokens generated at least."""
-    do_sample: Flag = False
-    """Sample instead of taking the most likely token."""
+    do_sample: Flag | None = None
+    """Sample instead of taking the most likely token. Default: the checkpoint's, else false."""
     temperature: NonNegative | None = None
     """Flattens (above 1) or sharpens the distribution; needs do_sample. 0 is greedy."""
     top_k: NonNegativeCount | None = None
@@ -117,8 +138,8 @@ class Generation(Base):
     """Eta sampling (Hewitt et al. 2022)."""
     top_h: Share | None = None
     """Entropy-bounded sampling."""
-    num_beams: Count = 1
-    """Beams of beam search; 1 for none."""
+    num_beams: Count | None = None
+    """Beams of beam search; 1 for none. Default: the checkpoint's, else 1."""
     length_penalty: Number | None = None
     """Exponent on length in beam search."""
     early_stopping: Flag | None = None
@@ -135,12 +156,12 @@ class Generation(Base):
     """Token ids that are never generated first."""
     bad_words: tuple[Name, ...] | None = None
     """Texts that are never generated."""
-    renormalize_logits: Flag = False
-    """Normalise after all filters."""
+    renormalize_logits: Flag | None = None
+    """Normalise after all filters. Default: the checkpoint's, else false."""
     guidance_scale: Positive | None = None
     """Classifier-free guidance; above 1 follows the prompt more closely."""
-    stop: tuple[Name, ...] = ()
-    """Texts that end an answer; they are not part of it."""
+    stop: tuple[Name, ...] | None = None
+    """Texts that end an answer; they are not part of it. Default: the checkpoint's stop_strings, else none."""
     stop_token_ids: tuple[NonNegativeCount, ...] = ()
     """Token ids that end an answer, next to the model's own."""
     logprobs: Flag = False
@@ -165,10 +186,11 @@ class Generation(Base):
 
     @model_validator(mode="after")
     def beams_are_said(self) -> "Generation":
-        if self.logprobs and self.num_beams > 1:
+        beams = self.num_beams or 1
+        if self.logprobs and beams > 1:
             raise broken("beams come without log probabilities; remove logprobs or write num_beams: 1", at="logprobs")
         given = [key for key in ("length_penalty", "early_stopping") if getattr(self, key) is not None]
-        if given and self.num_beams == 1:
+        if given and beams == 1:
             raise broken(f"{given[0]} needs beam search; add num_beams of at least 2 or remove it", at=given[0])
         return self
 
@@ -181,3 +203,7 @@ class Generation(Base):
                 at="min_new_tokens",
             )
         return self
+
+    def asks_for(self, key: str) -> bool:
+        """Return whether a key has a value that changes answers; `num_beams: 1` and the like only switch off."""
+        return changed(self, key) and getattr(self, key) != SWITCHED_OFF.get(key)

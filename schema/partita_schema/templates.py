@@ -101,7 +101,7 @@ def template(task: str, *, model: str, data: str, train: bool) -> str:
     parts = [
         f"# partita: {TASKS[task]}. All keys: partita schema --markdown\nversion: 1\n{base}",
         FEATURES[task],
-        "generation: {max_new_tokens: 64}         # greedy; add do_sample: true and temperature to sample\n",
+        "generation: {max_new_tokens: 64}         # the rest as the checkpoint says; do_sample: false is greedy\n",
         f"data:\n  source: {scalar(data)}\n  split: {{type: random, probabilities: [0.9, 0.05, 0.05]}}\n",
         ADAPTER if train and not scratch else "",
         FINETUNE if train else ZERO_SHOT,

@@ -73,6 +73,16 @@ def evaluate(settings: Settings, name: str) -> dict[str, Any]:
     return Model.load("run", quiet=True).evaluate(f"{name}.jsonl")
 
 
+def predict_zero_shot(settings: Settings, name: str) -> list[str]:
+    """Answers of the model as it is."""
+    return [row["colour"] for row in Model(settings, quiet=True).predict(f"{name}.jsonl", batch_size=4, fresh=True)]
+
+
+def evaluate_zero_shot(settings: Settings, name: str) -> dict[str, Any]:
+    """Scores of the model as it is."""
+    return Model(settings, quiet=True).evaluate(f"{name}.jsonl", batch_size=3)
+
+
 def tune(settings: Settings, name: str) -> dict[str, Any]:
     """Sizes that every rank has come to."""
     sizes = Model.load("run", quiet=True, overrides=["trainer.eval_batch_size=auto"]).tune(f"{name}.jsonl", fresh=True)
@@ -104,6 +114,8 @@ STEPS: dict[str, Callable[[Settings, str], Any]] = {
     "train_out_of_memory": train_out_of_memory,
     "predict": predict,
     "evaluate": evaluate,
+    "predict_zero_shot": predict_zero_shot,
+    "evaluate_zero_shot": evaluate_zero_shot,
     "tune": tune,
     "simulate": simulate,
 }

@@ -54,6 +54,25 @@ def test_answers_and_scores_are_those_of_one_process(processes: Any, jobs: Jobs,
     assert not list(several.glob("run/.tokens-*"))
 
 
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+def test_ranks_score_the_answers_that_one_process_samples(processes: Any, tmp_path: Path, slots: bool) -> None:
+    config = processes.settings() | {
+        "trainer": {"type": "none"},
+        "output_features": [{"name": "colour", "type": "text"}],
+    }
+    config["generation"] = {"do_sample": True, "max_new_tokens": 5, "min_new_tokens": 3, "slots": slots}
+    del config["adapter"], config["model_parameters"]
+    folder = processes.prepare(tmp_path / "job", config)
+    answers = processes.start(1, folder, "predict_zero_shot:more")["predict_zero_shot:more"]
+    assert len(set(answers)) > 20
+    rows = [json.loads(line) for line in (folder / "more.jsonl").read_text("utf8").splitlines()]
+    answered = [{**row, "colour": answer} for row, answer in zip(rows, answers, strict=True)]
+    (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answered), "utf8")
+    found = processes.start(2, folder, "predict_zero_shot:more", "evaluate_zero_shot:more")
+    assert found["predict_zero_shot:more"] == answers
+    assert found["evaluate_zero_shot:more"]["colour"]["exact_match"] == 1
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_ranks_come_to_the_same_sizes(processes: Any, jobs: Jobs, ranks: int) -> None:
     folder = jobs[ranks][0]

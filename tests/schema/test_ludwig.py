@@ -76,7 +76,7 @@ def test_renamed_keys_and_values_arrive() -> None:
     assert (trainer.optimizer.type, trainer.optimizer.betas) == ("paged_adamw", (0.9, 0.99))
     assert (trainer.early_stop, trainer.batch_size, trainer.validation_metric) == (0, "auto", "loss")
     assert trainer.steps_per_checkpoint is None
-    assert file.config.generation.do_sample is False
+    assert (file.config.generation.do_sample, file.config.generation.temperature) == (None, 0.0)
     assert file.config.adapter is not None
     assert file.config.adapter.postprocessor.merge_adapter_into_base_model is True
     told = warnings_of(file)

@@ -8,6 +8,7 @@ import typer
 
 from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita.distributed.layout import layout_of
+from partita_schema.backend import EndpointBackend
 from partita_schema.dump import resolved_yaml
 from partita_schema.load import load_config
 
@@ -30,6 +31,11 @@ def explain(
     """Print the whole configuration with the origin of every value: line, default, --set, a key of Ludwig's."""
     loaded = load_config(file, overrides=overrides or ())
     layout, planned = layout_of(loaded.config), None
+    generation = None
+    if not isinstance(loaded.config.backend, EndpointBackend):
+        from partita.lm.generation_defaults import explain_generation
+
+        generation = explain_generation(loaded.config, folder=loaded.folder)
     if data or dataset is not None:
         from partita.data_plan import plan_of_file
         from partita.logs import show_log
@@ -43,6 +49,8 @@ def explain(
             "origins": dict(loaded.origins),
             "warnings": [str(warning) for warning in loaded.warnings],
         }
+        if generation is not None:
+            shown["generation"] = generation.record()
         if layout is not None:
             shown["processes"] = layout.record()
         if planned is not None:
@@ -52,6 +60,10 @@ def explain(
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(resolved_yaml(loaded), end="")
+    if generation is not None:
+        print(
+            "\n# generation, with what the checkpoint says:", *(f"#   {line}" for line in generation.lines()), sep="\n"
+        )
     if layout is not None:
         print("\n# processes:", *(f"#   {line}" for line in layout.lines()), sep="\n")
     if planned is not None:  # as comments, so that what is printed is still a file

@@ -82,7 +82,7 @@ class Worker:
         if tokenizer is None:
             tokenizer = load_tokenizer(order.config, folder=order.folder, texts=tuple, saved=order.saved)
         self.lm = load_model(order.config, folder=order.folder, tokenizer=tokenizer, saved=order.saved, trainable=False)
-        return ModelFacts(self.lm.fingerprint, self.lm.context_length)
+        return ModelFacts(self.lm.fingerprint, self.lm.context_length, self.lm.checkpoint_generation)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
@@ -120,7 +120,6 @@ class Worker:
         """Results of what is handed to this worker, as they come, until the end is told; with what there is to say."""
         sizing = self.sizing(errand.options, errand.max_new_tokens)
         size = errand.size or BatchSize(rows=errand.batch_size, origin="file", device=str(self.lm.device))
-        # Sampled batches that a job began with are planned with a size of their own.
         limit = sizing.limit("generation", size) if size.rows == errand.batch_size else BatchLimit(errand.batch_size)
         work = self.in_slots if errand.engine == "slots" else self.in_batches
         with sizing.guard(size):
@@ -173,6 +172,7 @@ class Worker:
         while mail.wait():
             parcel = mail.next()
             prompts = dict(zip(parcel.rows, parcel.prompts, strict=True))
+            keys = dict(zip(parcel.rows, parcel.keys, strict=True))
             yield from PlannedBatch(
                 self.lm,
                 partial(chosen, prompts),
@@ -181,7 +181,8 @@ class Worker:
                 lengths=np.array([len(ids) for ids in parcel.prompts]),
                 new_tokens=np.array(parcel.new_tokens),
                 wanted=np.array(parcel.wanted),
-                seeds=(errand.seed, parcel.place),
+                key=keys.__getitem__,
+                seed=errand.seed,
                 limit=limit,
             ).generate()
 

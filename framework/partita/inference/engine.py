@@ -90,6 +90,7 @@ def generate_rows(
     """
     lengths, new_tokens = room_for(lm, prompts.lengths, max_new_tokens=max_new_tokens)
     limit = BatchLimit(batch_size) if limit is None else limit
+    key = prompts.sampling_key if options.samples else unused_key
     if engine == "static" and not isinstance(lm, Server | Fleet):
         yield from generate_in_batches(
             lm,
@@ -97,6 +98,7 @@ def generate_rows(
             options=options,
             lengths=lengths,
             new_tokens=new_tokens,
+            key=key,
             batch_size=batch_size,
             seed=seed,
             done=done,
@@ -109,9 +111,9 @@ def generate_rows(
         lengths,
         new_tokens,
         fetch=prompts.prompts,
-        key=lambda row: prompts.keys[row].tobytes(),
+        key=key,
         prefix=prompts.prefix,
-        digests=None if options.arguments.get("do_sample") else prompts.digests,
+        digests=None if options.samples else prompts.digests,
     )
     if isinstance(lm, Server):
         yield from lm.answers(work, options, concurrency=batch_size, seed=seed, left=~done)
@@ -142,6 +144,11 @@ def generate_rows(
         team=team,
     )
     yield from run.answers()
+
+
+def unused_key(row: int) -> bytes:
+    """The key of a row where nothing is drawn."""
+    return b""
 
 
 def generate_requests(
@@ -176,7 +183,7 @@ def run_of_requests(
         lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
         new_tokens=np.array([request.max_new_tokens for request in requests]),
         fetch=lambda rows: [prompts[row] for row in rows],
-        key=lambda row: row.to_bytes(8, "little"),
+        key=lambda row: requests[row].key,
         prefix=common_beginning(prompts),
     )
     left = np.ones(len(prompts), dtype=np.bool_)

@@ -51,8 +51,6 @@ class Capacity:
     """Rows that its batches are planned with."""
     limit: BatchLimit
     """Cuts them."""
-    written: bool = False
-    """Whether a person wrote the number of rows."""
     room_tokens: int | None = None
     """Tokens of rows that memory holds in all, where it decided the number of rows and not their speed."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -110,13 +110,6 @@ class Journal:
             raise
         return journal
 
-    @staticmethod
-    def begun_with(path: Path, part: str) -> str | None:
-        """That part of the fingerprint of the journal at `path`; None where there is none."""
-        header = _read_header(path) if path.is_file() and not path.is_symlink() else None
-        found = header["fingerprint"].get(part) if header is not None else None
-        return str(found) if found is not None else None
-
     def __enter__(self) -> "Journal":
         return self
 

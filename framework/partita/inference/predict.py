@@ -20,7 +20,6 @@ from partita.inference.decode import Decoder
 from partita.inference.engine import choose_engine
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.job import Job, Tally
-from partita.inference.journal import Journal
 from partita.inference.journals import JobJournal, open_journals
 from partita.inference.predictions import Answer, Predictions, PredictionStats
 from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_NEW_TOKENS = 256
-SAMPLED_WITH = "batch size"
-"""Part of a journal's fingerprint: in the static engine sampled answers depend on the whole batch."""
 READING_IS_SHOWN = 10_000
 """Rows from which on reading them takes long enough to be shown."""
 SPARE_LABEL_TOKENS = 8
@@ -83,8 +80,7 @@ def predict_rows(
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
     with another one is refused. Rows that the journal holds are not generated again. Rows in `bad`, which could not be
-    read, are errors at their place among the others. `capacity` is asked with the prompts; sampled answers that were
-    begun go on in the batches that they began with, unless a person wrote another size. Its limit falls where memory
+    read, are errors at their place among the others. `capacity` is asked with the prompts; its limit falls where memory
     runs out, also for the jobs that share it. The ranks of `team` share the rows, and each has all predictions in the
     end. Raises ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are on the
     disk.
@@ -105,9 +101,6 @@ def predict_rows(
         )
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
     allowed = capacity(prompts)
-    if engine == "static" and generation.arguments.get("do_sample"):
-        allowed = _as_begun(allowed, journal_path, fresh=fresh)
-        parts[SAMPLED_WITH] = str(allowed.rows)
     job = Job(
         lm,
         prompts,
@@ -151,22 +144,9 @@ def _tell_unanswered(stats: PredictionStats) -> None:
         )
 
 
-def _as_begun(allowed: Capacity, journal_path: Path, *, fresh: bool) -> Capacity:
-    """What a sampled job may use: the rows that its journal began with, unless a person wrote others."""
-    begun = None if fresh or allowed.written else Journal.begun_with(journal_path, SAMPLED_WITH)
-    if begun is None:
-        return allowed
-    limit = allowed.limit
-    if int(begun) > limit.rows and not limit.out_of_memory:
-        # A size that was found since would cut the batches, and so change the answers: only memory may do that.
-        limit = BatchLimit(int(begun))
-    return replace(allowed, rows=int(begun), limit=limit)
-
-
 def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: int) -> str:
     """How long answers are, and where they are sampled, from which seed."""
-    sampled = bool(generation.arguments.get("do_sample"))
-    return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if sampled else "")
+    return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if generation.samples else "")
 
 
 def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> PredictionStats:
@@ -256,12 +236,14 @@ def _display(
     return nullcontext(_NoProgress()) if progress is None else progress(total, description, completed=completed)
 
 
-def default_new_tokens(config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]]) -> int:
+def default_new_tokens(
+    config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]], otherwise: int = DEFAULT_NEW_TOKENS
+) -> int:
     """Tokens that an answer may have.
 
     generation.max_new_tokens where the file has it. Else what the outputs need together: decoder.max_new_tokens, else
-    preprocessing.max_sequence_length, else for a category its longest label and a little, else 256; and with several
-    outputs the tokens of the JSON object around them.
+    preprocessing.max_sequence_length, else for a category its longest label and a little, else `otherwise`; and with
+    several outputs the tokens of the JSON object around them.
     """
     if config.generation.max_new_tokens is not None:
         return config.generation.max_new_tokens
@@ -270,12 +252,14 @@ def default_new_tokens(config: Config, *, tokenizer: Any, labels: Mapping[str, S
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     features = config.output_features
-    needed = sum(_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features)
+    found = [_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features]
+    needed = sum(otherwise if tokens is None else tokens for tokens in found)
     around = sum(count(f'"{feature.name}": "", ') for feature in features) + count("{}") if len(features) > 1 else 0
     return needed + around
 
 
-def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Callable[[str], int]) -> int:
+def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Callable[[str], int]) -> int | None:
+    """Tokens that an output needs; None where it does not say."""
     if isinstance(feature, TextOutput | JsonOutput) and feature.decoder.max_new_tokens is not None:
         return feature.decoder.max_new_tokens
     if feature.preprocessing.max_sequence_length is not None:
@@ -285,4 +269,4 @@ def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Cal
         sought = [*(feature.labels or labels), *(rule.value for rule in rules if rule.type != "regex")]
         if sought:
             return max(map(count, sought)) + SPARE_LABEL_TOKENS
-    return DEFAULT_NEW_TOKENS
+    return None

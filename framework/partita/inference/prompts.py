@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -81,6 +82,9 @@ class PromptSource(Protocol):
     def keys(self) -> Keys:
         """row_key of each row, [rows, 16]."""
 
+    def sampling_key(self, row: int) -> bytes:
+        """What a row's random numbers follow from, next to the seed."""
+
     @property
     def prefix(self) -> Sequence[int]:
         """Tokens that all prompts begin with."""
@@ -142,6 +146,17 @@ class EncodedPrompts:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def sampling_key(self, row: int) -> bytes:
+        """What a row's random numbers follow from: its own key, and its number among the rows that share it.
+
+        Neither the prompt nor the job counts: `predict` and `evaluate` draw the same numbers for the same rows.
+        """
+        return bytes(self._sampling_keys[row])
+
+    @cached_property
+    def _sampling_keys(self) -> Keys:
+        return sampling_keys(self._rows)
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         """Tokens of these rows' prompts, those that were kept and others made anew."""
@@ -283,6 +298,21 @@ class KeptTokens:
         self._tokens[self._used : end] = ids
         self._ends[row] = self._used, end
         self._used = end
+
+
+def sampling_keys(rows: PromptRows) -> Keys:
+    """A key for each row, [rows, 16], of its own key; rows with equal keys are told apart by their order."""
+    found = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
+    for row in range(len(rows)):
+        found[row] = np.frombuffer(row_key("", row=rows.key(row), fingerprint=""), dtype=np.uint8)
+    _, inverse, counts = np.unique(found.view(f"V{KEY_BYTES}")[:, 0], return_inverse=True, return_counts=True)
+    seen: dict[int, int] = {}
+    for row in np.flatnonzero(counts[inverse] > 1).tolist():
+        number = seen[inverse[row]] = seen.get(inverse[row], -1) + 1
+        if number:
+            key = row_key("", row=rows.key(row), fingerprint=f"{number}")
+            found[row] = np.frombuffer(key, dtype=np.uint8)
+    return found
 
 
 def common_beginning(prompts: Sequence[list[int]]) -> list[int]:

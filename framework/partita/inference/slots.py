@@ -368,7 +368,7 @@ class SlotRun:
         rows = [self.queue.pop() for _ in range(count)]
         prompts = self.work.fetch(rows)
         return [
-            SlotRequest(ids, int(self.work.new_tokens[row]), row, self.work.key(row))
+            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row))
             for row, ids in zip(rows, prompts, strict=True)
         ]
 

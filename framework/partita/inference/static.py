@@ -4,21 +4,16 @@ A batch holds rows of any lengths where the model answers them beside padding as
 length, else a single row: `BatchWay` says which.
 
 The plan is a function of the model, the prompts' lengths, the batch size and the context: never of what is already
-done. The seed
-of a batch is a function of its place in the plan. A job that was killed and goes on therefore makes the answers that an
-uninterrupted one makes, sampled ones too: a batch of which a part is missing is generated in full, as it was.
+done. What a row samples follows from the seed and the row's key. A job that was killed and is resumed therefore makes
+the answers of an uninterrupted one: a batch of which a part is missing is generated in full, as it was.
 
 A batch that runs out of memory is cut in two, and so are those after it as long as their rows are as long; only a row
-that does not fit alone is an error. The plan stays as it was, and greedy answers do not change. The seed of a half is a
-function of the batch's place in the plan and of the half's place in the batch: sampled answers are the same wherever
-batches are cut alike, and a job that was killed goes on as an uninterrupted one where memory runs out in the same
-batches, or where it is given the limit that the killed one had come to.
+that does not fit alone is an error. The plan stays as it was, and answers do not change.
 
 A batch that raises anything else is tried again row by row, and only the rows that raise again are errors. A failure
 of the device itself ends the job.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +70,7 @@ def generate_in_batches(
     options: GenerationOptions,
     lengths: Lengths,
     new_tokens: npt.NDArray[np.integer],
+    key: Callable[[int], bytes],
     batch_size: int,
     seed: int,
     done: npt.NDArray[np.bool_],
@@ -84,9 +80,10 @@ def generate_in_batches(
 ) -> Iterator[BatchResult]:
     """Answers of all rows with a length that are not `done` [rows], batch by batch, up to `new_tokens` [rows] each.
 
-    Batches are planned by `batch_size` and cut by `limit`, which falls where memory runs out; the ranks of `team` share
-    them. Once it is `stopping`, no batch is begun. An interrupt is passed on at once, and ModelError is raised where
-    the device fails: what was yielded before is complete.
+    What is sampled of a row follows from the seed and from `key` of the row. Batches are planned by `batch_size` and
+    cut by `limit`, which falls where memory runs out; the ranks of `team` share them. Once it is `stopping`, none is
+    begun. An interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded before
+    is complete.
     """
     way = way_for(lm, lengths, new_tokens, options=options)
     batches = plan_batches(lengths, batch_size=batch_size, way=way)
@@ -105,7 +102,8 @@ def generate_in_batches(
             lengths=lengths[rows],
             new_tokens=new_tokens[rows],
             wanted=wanted,
-            seeds=(seed, position),
+            key=key,
+            seed=seed,
             limit=limit,
         ).generate()
 
@@ -123,15 +121,14 @@ def requests_in_batches(
     new_tokens = np.array([request.max_new_tokens for request in requests], dtype=np.int64)
     way = way_for(lm, lengths, new_tokens, options=options)
     answers: dict[int, Generated] = {}
-    start = 0
     for rows in plan_batches(lengths, batch_size=capacity.rows, way=way):
         batch = [requests[index] for index in rows]
 
         def work(
-            places: range, batch: list[GenerationRequest] = batch, start: int = start
+            places: range, batch: list[GenerationRequest] = batch
         ) -> tuple[list[Generated] | None, Exception | None]:
             chosen = [batch[place] for place in places]
-            return attempt(lambda: lm.generate(chosen, options, seed=seed + start + places.start))
+            return attempt(lambda: lm.generate(chosen, options, seed=seed))
 
         def longest(places: range, batch: list[GenerationRequest] = batch) -> int:
             return max(len(batch[place].input_ids) + batch[place].max_new_tokens for place in places)
@@ -146,7 +143,6 @@ def requests_in_batches(
                     "shorten it, or write a smaller max_new_tokens"
                 ) from part.failure
             answers.update(zip((int(rows[place]) for place in part.places), part.result, strict=True))
-        start += len(rows)
     return [answers[index] for index in range(len(requests))]
 
 
@@ -166,8 +162,9 @@ class PlannedBatch:
     """Most new tokens of each row."""
     wanted: npt.NDArray[np.bool_]
     """Rows that are asked for."""
-    seeds: tuple[int, int]
-    """The job's seed, and the place of the batch in the plan."""
+    key: Callable[[int], bytes]
+    """What a row's random numbers follow from, next to the seed."""
+    seed: int
     limit: BatchLimit
     """What cuts the batch."""
 
@@ -211,10 +208,8 @@ class PlannedBatch:
         asked = [place for place in places if self.wanted[place]]
         if not asked:
             return None, None
-        whole = len(places) == len(self.rows)
-        seed = _seed(*self.seeds) if whole else _seed(*self.seeds, places.start, places.stop)
         try:
-            answers, failure = attempt(lambda: self.answers(places, seed=seed))
+            answers, failure = attempt(lambda: self.answers(places))
         except Exception as error:
             stop_if_broken(error)
             reason = described(error)
@@ -230,7 +225,7 @@ class PlannedBatch:
         """One row's answer, or its error."""
         row = int(self.rows[place])
         try:
-            answers, _ = attempt(lambda: self.answers([place], seed=_seed(_seed(*self.seeds), place)))
+            answers, _ = attempt(lambda: self.answers([place]))
         except Exception as error:
             stop_if_broken(error)
             return RowResult(row, None, described(error))
@@ -239,14 +234,14 @@ class PlannedBatch:
         self.limit.out_of_memory += 1
         return self.too_large(place)
 
-    def answers(self, places: Sequence[int], *, seed: int) -> list[Generated]:
+    def answers(self, places: Sequence[int]) -> list[Generated]:
         """Answers of these rows, generated together."""
-        ids = self.fetch([int(self.rows[place]) for place in places])
+        rows = [int(self.rows[place]) for place in places]
         requests = [
-            GenerationRequest(input_ids=tokens, max_new_tokens=int(self.new_tokens[place]))
-            for place, tokens in zip(places, ids, strict=True)
+            GenerationRequest(tokens, int(self.new_tokens[place]), key=self.key(row))
+            for place, row, tokens in zip(places, rows, self.fetch(rows), strict=True)
         ]
-        answers = self.lm.generate(requests, self.options, seed=seed)
+        answers = self.lm.generate(requests, self.options, seed=self.seed)
         if len(answers) != len(requests):
             raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} prompts")
         return answers
@@ -254,8 +249,3 @@ class PlannedBatch:
     def too_large(self, place: int) -> RowResult:
         """A row that does not fit alone."""
         return RowResult(int(self.rows[place]), None, too_large(self.lengths[place], self.new_tokens[place]))
-
-
-def _seed(*parts: int) -> int:
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4)
-    return int.from_bytes(digest.digest(), "little")

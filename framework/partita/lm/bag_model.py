@@ -8,7 +8,7 @@ Shapes: N rows, K entries of all bags, C labels, B and T of a padded batch, V to
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +205,11 @@ class BagLanguageModel:
     ) -> AnsweringSlots:
         """Slots that are free again as soon as a prompt is read."""
         return BagSlots(self, options, prefix=len(prefix))
+
+    @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """Nothing: there is no checkpoint."""
+        return {}
 
     @property
     def token_ids(self) -> Sequence[int]:

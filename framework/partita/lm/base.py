@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from partita_trainers.base import LanguageModel
@@ -46,6 +46,8 @@ class GenerationRequest:
     """The prompt, at least one token."""
     max_new_tokens: int
     """Tokens generated at most; the prompt and they fit the context."""
+    key: bytes = field(default=b"", kw_only=True)
+    """What its random numbers follow from, next to the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,6 @@ class SlotRequest(GenerationRequest):
 
     row: int
     """Names the row."""
-    key: bytes = b""
-    """What its random numbers follow from, next to the seed."""
     keep: bool = False
     """Whether its keys and values stay when it has ended, for a row of the same name that goes on from there."""
 
@@ -88,6 +88,16 @@ class GenerationOptions:
     """What answers are held to, in the words of llguidance."""
     labels: tuple[Label, ...] = ()
     """Answers of which the most probable is chosen; where there are any, nothing is generated."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn."""
+        return bool(self.arguments.get("do_sample"))
+
+    @property
+    def beams(self) -> int:
+        """Beams of beam search; 1 for none."""
+        return int(self.arguments.get("num_beams") or 1)
 
     @property
     def form(self) -> str:
@@ -193,6 +203,10 @@ class GenerativeModel(LanguageModel, Protocol):
     def vocabulary_size(self) -> int:
         """Logits of a position."""
 
+    @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """What the checkpoint's generation_config.json says; empty where there is none."""
+
     def check_loss(self) -> None:
         """Raises ModelError where the loss of a row would depend on padding, or on the tokens that it predicts."""
 
@@ -223,7 +237,9 @@ class GenerativeModel(LanguageModel, Protocol):
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        """Answers in order, in one left-padded batch, no gradients, evaluation mode; sampling seeded by `seed` alone.
+        """Answers in order, in one left-padded batch, no gradients, evaluation mode.
+
+        What is sampled follows from `seed` and the key of each request, not from the batch.
 
         The rows are such as `batch_way` allows together. The module's mode and the global random state are as before
         afterwards.

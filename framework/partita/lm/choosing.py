@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.base import GenerationOptions, GenerationRequest, SlotRequest
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -29,6 +29,13 @@ HISTORY = (
     "exponential_decay_length_penalty",
     "suppress_tokens",
     "begin_suppress_tokens",
+    "min_length",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "sequence_bias",
+    "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
+    "remove_invalid_values",
 )
 """Options whose effect depends on the tokens of a row."""
 CLOSE = 2e-5
@@ -83,10 +90,11 @@ class Chooser:
         self.arguments = options.arguments
         self.logprobs = options.logprobs
         self.seed, self.device = seed, device
-        self.samples = bool(self.arguments.get("do_sample"))
-        self.ends = torch.tensor(sorted(ends), device=device, dtype=torch.long)
+        self.samples = options.samples
+        self.end_ids = sorted(ends)
+        self.ends = torch.tensor(self.end_ids, device=device, dtype=torch.long)
         self.least = int(self.arguments.get("min_new_tokens") or 0) if len(ends) else 0
-        self.by_row = any(self.arguments.get(name) for name in HISTORY)
+        self.by_row = any(self.arguments.get(name) is not None for name in HISTORY)
         self.warpers = score_processors(self.arguments, device=device) if self.samples else None
 
     def prepare(self, row: Row) -> None:
@@ -95,13 +103,7 @@ class Chooser:
         if self.samples:
             row.chances = random_numbers(self.seed, request.key, count=request.max_new_tokens)
         if self.by_row:
-            row.processors = row_processors(
-                self.arguments,
-                prompt_length=len(request.input_ids),
-                max_new_tokens=request.max_new_tokens,
-                ends=self.ends,
-                device=self.device,
-            )
+            row.processors = row_processors(self.arguments, request, ends=self.ends)
         if self.grammar is not None:
             row.matcher = self.grammar.matcher()
 
@@ -173,48 +175,84 @@ def doubtful(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Ten
 
 def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:
     """Numbers from 0 to below 1 that only the seed and the key of a row decide."""
-    digest = hashlib.blake2b(key, digest_size=16, salt=seed.to_bytes(16, "little")).digest()
-    chance = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    chance = np.random.Generator(np.random.Philox(key=row_seed(seed, key)))
     found: list[float] = chance.random(count, dtype=np.float32).tolist()
     return found
 
 
+def row_seed(seed: int, key: bytes) -> int:
+    """The seed of a row, of 128 bits."""
+    digest = hashlib.blake2b(key, digest_size=16, salt=seed.to_bytes(16, "little")).digest()
+    return int.from_bytes(digest, "little")
+
+
 def row_processors(
-    arguments: dict[str, Any], *, prompt_length: int, max_new_tokens: int, ends: torch.Tensor, device: torch.device
+    arguments: dict[str, Any], request: GenerationRequest, *, ends: torch.Tensor
 ) -> "LogitsProcessorList":
-    """The library's processors that look at a row's own tokens, in the library's order."""
+    """The library's processors that look at a row's own tokens, in the library's order.
+
+    Args:
+        arguments: Options by transformers' names.
+        request: The row, whose prompt and limit count as if it were generated alone.
+        ends: Token ids that end an answer, on the device of the scores.
+    """
     from transformers import (
+        EncoderNoRepeatNGramLogitsProcessor,
+        EncoderRepetitionPenaltyLogitsProcessor,
         ExponentialDecayLengthPenalty,
+        ForcedBOSTokenLogitsProcessor,
+        ForcedEOSTokenLogitsProcessor,
+        InfNanRemoveLogitsProcessor,
         LogitsProcessorList,
+        MinLengthLogitsProcessor,
         MinNewTokensLengthLogitsProcessor,
         NoBadWordsLogitsProcessor,
         NoRepeatNGramLogitsProcessor,
         RepetitionPenaltyLogitsProcessor,
+        SequenceBiasLogitsProcessor,
         SuppressTokensAtBeginLogitsProcessor,
         SuppressTokensLogitsProcessor,
     )
 
     found = LogitsProcessorList()
+    length, most = len(request.input_ids), request.max_new_tokens
+    where = str(ends.device)
 
     def given(name: str) -> Any:
         return arguments.get(name)
 
-    where = str(device)
+    def prompt() -> torch.Tensor:
+        return torch.tensor([list(request.input_ids)], device=ends.device)
+
+    if given("sequence_bias"):
+        found.append(SequenceBiasLogitsProcessor(given("sequence_bias")))
+    if given("encoder_repetition_penalty"):
+        found.append(EncoderRepetitionPenaltyLogitsProcessor(given("encoder_repetition_penalty"), prompt()))
     if given("repetition_penalty"):
         found.append(RepetitionPenaltyLogitsProcessor(given("repetition_penalty")))
     if given("no_repeat_ngram_size"):
         found.append(NoRepeatNGramLogitsProcessor(given("no_repeat_ngram_size")))
+    if given("encoder_no_repeat_ngram_size"):
+        found.append(EncoderNoRepeatNGramLogitsProcessor(given("encoder_no_repeat_ngram_size"), prompt()))
     if given("bad_words_ids"):
         found.append(NoBadWordsLogitsProcessor(given("bad_words_ids"), ends if len(ends) else None))
+    if given("min_length") and len(ends):
+        found.append(MinLengthLogitsProcessor(min(given("min_length"), length + most), ends, device=where))
     if given("min_new_tokens") and len(ends):
-        least = min(given("min_new_tokens"), max_new_tokens)
-        found.append(MinNewTokensLengthLogitsProcessor(prompt_length, least, ends, device=where))
+        found.append(MinNewTokensLengthLogitsProcessor(length, min(given("min_new_tokens"), most), ends, device=where))
+    if given("forced_bos_token_id") is not None:
+        found.append(ForcedBOSTokenLogitsProcessor(given("forced_bos_token_id")))
+    if given("forced_eos_token_id") is not None:
+        found.append(ForcedEOSTokenLogitsProcessor(length + most, given("forced_eos_token_id"), device=where))
+    if given("remove_invalid_values"):
+        found.append(InfNanRemoveLogitsProcessor())
     if given("exponential_decay_length_penalty"):
-        found.append(ExponentialDecayLengthPenalty(given("exponential_decay_length_penalty"), ends, prompt_length))
+        found.append(ExponentialDecayLengthPenalty(given("exponential_decay_length_penalty"), ends, length))
     if given("suppress_tokens"):
         found.append(SuppressTokensLogitsProcessor(given("suppress_tokens"), device=where))
     if given("begin_suppress_tokens"):
-        found.append(SuppressTokensAtBeginLogitsProcessor(given("begin_suppress_tokens"), prompt_length, device=where))
+        first = length + (length <= 1 and given("forced_bos_token_id") is not None)
+        found.append(SuppressTokensAtBeginLogitsProcessor(given("begin_suppress_tokens"), first, device=where))
     return found
 
 

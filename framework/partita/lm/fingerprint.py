@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 FULL_HASH_BYTES = 2 * 2**30
 """Weight files of more than this in total count by size and time of change, not by content."""
 WEIGHTS = (".safetensors", ".bin")
-DESCRIPTIONS = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json")
+DESCRIPTIONS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 
 
 def digest(*parts: Any) -> str:

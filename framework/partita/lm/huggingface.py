@@ -1,7 +1,7 @@
 """A language model held through transformers, peft and bitsandbytes."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from partita.lm.adapter_inits import initial_adapter
 from partita.lm.adapters import add_adapter, check_type, read_adapter
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
+from partita.lm.choosing import Chooser, row_seed
 from partita.lm.exporting import export
 from partita.lm.fingerprint import digest, tensors_digest
 from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs, quiet_settings
@@ -268,6 +269,12 @@ class HuggingFaceModel:
     # What inference does
 
     @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """What the checkpoint's generation_config.json says."""
+        found: dict[str, Any] = self.own_settings.to_dict()
+        return {key: value for key, value in found.items() if value is not None}
+
+    @property
     def fingerprint(self) -> str:
         """The same for a trained model in memory and for the files that `save` made of it, unless it was merged.
 
@@ -286,28 +293,32 @@ class HuggingFaceModel:
         """Answers in order, each as if it had been generated alone."""
         if not requests:
             return []
+        if options.beams > 1 and options.samples and len(requests) > 1:
+            # transformers draws for all rows of a batch at once: only alone a row's answer is its own.
+            return [self.generate([request], options, seed=seed)[0] for request in requests]
         groups = [list(range(len(requests)))]
         longest = max(len(request.input_ids) for request in requests)
         end = longest + max(request.max_new_tokens for request in requests)
         past = self.context_length is not None and end > self.context_length and not may_run_past_context(self.base)
-        if past or options.arguments.get("num_beams", 1) > 1:
+        if past or options.beams > 1:
             # Rows at their limit run on while others are at work: beams would go on growing, learned positions end.
             limits = sorted({request.max_new_tokens for request in requests})
             groups = [[i for i, r in enumerate(requests) if r.max_new_tokens == limit] for limit in limits]
         answers: dict[int, Generated] = {}
         with ExitStack() as stack:
-            stack.enter_context(seeded(seed, device=self.device))
+            stack.enter_context(seeded(row_seed(seed, requests[0].key) % 2**63, device=self.device))
             stack.enter_context(self.evaluating())
+            ends = {*end_token_ids(self.base, tokenizer=self.tokenizer), *options.stop_token_ids}
+            chooser = Chooser(options, ends=tuple(ends), seed=seed, device=self.device)
             for group in groups:
                 self.forget_rows()
                 chosen = [requests[index] for index in group]
-                beams = int(options.arguments.get("num_beams", 1))
                 found = generate_batch(
                     self.base,
                     chosen,
                     options,
-                    inputs=prompt_inputs(self, chosen, beams=beams),
-                    end_ids=end_token_ids(self.base, tokenizer=self.tokenizer),
+                    inputs=prompt_inputs(self, chosen, beams=options.beams),
+                    chooser=chooser,
                     tokenizer=self.tokenizer,
                 )
                 answers.update(zip(group, found, strict=True))
@@ -366,7 +377,7 @@ class HuggingFaceModel:
         Raises ModelError where beams are asked for that the model would mix up.
         """
         way = self.short_batch_way
-        if way.rows == "one row" and options.arguments.get("num_beams", 1) > 1:
+        if way.rows == "one row" and options.beams > 1:
             raise ModelError(f"generation.num_beams: beams go through the model together, and {way.reason}; remove it")
         if way.rows == "padded" and (limit := padding_limit(self)) is not None and tokens > limit[0]:
             return BatchWay("equal lengths", f"beyond {limit[0]:,} tokens {limit[1]}, and there are rows of {tokens:,}")

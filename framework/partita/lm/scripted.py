@@ -141,6 +141,11 @@ class ScriptedModel:
         return nullcontext()
 
     @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """Nothing: there is no checkpoint."""
+        return {}
+
+    @property
     def token_ids(self) -> Sequence[int]:
         """Its characters."""
         special = set(self.tokenizer.all_special_ids)

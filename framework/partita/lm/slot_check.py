@@ -46,9 +46,9 @@ def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: i
     scaling = str(getattr(text, "rope_parameters", None) or "")
     if not options.slots:
         return "generation.slots is false"
-    if options.arguments.get("num_beams", 1) > 1:
+    if options.beams > 1 and not options.labels:
         return "beam search"
-    if options.arguments.get("guidance_scale") not in (None, 1, 1.0):
+    if options.arguments.get("guidance_scale") not in (None, 1, 1.0) and not options.labels:
         return "guidance_scale"
     if lm.virtual_tokens:
         return f"the virtual tokens of {lm.adapted.active_peft_config.peft_type.value.lower()}"

@@ -79,8 +79,8 @@ class Slots:
         self.ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
         grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
         # Numbers that are told, and random choices among thousands of tokens, show the last digits of every sum.
-        self.wide = lm.wide and not (exact or options.logprobs or options.arguments.get("do_sample"))
-        self.careful = not (options.logprobs or options.arguments.get("do_sample"))
+        self.wide = lm.wide and not (exact or options.logprobs or options.samples)
+        self.careful = not (options.logprobs or options.samples)
         """Whether rows that stay are read again where a token hangs on last digits."""
         self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4

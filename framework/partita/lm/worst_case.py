@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerationRequest, SlotRequest
-from partita.lm.choosing import Row
-from partita.lm.generation import end_token_ids, generation_settings, may_run_past_context, prompt_inputs
+from partita.lm.choosing import Chooser, Row
+from partita.lm.generation import generation_settings, may_run_past_context, prompt_inputs, score_processor
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.trial import Timing
 
@@ -75,8 +75,7 @@ def generate_worst_case(
         )
     way = lm.batch_way(options, tokens=prompt_tokens + new_tokens)
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
-    beams = int(options.arguments.get("num_beams", 1))
-    inputs = prompt_inputs(lm, requests, beams=beams)
+    inputs = prompt_inputs(lm, requests, beams=options.beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
     clock = Clock(lm.device)
     cache = run(lm, inputs, options, new_tokens=1 if short else new_tokens, clock=clock)
@@ -112,10 +111,9 @@ def time_decode_step(
         with worst_slots(lm, rows, tokens=length + TIMED_STEPS, new_tokens=2 * TIMED_STEPS, options=options) as worst:
             worst.fill(held_once(shared_tokens, length=length))
             return worst.decode(TIMED_STEPS, length=length)
-    beams = int(options.arguments.get("num_beams", 1))
     way = lm.batch_way(options, tokens=length + TIMED_STEPS)
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, way=way)
-    inputs = prompt_inputs(lm, start, beams=beams)
+    inputs = prompt_inputs(lm, start, beams=options.beams)
     clock = Clock(lm.device)
     if can_skip(lm, options):
         cache = run(lm, inputs, options, new_tokens=1, clock=clock)
@@ -126,7 +124,7 @@ def time_decode_step(
         del cache
     requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS, way=way)
     clock = Clock(lm.device)
-    run(lm, prompt_inputs(lm, requests, beams=beams), options, new_tokens=TIMED_STEPS, clock=clock)
+    run(lm, prompt_inputs(lm, requests, beams=options.beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return min(clock.seconds[1:])
 
 
@@ -270,13 +268,20 @@ def run(
     """Generate exactly `new_tokens`, whatever the model would like; the cache comes back."""
     from transformers import EosTokenCriteria, StoppingCriteriaList
 
-    ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
-    settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=ends, tokenizer=lm.tokenizer)
+    ids_BS = inputs["input_ids"]
+    requests = [GenerationRequest(ids, new_tokens) for ids in ids_BS.tolist()]
+    chooser = Chooser(options, ends=(), seed=0, device=lm.device)
+    processor = score_processor(options, requests, chooser=chooser, prompt_length=ids_BS.shape[1])
+    settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
     settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}
     never = EosTokenCriteria(NO_TOKEN)  # takes the place of the library's own
     found = lm.base.generate(
-        **inputs, **held, generation_config=settings, stopping_criteria=StoppingCriteriaList([never, clock])
+        **inputs,
+        **held,
+        generation_config=settings,
+        logits_processor=[processor],
+        stopping_criteria=StoppingCriteriaList([never, clock]),
     )
     return found.past_key_values
 

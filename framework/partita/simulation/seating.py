@@ -252,4 +252,4 @@ def find_sizes(
 def capacity_of(size: BatchSize, agent: Capacity) -> Capacity:
     """What a model of another seat may put on the device at once; the agent's guard holds for all."""
     rows = min(size.rows, agent.rows)
-    return Capacity(rows, BatchLimit(rows), written=size.origin == "file")
+    return Capacity(rows, BatchLimit(rows))

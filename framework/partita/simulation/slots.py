@@ -25,7 +25,7 @@ class DialogueSlots(SlotRun):
         """The next prompts that are read in one pass: those with most to read, and others with about as much."""
         most = min(self.count - len(slots.live), len(self.queue))
         waiting = [
-            SlotRequest(ids, int(self.work.new_tokens[row]), row, self.work.key(row), keep=self.keeps)
+            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row), keep=self.keeps)
             for row, ids in zip(self.queue, self.work.fetch(self.queue), strict=True)
         ]
         unread = {request.row: slots.unread(request) for request in waiting}

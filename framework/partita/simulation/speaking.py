@@ -182,7 +182,8 @@ class ModelSpeaker:
     def in_batches(self) -> list[RowResult]:
         rows = self.take(len(self.lengths))
         asked = [
-            GenerationRequest(ids, int(self.new_tokens[row])) for row, ids in zip(rows, self.prompts(rows), strict=True)
+            GenerationRequest(ids, int(self.new_tokens[row]), key=self.key(row))
+            for row, ids in zip(rows, self.prompts(rows), strict=True)
         ]
         voice = self.voice
         found = requests_in_batches(voice.lm, asked, options=voice.options, capacity=voice.capacity, seed=voice.seed)

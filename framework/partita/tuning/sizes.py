@@ -282,7 +282,6 @@ class Sizing:
         return Capacity(
             size.rows,
             self.limit(purpose, size),
-            written=size.origin == "file",
             room_tokens=room,
             guard=lambda: self.guard(size),
         )

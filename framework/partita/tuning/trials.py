@@ -49,7 +49,7 @@ class GenerationTrial:
     @property
     def max_rows(self) -> int:
         """Rows of the data that are answered together, and no more than one tensor of logits can hold."""
-        wide = self.lm.vocabulary_size * int(self.options.arguments.get("num_beams", 1))
+        wide = self.lm.vocabulary_size * self.options.beams
         most = most_together(self.lengths, self.way) if self.engine == "static" else len(self.lengths)
         return max(1, min(most, MOST_ELEMENTS // wide))
 
@@ -84,7 +84,7 @@ class GenerationTrial:
 
     def estimated_bytes(self, rows: int) -> int:
         """What a batch should take by a formula, each beam a row."""
-        wide = rows * int(self.options.arguments.get("num_beams", 1))
+        wide = rows * self.options.beams
         return self.lm.estimated_bytes(
             "generation", wide, tokens=self.prompt_tokens, new_tokens=self.new_tokens, learned=0
         )

@@ -55,7 +55,7 @@ def predict(tmp_path: Path) -> Callable[..., Predictions]:
         defaults: dict[str, Any] = {
             "generation": GenerationOptions({}),
             "max_new_tokens": 64,
-            "capacity": lambda lengths: Capacity(rows_at_a_time, limit=limit, written=True),
+            "capacity": lambda lengths: Capacity(rows_at_a_time, limit=limit),
             "seed": 1,
             "journal_path": tmp_path / "journal.jsonl",
             "output": None,

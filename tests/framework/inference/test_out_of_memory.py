@@ -49,14 +49,14 @@ class Limited(ScriptedModel):
 
 
 class Sampled(Limited):
-    """Its answers depend on the seed and on all rows that are generated together, as sampled ones do."""
+    """Its answers depend on the seed and on the key of each row, as sampled ones do."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        told = super().generate(requests, options, seed=seed)
-        drawn = hashlib.sha256(repr((seed, [request.input_ids for request in requests])).encode()).hexdigest()
-        return [replace(one, text=f"{drawn[:12]}-{place}") for place, one in enumerate(told)]
+        found = super().generate(requests, options, seed=seed)
+        drawn = [hashlib.sha256(repr((seed, request.key)).encode()).hexdigest() for request in requests]
+        return [replace(one, text=text[:12]) for one, text in zip(found, drawn, strict=True)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,6 +84,9 @@ class Prompts:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def sampling_key(self, row: int) -> bytes:
+        return bytes([row])
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         texts = [chr(ord("a") + index % 20) * int(self.lengths[index]) for index in indices]
@@ -238,31 +241,16 @@ def test_a_broken_device_ends_a_job_that_was_cut() -> None:
 # Sampled answers
 
 
-def test_halves_draw_from_seeds_of_their_own() -> None:
-    texts = outcomes(run(Sampled(ceiling=100), [20] * 16, options=SAMPLED))
-    assert len({str(text).split("-")[0] for text in texts.values()}) == 4
-    assert texts == outcomes(run(Sampled(ceiling=100), [20] * 16, options=SAMPLED))
-
-
 @settings(deadline=None, max_examples=40)
-@given(st.sets(st.integers(0, 29)))
-def test_a_sampled_job_goes_on_as_it_was_where_it_is_given_the_limit_it_had(done: set[int]) -> None:
-    lengths, limit = [20] * 30, BatchLimit(8)
-    straight = outcomes(run(Sampled(ceiling=50), lengths, options=SAMPLED, limit=limit))
-    known = replace(limit, out_of_memory=0)
-    again = outcomes(run(Sampled(ceiling=50), lengths, options=SAMPLED, done=sorted(done), limit=known))
-    assert again == {row: text for row, text in straight.items() if row not in done}
-    assert known.out_of_memory == 0
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(min_value=0, max_value=30))
-def test_a_sampled_job_goes_on_as_it_was_where_memory_runs_out_in_the_same_batches(done: int) -> None:
+@given(st.sets(st.integers(0, 29)), st.integers(20, 200), st.integers(1, 9))
+def test_a_sampled_job_samples_alike_whatever_was_done_before_and_wherever_memory_runs_out(
+    done: set[int], ceiling: int, batch_size: int
+) -> None:
     lengths = [20] * 30
-    straight = run(Sampled(ceiling=50), lengths, options=SAMPLED)
-    rows = [result.row for batch in straight for result in batch.results][:done]
-    again = outcomes(run(Sampled(ceiling=50), lengths, options=SAMPLED, done=rows))
-    assert again == {row: text for row, text in outcomes(straight).items() if row not in rows}
+    straight = outcomes(run(Sampled(ceiling=10**6), lengths, options=SAMPLED))
+    assert len(set(straight.values())) == len(lengths)
+    again = run(Sampled(ceiling=ceiling), lengths, options=SAMPLED, done=sorted(done), batch_size=batch_size)
+    assert outcomes(again) == {row: text for row, text in straight.items() if row not in done}
 
 
 # The job and its journal
@@ -375,21 +363,10 @@ def test_a_real_model_answers_alike_under_a_ceiling_hit_in_prompts_or_while_deco
     assert sum(batch.out_of_memory for batch in cut) == sum(held > ceiling for _, held in passes) > 0
 
 
-def test_a_real_model_samples_alike_where_batches_are_cut_alike(real: Any, memory_ceiling: Any) -> None:
-    options: dict[str, Any] = {"options": SAMPLED, "batch_size": 6}
-    with memory_ceiling(real.base, 100):
-        limit = BatchLimit(6)
-        cut = run(real, LENGTHS, limit=limit, **options)
-        assert outcomes(run(real, LENGTHS, **options)) == outcomes(cut)
-    done = [result.row for result in cut[0].results]
-    again = outcomes(run(real, LENGTHS, done=done, limit=limit, **options))
-    assert again == {row: text for row, text in outcomes(cut).items() if row not in done}
-    assert again.items() - outcomes(run(real, LENGTHS, **options)).items(), "whole batches would draw differently"
-
-
-def test_a_real_model_samples_alike_in_slots_whatever_memory_does(real: Any, memory_ceiling: Any) -> None:
+@pytest.mark.parametrize("engine", ["slots", "static"])
+def test_a_real_model_samples_alike_whatever_memory_does(real: Any, memory_ceiling: Any, engine: Engine) -> None:
     assert real.why_no_slots(SAMPLED, tokens=64) is None
-    options: dict[str, Any] = {"options": SAMPLED, "engine": "slots"}
+    options: dict[str, Any] = {"options": SAMPLED, "engine": engine}
     straight = outcomes(run(real, LENGTHS, **options))
     assert len(set(straight.values())) == len(LENGTHS)
     for ceiling in (70, 130, 250):
@@ -400,6 +377,7 @@ def test_a_real_model_samples_alike_in_slots_whatever_memory_does(real: Any, mem
     rows = [result.row for batch in cut for result in batch.results]
     again = outcomes(run(real, LENGTHS, done=rows[:4], batch_size=3, **options))
     assert again == {row: straight[row] for row in rows[4:]}
+    assert outcomes(run(real, LENGTHS, **options | {"seed": 2})) != straight
 
 
 @pytest.mark.parametrize("engine", ["slots", "static"])

@@ -150,14 +150,17 @@ def test_a_job_that_changed_is_refused(make_rows: Any, predict: Any, change: Any
     assert predict(lm, make_rows(QUESTIONS), fresh=True, **change).stats.resumed == 0
 
 
-def test_batch_size_and_seed_may_change_unless_answers_are_sampled(make_rows: Any, predict: Any) -> None:
+def test_batch_size_may_change_and_the_seed_unless_answers_are_sampled(make_rows: Any, predict: Any) -> None:
     lm = ScriptedModel(str.upper)
     predict(lm, make_rows(QUESTIONS), batch_size=4, seed=1)
     assert predict(lm, make_rows(QUESTIONS), batch_size=2, seed=2).stats.resumed == 10
     sampled = {"generation": GenerationOptions({"do_sample": True})}
-    predict(lm, make_rows(QUESTIONS), fresh=True, **sampled)
-    with pytest.raises(ResumeError, match=r"batch size changed \(4 -> 2\)\. Undo"):
-        predict(lm, make_rows(QUESTIONS), batch_size=2, **sampled)
+    predict(lm, make_rows(QUESTIONS), fresh=True, seed=1, **sampled)
+    assert predict(lm, make_rows(QUESTIONS), batch_size=2, seed=1, **sampled).stats.resumed == 10
+    with pytest.raises(
+        ResumeError, match=r"answers changed \(max_new_tokens 64, seed 1 -> max_new_tokens 64, seed 2\)"
+    ):
+        predict(lm, make_rows(QUESTIONS), batch_size=2, seed=2, **sampled)
 
 
 def test_the_same_rows_are_in_every_format(make_config: Any, make_rows: Any, predict: Any, tmp_path: Path) -> None:

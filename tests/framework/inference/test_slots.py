@@ -87,6 +87,9 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def sampling_key(self, row: int) -> bytes:
+        return self.keys[row].tobytes()
+
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         return [list(self.ids[index]) for index in indices]
 

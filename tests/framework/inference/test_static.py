@@ -33,6 +33,9 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def sampling_key(self, row: int) -> bytes:
+        return bytes([row])
+
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         return [self.ids[index] for index in indices]
 
@@ -208,32 +211,22 @@ def test_a_model_that_loses_rows_is_noticed() -> None:
     assert answers(run(silent, texts(silent, "a"))) == {0: "RuntimeError: the model gave 0 answers to 1 prompts"}
 
 
-def test_the_seed_of_a_batch_depends_on_its_place_and_not_on_what_is_done() -> None:
+def test_every_request_has_the_key_of_its_row_whatever_is_done_and_whoever_is_beside_it() -> None:
     class Noting(ScriptedModel):
         def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
-            seeds.append(seed)
+            asked.append((seed, [request.key for request in requests]))
+            if len(requests) > 1:
+                raise ValueError("never together")
             return super().generate(requests, options, seed=seed)
 
-    seeds: list[int] = []
+    asked: list[tuple[int, list[bytes]]] = []
     lm = Noting(str.upper)
     prompts = texts(lm, "aaaa", "bbb", "cc", "d")
-    run(lm, prompts)
-    straight, seeds = seeds, []
-    run(lm, prompts, done=[0, 1, 2])
-    assert len(set(straight)) == 2
-    assert seeds == straight[1:]
-    seeds = []
-    run(lm, prompts, seed=2)
-    assert not set(seeds) & set(straight)
-
-
-def test_rows_that_are_tried_alone_have_seeds_of_their_own() -> None:
-    class Noting(ScriptedModel):
-        def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
-            seeds.append(seed)
-            raise ValueError("never")
-
-    seeds: list[int] = []
-    lm = Noting(str.upper)
-    run(lm, texts(lm, "a", "a", "a"))
-    assert len(set(seeds)) == 4
+    keys = [prompts.sampling_key(row) for row in range(4)]
+    assert len(set(keys)) == 4
+    options: dict[str, Any] = {"options": GenerationOptions({"do_sample": True})}
+    run(lm, prompts, **options)
+    assert asked == [(1, keys[:3]), *((1, [key]) for key in keys)]
+    asked.clear()
+    run(lm, prompts, done=[0, 1, 2], seed=2, **options)
+    assert asked == [(2, keys[3:])]

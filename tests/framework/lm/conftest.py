@@ -95,7 +95,7 @@ def slot_requests(*sizes: tuple[int, int], prefix: Sequence[int] = (), seed: int
     """Random prompts of given lengths, behind a common beginning, with their limits on new tokens."""
     draw = random.Random(seed)
     return [
-        SlotRequest([*prefix, *(draw.randrange(2, 250) for _ in range(length))], limit, row, str(row).encode())
+        SlotRequest([*prefix, *(draw.randrange(2, 250) for _ in range(length))], limit, row, key=str(row).encode())
         for row, (length, limit) in enumerate(sizes)
     ]
 

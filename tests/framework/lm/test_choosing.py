@@ -2,8 +2,9 @@
 
 import math
 import random
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import HISTORY, NOT_NUMBERS, Chooser, Row, random_numbers
-from partita.lm.generation import PLAIN, SAMPLING, generation_settings
+from partita.lm.generation_defaults import PLAIN, SAMPLING
 
 CPU = torch.device("cpu")
 SIZES = ((1, 14), (9, 14), (4, 6), (17, 3), (30, 14), (2, 1))
@@ -53,6 +55,18 @@ def plain_tokens(small: Any, lm: Any) -> list[int]:
     return [token for token, _ in Counter(token for answer in answers for token in answer.ids).most_common()]
 
 
+def by_library(lm: Any, request: SlotRequest, arguments: dict[str, Any], *, ends: Sequence[int]) -> list[int]:
+    """New tokens of the library's `generate` for one row alone, without the token that ends it."""
+    prompt = torch.tensor([list(request.input_ids)])
+    most = request.max_new_tokens
+    settings = GenerationConfig(**arguments, max_new_tokens=most, eos_token_id=list(ends), pad_token_id=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the least is more than the most
+        found = lm.base.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
+    found = found[0, prompt.shape[1] :].tolist()
+    return found[: next((place for place, token in enumerate(found) if token in ends), None)]
+
+
 def arguments_of(name: str, tokens: list[int], answer: tuple[int, ...]) -> dict[str, Any]:
     """Options of greedy generation that matter where plain answers are of these tokens."""
     early = tuple(answer[:2])
@@ -67,6 +81,13 @@ def arguments_of(name: str, tokens: list[int], answer: tuple[int, ...]) -> dict[
         "suppress_tokens": {"suppress_tokens": tokens[:3]},
         "begin_suppress_tokens": {"begin_suppress_tokens": [answer[0], *tokens[:2]]},
         "renormalize_logits": {"renormalize_logits": True, "repetition_penalty": 1.4},
+        "min_length": {"min_length": 14},
+        "forced_bos_token_id": {"forced_bos_token_id": 70},
+        "forced_eos_token_id": {"forced_eos_token_id": [tokens[0]]},
+        "sequence_bias": {"sequence_bias": [[[tokens[0]], -2.0], [list(early), 3.0]]},
+        "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
+        "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+        "remove_invalid_values": {"remove_invalid_values": True},
         "all": {
             "repetition_penalty": 1.2,
             "no_repeat_ngram_size": 3,
@@ -75,35 +96,42 @@ def arguments_of(name: str, tokens: list[int], answer: tuple[int, ...]) -> dict[
             "exponential_decay_length_penalty": [5, 1.2],
             "suppress_tokens": tokens[1:3],
             "begin_suppress_tokens": tokens[:5],
+            "min_length": 8,
+            "forced_bos_token_id": 65,
+            "sequence_bias": [[[tokens[5]], 1.5]],
+            "encoder_repetition_penalty": 1.1,
             "renormalize_logits": True,
         },
     }[name]
 
 
+NAMES = [*HISTORY, "min_new_tokens", "repetition_reward", "no_repeated_token", "renormalize_logits", "all"]
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        *HISTORY,
-        "min_new_tokens",
-        "repetition_reward",
-        "no_repeated_token",
-        "renormalize_logits",
-        "all",
-    ],
+    ("name", "beams"),
+    [*((name, 1) for name in NAMES), ("no_repeat_ngram_size", 2), ("forced_eos_token_id", 2), ("all", 2)],
 )
-def test_what_looks_at_the_tokens_of_a_row_changes_greedy_answers_as_in_the_library(small, lm, name: str) -> None:
+def test_what_looks_at_the_tokens_of_a_row_changes_greedy_answers_as_in_the_library(
+    small, lm, name: str, beams: int
+) -> None:
     requests = requests_of(small)
     tokens = plain_tokens(small, lm)
     first = lm.generate(requests[:1], GenerationOptions({"do_sample": False}), seed=0)[0].ids
     # Some of the commonest tokens end an answer, so that rules on its length matter.
     ends = (tokens[3], tokens[6])
-    options = GenerationOptions({"do_sample": False} | arguments_of(name, tokens, first), stop_token_ids=ends)
-    wanted = {request.row: lm.generate([request], options, seed=0)[0] for request in requests}
-    plain = GenerationOptions({"do_sample": False}, stop_token_ids=ends)
-    assert wanted != {request.row: lm.generate([request], plain, seed=0)[0] for request in requests}
+    arguments = {"do_sample": False, "num_beams": beams} | arguments_of(name, tokens, first)
+    options = GenerationOptions(arguments, stop_token_ids=ends)
+    wanted = [by_library(lm, request, arguments, ends=(lm.tokenizer.eos_token_id, *ends)) for request in requests]
+    if name != "remove_invalid_values":  # there are none
+        plain = {"do_sample": False, "num_beams": beams}
+        assert wanted != [by_library(lm, request, plain, ends=(1, *ends)) for request in requests]
+    assert [list(answer.ids) for answer in lm.generate(requests, options, seed=0)] == wanted, "in a padded batch"
+    if beams > 1:
+        return
     for slots, plan in ((7, (7, 0)), (3, (1, 0, 2))):
         found = small.answer_in_slots(lm, requests, slots=slots, options=options, plan=plan)
-        assert generated(found) == wanted
+        assert [list(generated(found)[request.row].ids) for request in requests] == wanted
 
 
 # Scores
@@ -153,7 +181,7 @@ def test_scores_are_those_of_the_library(lm, arguments: dict[str, Any], said: in
     chooser.choose(scores_NV.clone(), rows)
     for place, row in enumerate(rows):
         ids = torch.tensor([[*row.request.input_ids, *row.new]])
-        generation = generation_settings(options, max_new_tokens=12, end_ids=ends, tokenizer=lm.tokenizer)
+        generation = GenerationConfig(**options.arguments, max_new_tokens=12, eos_token_id=list(ends))
         lm.base._prepare_special_tokens(generation, kwargs_has_attention_mask=True, device=CPU)
         library = lm.base._get_logits_processor(
             generation, input_ids_seq_length=len(row.request.input_ids), device="cpu"
@@ -192,13 +220,13 @@ def test_sampled_answers_follow_from_the_seed_and_the_key_alone(small, lm) -> No
     torch.manual_seed(5)
     assert sample(small, lm, requests, slots=4) == base
     assert sample(small, lm, requests, slots=4, seed=1) != base
-    moved = [SlotRequest(r.input_ids, r.max_new_tokens, 100 + r.row, r.key) for r in requests]
+    moved = [SlotRequest(r.input_ids, r.max_new_tokens, 100 + r.row, key=r.key) for r in requests]
     assert sample(small, lm, moved, slots=4) == {100 + row: ids for row, ids in base.items()}
 
 
 def test_equal_prompts_of_other_keys_are_sampled_apart(small, lm) -> None:
     (one,) = small.slot_requests((6, 12))
-    requests = [SlotRequest(one.input_ids, 12, row, bytes([row])) for row in range(8)]
+    requests = [SlotRequest(one.input_ids, 12, row, key=bytes([row])) for row in range(8)]
     assert len(set(sample(small, lm, requests, slots=8).values())) == 8
 
 
@@ -233,7 +261,7 @@ def test_tokens_are_drawn_by_their_probability(arguments: dict[str, Any]) -> Non
     options = GenerationOptions({"do_sample": True, "top_k": 0} | arguments)
     chooser = Chooser(options, ends=ends, seed=3, device=CPU)
     scores_V = torch.tensor([0.3, -0.5, 1.1, -torch.inf, 0.0, 0.7, -1.0, 1.4])
-    rows = [Row(SlotRequest([1], 4, row, row.to_bytes(4, "little"))) for row in range(count)]
+    rows = [Row(SlotRequest([1], 4, row, key=row.to_bytes(4, "little"))) for row in range(count)]
     for row in rows:
         chooser.prepare(row)
     drawn: list[torch.Tensor] = []
@@ -330,7 +358,7 @@ def test_scores_that_are_not_numbers_are_an_error_of_their_row_alone(
     poison = next(token for token in range(2, 250) if token not in used)
     bad = {2, 3, 7, 15}
     mixed = [
-        SlotRequest([*request.input_ids, poison], request.max_new_tokens, request.row, request.key)
+        SlotRequest([*request.input_ids, poison], request.max_new_tokens, request.row, key=request.key)
         if request.row in bad
         else request
         for request in requests

@@ -150,23 +150,6 @@ def test_beam_search_is_refused_with_prefix_tuning(small) -> None:
         lm.generate(small.requests((3, 4)), GenerationOptions({"num_beams": 2}), seed=0)
 
 
-def test_sampling_settings_of_a_checkpoint_count_for_nothing_but_are_kept(
-    small, base_folder: Path, tmp_path: Path
-) -> None:
-    plain = small.load(small.config(base_model=str(base_folder)))
-    folder = tmp_path / "sampling"
-    plain.save(folder)
-    own = json.loads((folder / "generation_config.json").read_text())
-    own |= {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.5, "max_new_tokens": 2}
-    (folder / "generation_config.json").write_text(json.dumps(own))
-    lm = small.load(small.config(base_model=str(folder)))
-    requests = small.requests(*SIZES)
-    assert lm.generate(requests, GREEDY, seed=0) == plain.generate(requests, GREEDY, seed=0)
-    lm.save(tmp_path / "again")
-    kept = json.loads((tmp_path / "again" / "generation_config.json").read_text())
-    assert (kept["temperature"], kept["repetition_penalty"]) == (0.6, 1.5)
-
-
 def test_end_tokens_of_the_checkpoint_end_answers(small, base_folder: Path, tmp_path: Path) -> None:
     plain = small.load(small.config(base_model=str(base_folder)))
     (answer,) = plain.generate(small.requests((3, 5)), GREEDY, seed=0)

@@ -45,7 +45,7 @@ class Talk:
         chance = random.Random(f"{self.seed}/{row}/{turn}")
         more = [chance.randrange(2, 250) for _ in range(chance.randint(1, 7))]
         key = f"{row}/{turn}".encode()
-        self.prompts[row, turn] = SlotRequest([*ids, *more], chance.randint(1, 5), row, key, keep=self.keep)
+        self.prompts[row, turn] = SlotRequest([*ids, *more], chance.randint(1, 5), row, key=key, keep=self.keep)
         return self.prompts[row, turn]
 
     def run(self) -> "Talk":
@@ -180,7 +180,7 @@ def test_where_last_digits_decide_a_row_that_stays_is_read_again_and_says_the_sa
 def test_slots_that_fill_up_a_step_leave_rows_that_stay_as_they_are(small: Any, llama: Any) -> None:
     opened = open_slots(llama, 18)
     opened.wide = True
-    short = [SlotRequest(one.input_ids, 1, one.row, one.key, keep=True) for one in small.slot_requests((40, 1))]
+    short = [SlotRequest(one.input_ids, 1, one.row, key=one.key, keep=True) for one in small.slot_requests((40, 1))]
     assert len(opened.admit(short)) == 1
     kept = opened.kept.rows[0]
     opened.admit([SlotRequest(one.input_ids, 9, 1 + one.row) for one in small.slot_requests(*[(5, 9)] * 17)])

@@ -55,7 +55,7 @@ def server_options(config: Config) -> GenerationOptions:
     stands in for them; other keys are sent where they are written.
     """
     generation = config.generation
-    arguments: dict[str, Any] = {"do_sample": generation.do_sample, "temperature": 0.0}
+    arguments: dict[str, Any] = {"do_sample": bool(generation.do_sample), "temperature": 0.0}
     if generation.do_sample:
         arguments["temperature"] = 1.0 if generation.temperature is None else generation.temperature
         arguments["top_p"] = 1.0 if generation.top_p is None else generation.top_p
@@ -65,7 +65,7 @@ def server_options(config: Config) -> GenerationOptions:
             arguments[name] = value
     return GenerationOptions(
         arguments=arguments,
-        stop=generation.stop,
+        stop=generation.stop or (),
         stop_token_ids=generation.stop_token_ids,
         logprobs=generation.logprobs,
     )

@@ -8,7 +8,7 @@ What befalls a worker as a whole ends the job.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -86,6 +86,11 @@ class Fleet:
     def context_length(self) -> int | None:
         """Longest sequence in tokens."""
         return self.facts.context_length
+
+    @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """What the checkpoint's generation_config.json says."""
+        return self.facts.checkpoint_generation
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Why rows of up to so many tokens cannot be answered in slots; None where they can."""

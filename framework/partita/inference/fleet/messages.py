@@ -1,9 +1,9 @@
 """What a fleet's workers are told and what they tell, other than rows and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
@@ -43,6 +43,8 @@ class ModelFacts:
 
     fingerprint: str
     context_length: int | None
+    checkpoint_generation: Mapping[str, Any]
+    """What the checkpoint's generation_config.json says."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class BatchPlan:
         return [self.parcel(place) for place in places]
 
     def parcel(self, place: int) -> Parcel:
-        """A whole batch, named by its position among all, from which its random numbers follow."""
+        """A whole batch, named by its position among all."""
         rows = self.batches[place].tolist()
         wanted = self.left[rows].tolist()
         self.places |= {row: place for row, asked in zip(rows, wanted, strict=True) if asked}

@@ -1,0 +1,304 @@
+"""Generation settings of a run: those of the file, else those that the checkpoint ships in generation_config.json.
+
+The result is what transformers' `generate` does with the same checkpoint and the same keys. Nothing here imports torch
+or transformers, so that `partita explain` shows the values that a run applies.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from partita.lm.hub import find_base
+from partita_schema.base import Count, Flag, NonNegativeCount, Number, Positive
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_schema.model import NewModel
+from partita_schema.prompt import Generation
+
+FILE_NAME = "generation_config.json"
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
+"""Settings that apply only where answers are sampled."""
+BEAMS = ("length_penalty", "early_stopping")
+"""Settings that apply only to beam search."""
+PLAIN = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "renormalize_logits",
+    "guidance_scale",
+    "min_new_tokens",
+)
+"""Settings of the file that apply to every answer, under the names of transformers."""
+TokenIds = tuple[NonNegativeCount, ...]
+CHECKPOINT_ONLY: dict[str, Any] = {
+    "bad_words_ids": tuple[TokenIds, ...],
+    "forced_bos_token_id": NonNegativeCount,
+    "forced_eos_token_id": NonNegativeCount | TokenIds,
+    "min_length": NonNegativeCount,
+    "sequence_bias": tuple[tuple[TokenIds, Number], ...],
+    "encoder_repetition_penalty": Positive,
+    "encoder_no_repeat_ngram_size": NonNegativeCount,
+    "remove_invalid_values": Flag,
+}
+"""Settings that the file has no key for, with their types."""
+TYPES: dict[str, Any] = {
+    **{key: Generation.model_fields[key].annotation for key in (*SAMPLING, *PLAIN, "do_sample", "num_beams")},
+    **CHECKPOINT_ONLY,
+    "length_penalty": Number,
+    "early_stopping": bool | Literal["never"],
+    "stop_strings": str | tuple[str, ...],
+    "max_new_tokens": Count,
+}
+"""Settings of a checkpoint that are applied."""
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "suppress_tokens": (),
+    "begin_suppress_tokens": (),
+    "renormalize_logits": False,
+    "guidance_scale": 1.0,
+    "min_new_tokens": 0,
+    "bad_words": (),
+    "bad_words_ids": (),
+    "min_length": 0,
+    "sequence_bias": (),
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "remove_invalid_values": False,
+    "stop": (),
+    "num_return_sequences": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "token_healing": False,
+}
+"""Values without effect."""
+TOP_K_OF_GENERATE = 50
+"""What `generate` takes where a checkpoint samples and names no top_k."""
+SAME_ANSWERS = frozenset(
+    {
+        "transformers_version",
+        "_from_model_config",
+        "_commit_hash",
+        "bos_token_id",
+        "eos_token_id",  # always read, by `end_token_ids`
+        "pad_token_id",
+        "decoder_start_token_id",
+        "max_length",  # max_new_tokens takes its place, as in `generate`
+        "use_cache",
+        "cache_implementation",
+        "cache_config",
+        "max_cache_len",
+        "prefill_chunk_size",
+        "low_memory",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "output_logits",
+        "return_dict_in_generate",
+        "is_assistant",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_lookbehind",
+        "assistant_ensemble_weight",
+        "target_lookbehind",
+        "prompt_lookup_num_tokens",
+        "max_matching_ngram_size",
+        "speculation_type",
+        "use_mtp",
+        "compile_config",
+        "disable_compile",
+        "continuous_batching_config",
+    }
+)
+"""Settings of a checkpoint that decide how fast answers come, or what comes beside them, but not what they are."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that applies to answers, and where it comes from."""
+
+    value: Any
+    origin: Literal["file", "checkpoint", "default"]
+
+
+@dataclass(frozen=True)
+class EffectiveGeneration:
+    """What applies to the answers of a run."""
+
+    settings: dict[str, Setting]
+    """By transformers' names; texts of the file under `bad_words`, and texts that end an answer under `stop`."""
+    not_applied: dict[str, Any] = field(default_factory=dict)
+    """Settings of the checkpoint that could change answers and are not supported."""
+
+    def value(self, key: str) -> Any:
+        """Return a value, None where nothing sets the key."""
+        return self.settings[key].value if key in self.settings else None
+
+    def of_checkpoint(self) -> dict[str, Any]:
+        """Return the values that the checkpoint decides."""
+        return {key: setting.value for key, setting in self.settings.items() if setting.origin == "checkpoint"}
+
+
+def effective_generation(generation: Generation, checkpoint: Mapping[str, Any]) -> EffectiveGeneration:
+    """Put together what the file says and what the checkpoint's generation_config.json says, key by key.
+
+    Raises ModelError where a value of the checkpoint cannot be used.
+    """
+    shipped, not_applied = read_checkpoint(checkpoint) if generation.defaults == "checkpoint" else ({}, {})
+    found = {key: Setting(value, "checkpoint") for key, value in shipped.items()}
+    found |= {key: Setting(value, "file") for key, value in written(generation)}
+    if "bad_words" in found:
+        found.pop("bad_words_ids", None)
+    found = {"do_sample": Setting(False, "default"), "num_beams": Setting(1, "default")} | found
+    if found["do_sample"].value:
+        found.setdefault("top_k", Setting(0, "default"))
+    without_effect = {
+        *(SAMPLING if not found["do_sample"].value else ()),
+        *(BEAMS if found["num_beams"].value == 1 else ()),
+        *(key for key, setting in found.items() if key in NEUTRAL and setting.value == NEUTRAL[key]),
+    }
+    if generation.logprobs and found["num_beams"].value > 1:
+        raise ModelError(
+            f"generation.logprobs: the checkpoint's {FILE_NAME} says num_beams {found['num_beams'].value}, and beams "
+            "come without log probabilities; write num_beams: 1"
+        )
+    return EffectiveGeneration({key: value for key, value in found.items() if key not in without_effect}, not_applied)
+
+
+def written(generation: Generation) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that the file decides, by name."""
+    for key in ("do_sample", "num_beams", *SAMPLING, *BEAMS, *PLAIN, "bad_words", "stop", "max_new_tokens"):
+        value = getattr(generation, key)
+        if value is not None and not (key == "temperature" and value == 0):
+            yield key, value
+    if generation.temperature == 0:
+        yield "do_sample", False
+
+
+def read_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a checkpoint that are applied, and those that are not supported.
+
+    Raises ModelError where a value cannot be used.
+    """
+    applied: dict[str, Any] = {}
+    not_applied: dict[str, Any] = {}
+    for key, value in checkpoint.items():
+        if value is None or value == NEUTRAL.get(key):
+            continue
+        if key in TYPES:
+            applied[key] = checked(key, value)
+        elif key not in SAME_ANSWERS or value == "quantized":
+            not_applied[key] = value
+    if "stop_strings" in applied:
+        texts = applied.pop("stop_strings")
+        applied["stop"] = (texts,) if isinstance(texts, str) else texts
+    if applied.get("top_k") == -1:
+        applied["top_k"] = 0
+    if applied.get("temperature") == 0:
+        applied |= {"do_sample": False}
+        del applied["temperature"]
+    if applied.get("do_sample"):
+        applied.setdefault("top_k", TOP_K_OF_GENERATE)
+    return applied, not_applied
+
+
+def checked(key: str, value: Any) -> Any:
+    """Return a value of the type that its key has. Raises ModelError."""
+    kind = TYPES[key] if key != "top_k" else Literal[-1] | TYPES[key]
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise ModelError(
+            f"the checkpoint's {FILE_NAME} says {key}: {json.dumps(value, default=str)} ({problem}); correct that "
+            "file, or write generation: {defaults: none}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What applies to the answers of a file, as far as this machine knows without loading the model."""
+
+    checkpoint: str
+    """Where the checkpoint's part was read, or why it was not."""
+    effective: EffectiveGeneration
+
+    def lines(self) -> list[str]:
+        """Return a line for each value, with its origin."""
+        shown = {key: f"{key}: {json.dumps(item.value)}" for key, item in self.effective.settings.items()}
+        width = min(60, max(map(len, shown.values())))
+        return [
+            f"checkpoint: {self.checkpoint}",
+            *(f"{text.ljust(width)}  {self.effective.settings[key].origin}" for key, text in shown.items()),
+            *(f"not applied: {key}: {json.dumps(value)}" for key, value in self.effective.not_applied.items()),
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Return the same for JSON."""
+        values = {key: {"value": item.value, "origin": item.origin} for key, item in self.effective.settings.items()}
+        return {"checkpoint": self.checkpoint, "values": values, "not_applied": self.effective.not_applied}
+
+
+def explain_generation(config: Config, *, folder: Path) -> Explanation:
+    """Find out what applies to the answers of a file, from files of this machine alone."""
+    shipped: dict[str, Any] = {}
+    place = "not read, because of defaults: none"
+    try:
+        if config.generation.defaults == "checkpoint":
+            shipped, place = shipped_generation(config, folder=folder)
+        return Explanation(place, effective_generation(config.generation, shipped))
+    except ModelError as error:
+        return Explanation(str(error), effective_generation(config.generation, {}))
+
+
+def shipped_generation(config: Config, *, folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the generation settings of the base model as they lie on this machine, and where they were found.
+
+    Reads files only: a checkpoint that is on the Hub alone has no settings yet, and the text says so.
+    Raises ModelError where the file is none.
+    """
+    if isinstance(config.base_model, NewModel):
+        return {}, "a new model has no checkpoint"
+    source = find_base(config.base_model, folder=folder)
+    for name in (FILE_NAME, "config.json"):
+        path = Path(source) / name if Path(source).is_dir() else cached_file(config, source, name)
+        if path is not None and path.is_file():
+            return read_json(path, name), str(path)
+    if Path(source).is_dir():
+        return {}, f"{source} has no {FILE_NAME}"
+    return {}, f"{source} is not downloaded: what its {FILE_NAME} says is not known before it is"
+
+
+def cached_file(config: Config, source: str, name: str) -> Path | None:
+    """Return where a file of a Hub model lies in the local cache, None where it does not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source, name, revision=config.model_parameters.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """Return the settings in a file; old checkpoints have them in config.json, beside much else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return found if name == FILE_NAME else {key: value for key, value in found.items() if key in TYPES}

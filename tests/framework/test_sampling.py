@@ -1,0 +1,83 @@
+"""Sampled answers follow from the seed and the row: `evaluate` scores the answers that `predict` gives."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita import Model
+from partita.data.reading.sources import open_rows
+from partita.data.rows import ListStore, RowKeys, Rows
+from partita.inference.prompts import sampling_keys
+
+OUTPUTS = [{"name": "colour", "type": "text"}]
+
+
+def sampling(colours: Any, **generation: Any) -> Model:
+    """An untrained model: what it says is chance."""
+    settings = {"do_sample": True, "temperature": 1.4, "max_new_tokens": 6, **generation}
+    data = {"max_bad_rows": 0.5}
+    config = colours.config(trainer={"type": "none"}, output_features=OUTPUTS, generation=settings, data=data)
+    return Model(config, quiet=True)
+
+
+def with_answers(rows: Sequence[dict[str, Any]], predictions: Any) -> list[dict[str, Any]]:
+    """The same rows, with the predicted answers as the right ones."""
+    return [{**row, "colour": answered["colour"]} for row, answered in zip(rows, predictions, strict=True)]
+
+
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+def test_evaluate_scores_the_answers_that_predict_gives(colours: Any, slots: bool) -> None:
+    rows = [*colours.rows(20), *colours.rows(20)]  # some prompts are equal
+    model = sampling(colours, slots=slots)
+    predictions = model.predict(rows, batch_size=5)
+    answers = [row["colour"] for row in predictions]
+    assert all(answers)
+    assert answers[:20] != answers[20:], "rows with equal prompts draw for themselves"
+    examined = with_answers(rows, predictions)
+    for batch_size in (5, 3, 40):
+        assert model.evaluate(examined, batch_size=batch_size)["colour"]["exact_match"] == 1
+    assert sampling(colours, slots=slots, seed=43).evaluate(examined)["colour"]["exact_match"] < 0.5
+
+
+def test_slots_and_batches_sample_the_same_answers(colours: Any) -> None:
+    rows = colours.rows(20)
+    in_slots, in_batches = ([*sampling(colours, slots=slots).predict(rows)] for slots in (True, False))
+    assert [row["colour"] for row in in_slots] == [row["colour"] for row in in_batches]
+
+
+def test_unusable_rows_between_do_not_change_what_others_draw(colours: Any) -> None:
+    rows = colours.rows(12)
+    rows[3]["text"] = ""
+    model = sampling(colours)
+    examined = with_answers(rows, model.predict(rows))
+    assert model.evaluate(examined)["colour"]["exact_match"] == 1
+
+
+def test_prompts_of_generate_draw_by_their_place(colours: Any) -> None:
+    model = sampling(colours)
+    texts = model.generate(["I see"] * 6, max_new_tokens=6)
+    assert len(set(texts)) > 3
+    assert model.generate(["I see"] * 3, max_new_tokens=6, batch_size=1) == texts[:3]
+    assert sampling(colours, slots=False).generate(["I see"] * 6, max_new_tokens=6, batch_size=4) == texts
+
+
+def test_rows_with_equal_keys_are_told_apart_by_their_number() -> None:
+    def keys(numbers: Sequence[int]) -> list[bytes]:
+        count = len(numbers)
+        named = RowKeys(["rows"], np.zeros(count), np.array(numbers))
+        rows = Rows(ListStore([{"text": "x"}] * count), columns=["text"], keys=named, fingerprint="f")
+        return [bytes(key) for key in sampling_keys(rows)]
+
+    found = keys([1, 2, 1, 3, 1])
+    assert len(set(found)) == 5
+    assert [found[place] for place in (0, 1, 3)] == keys([1, 2, 3]), "the first of them is as if it were alone"
+    assert keys([1, 1, 1]) == [found[place] for place in (0, 2, 4)]
+    assert keys([]) == []
+
+
+def test_neither_prompt_nor_selection_changes_the_key_of_a_row(colours: Any) -> None:
+    rows = open_rows(colours.rows(9), folder=Path())
+    assert np.array_equal(sampling_keys(rows.select([7, 2])), sampling_keys(rows)[[7, 2]])
