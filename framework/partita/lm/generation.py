@@ -137,23 +137,28 @@ class RowChoices:
     def __init__(self, chooser: Chooser, requests: Sequence[GenerationRequest], *, prompt_length: int) -> None:
         """`prompt_length` counts the padding."""
         self.chooser = chooser
-        self.prompt_length = prompt_length
+        self.seen = prompt_length
+        """Tokens of a line of the batch that are known."""
         self.rows = [
             Row(SlotRequest(request.input_ids, request.max_new_tokens, row, key=request.key))
             for row, request in enumerate(requests)
         ]
+        self.going = list(range(len(self.rows)))
+        """Rows that need a token."""
         for row in self.rows:
             chooser.prepare(row)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores in which the token of each row is 0 and all others are -inf; rows without one are broken."""
-        for row, tokens in zip(self.rows, input_ids[:, self.prompt_length :].tolist(), strict=True):
-            row.new += tokens[len(row.new) :]
-        going = [place for place, row in enumerate(self.rows) if not self.has_ended(row)]
-        places = torch.tensor(going, device=scores.device)
+        new = input_ids[:, self.seen :].tolist()
+        self.seen = input_ids.shape[1]
+        for place in self.going:
+            self.rows[place].new += new[place]
+        self.going = [place for place in self.going if not self.has_ended(self.rows[place])]
         chosen_B = torch.zeros(len(scores), dtype=torch.long, device=scores.device)  # any, where transformers pads
-        if going:
-            tokens_N, _ = self.chooser.choose(scores[places], [self.rows[place] for place in going])
+        if self.going:
+            places = torch.tensor(self.going, device=scores.device)
+            tokens_N, _ = self.chooser.choose(scores[places], [self.rows[place] for place in self.going])
             for place in places[tokens_N < 0].tolist():
                 self.rows[place].broken = True
             chosen_B[places] = tokens_N.clamp(min=0)
@@ -184,6 +189,8 @@ class BeamScores:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the changed scores."""
+        if not any(self.processors):
+            return scores
         beams = len(input_ids) // len(self.requests)
         found = []
         for place, new in enumerate(input_ids[:, self.prompt_length :]):

@@ -419,6 +419,10 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(small, lm, argument
             break
     else:
         pytest.fail("no token ends some answers")
+    in_batches = lm.generate(requests, options, seed=0)
+    assert [answer.logprob for answer in in_batches] == pytest.approx(
+        [found[request.row].logprob for request in requests], abs=1e-3
+    )
     for request in requests:
         answer = found[request.row]
         said = [*answer.ids, *([end] if answer.finish_reason == "stop" else [])]
