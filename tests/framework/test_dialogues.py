@@ -116,9 +116,9 @@ def test_a_preview_shows_every_learned_turn(base: Path) -> None:
     found = preview(config, folder=Path(), dataset=make_dialogues(3), count=1)
 
     [row] = found.rows
-    assert [piece.learned for piece in row.pieces] == [False, True] * 3
+    assert [piece.learned for piece in row.pieces] == [*[False, True] * 3, False]
     said = [message["content"] for message in make_dialogues(1)[0]["messages"]]
-    assert [piece.text for piece in row.pieces if piece.learned] == [f"{text}</s>\n" for text in said[1::2]]
+    assert [piece.text for piece in row.pieces if piece.learned] == [f"{text}</s>" for text in said[1::2]]
     assert found.mode == "packed_dialogue"
 
 
