@@ -11,6 +11,7 @@ from partita.runs.files import write_atomically
 from partita.runs.manifest import MANIFESTS
 from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION
+from partita_schema.sealed import sealed
 
 
 def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
@@ -22,7 +23,7 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
         "folder": str(origin.resolve()) if origin is not None else ".",
         "labels": {name: list(values) for name, values in labels.items()},
     }
-    write_atomically(folder / MANIFESTS[1], json.dumps(card, indent=2) + "\n")
+    write_atomically(folder / MANIFESTS[1], json.dumps(sealed(card), indent=2) + "\n")
 
 
 def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:

@@ -61,6 +61,8 @@ class ManifestRecord(Record):
     steps = fields.Integer(validate=validate.Range(min=0))
     stopped_early = fields.Boolean()
     config = fields.Dict(keys=fields.String())
+    folder = fields.String()
+    labels = fields.Dict(keys=fields.String(), values=fields.List(fields.String()))
     model = fields.String(allow_none=True)
     error = fields.String(allow_none=True)
     created = fields.String()

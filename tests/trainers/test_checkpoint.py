@@ -1,5 +1,6 @@
 """A checkpoint is there whole or not at all, and what is read back is what was written."""
 
+import json
 import os
 import random
 import signal
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 from partita_schema.errors import ResumeError
+from partita_schema.sealed import DamagedError
 from partita_trainers.checkpoint import (
     clear_unfinished,
     list_checkpoints,
     load_state,
+    newest_intact,
     random_state,
     read_checkpoint,
     remove_checkpoints,
@@ -26,6 +29,7 @@ from partita_trainers.checkpoint import (
     save_state,
     write_checkpoint,
 )
+from partita_trainers.file_sums import check_sums
 
 
 def write(folder: Path, step: int, optimizers: list[torch.optim.Optimizer] | None = None, **options: Any) -> Path:
@@ -115,6 +119,64 @@ def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
     other = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))])
     with pytest.raises(ResumeError, match="does not fit this run's parameters"):
         read_checkpoint(tmp_path, 1, load_model=lambda path: None, optimizers=[other])
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "zero", "remove"])
+def test_a_damaged_checkpoint_is_set_aside_for_the_newest_intact_one(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (3, 6, 9):
+        write(tmp_path, step, [optimizer_with_state()])
+    for step in (6, 9):
+        path = tmp_path / f"step-{step:06d}" / "optimizer-0.safetensors"
+        data = path.read_bytes()
+        half = len(data) // 2
+        if damage == "remove":
+            path.unlink()
+        else:
+            flipped = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+            path.write_bytes({"flip": flipped, "truncate": data[:half], "zero": data[:-40] + bytes(40)}[damage])
+    assert newest_intact(tmp_path) == 3
+    assert list_checkpoints(tmp_path) == [3]
+    assert sorted(path.name for path in tmp_path.iterdir())[:2] == ["damaged-step-000006", "damaged-step-000009"]
+    said = {"flip": "is not as it was written (its checksum differs)", "zero": "is not as it was written (its"}
+    said |= {"truncate": f"has {half:,} bytes and was written with {len(data):,}", "remove": "is missing"}
+    assert f"step-000009/optimizer-0.safetensors {said[damage]}" in caplog.text
+    assert "; it is kept as damaged-step-000009, and the run falls back to step 3" in caplog.text
+
+
+def test_without_an_intact_checkpoint_the_damaged_file_is_named(tmp_path: Path) -> None:
+    assert newest_intact(tmp_path) is None
+    write(tmp_path, 3)
+    (tmp_path / "step-000003" / "cursor.json").write_text("{}")
+    with pytest.raises(ResumeError) as caught:
+        newest_intact(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/step-000003/cursor.json has 2 bytes and was written with 11, and there is no intact checkpoint "
+        "beside it; restore it or start a new run"
+    )
+    assert list_checkpoints(tmp_path) == [3]
+
+
+def test_no_flipped_bit_in_a_checkpoint_goes_unnoticed(tmp_path: Path) -> None:
+    path, chance = write(tmp_path, 3, [optimizer_with_state()]), random.Random(2)
+    files = sorted(path.iterdir())
+    assert "partita-checksums.json" in [file.name for file in files]
+    for _ in range(200):
+        file = chance.choice(files)
+        whole = file.read_bytes()
+        place = chance.randrange(8 * len(whole))
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        try:
+            check_sums(path, required=True)
+        except DamagedError:
+            pass
+        else:  # a space in the checksums themselves
+            assert file.name == "partita-checksums.json"
+            assert json.loads(damaged) == json.loads(whole)
+        file.write_bytes(whole)
 
 
 WRITER = """

@@ -6,9 +6,11 @@ A folder `step-000120` holds
   rng.*           states of the random generators: torch, its devices, Python, numpy
   cursor.json     where the data stands
   trainer.json    step, best metric, patience: what the trainer counts
+  partita-checksums.json    size and hash of all others, by which damage is noticed
 """
 
 import json
+import logging
 import os
 import random
 import re
@@ -22,7 +24,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from partita_schema.errors import ResumeError
+from partita_schema.sealed import DamagedError, parse_json
+from partita_trainers.file_sums import check_sums, write_sums
 from partita_trainers.sharding import shared_state
+
+logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"step-(\d{6,})$")
 TENSOR = "__tensor__"
@@ -38,6 +44,46 @@ def list_checkpoints(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
+
+
+def newest_intact(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint whose files are as they were written; None where there is none at all.
+
+    Damaged ones that are newer are set aside as `damaged-step-N`, and the log says so. Raises ResumeError where all are
+    damaged.
+    """
+    clear_unfinished(folder)
+    steps = list_checkpoints(folder)
+    damages: list[str] = []
+    for step in reversed(steps):
+        path = folder / checkpoint_name(step)
+        try:
+            check_sums(path, required=True)
+        except DamagedError as error:
+            damages.append(str(error))
+            continue
+        for damaged, reason in zip(reversed(steps), damages, strict=False):
+            aside = set_aside(folder / checkpoint_name(damaged))
+            logger.warning("%s; it is kept as %s, and the run falls back to step %d", reason, aside.name, step)
+        return step
+    if damages:
+        raise ResumeError(f"{damages[0]}, and there is no intact checkpoint beside it; restore it or start a new run")
+    return None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that the run can write that step again. Return its new place."""
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return path.rename(aside)
+
+
+def check_intact(folder: Path, step: int) -> None:
+    """Raise ResumeError where a file of a step's checkpoint is damaged or missing."""
+    try:
+        check_sums(folder / checkpoint_name(step), required=True)
+    except DamagedError as error:
+        raise ResumeError(str(error)) from None
 
 
 def clear_unfinished(folder: Path) -> None:
@@ -70,6 +116,7 @@ def write_checkpoint(
         save_state(beside / "rng", random_state())
         write_json(beside / "cursor.json", cursor)
         write_json(beside / "trainer.json", trainer)
+        write_sums(beside)
         sync_tree(beside)
         beside.rename(final)
     except BaseException:
@@ -195,7 +242,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf8"))
+    """Return the value in a file. Raises ResumeError where it cannot be read."""
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ResumeError(f"{path} is not JSON ({error}); restore it or start a new run") from None
 
 
 def sync_tree(folder: Path) -> None:

@@ -20,8 +20,9 @@ from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batches, Metrics, Step, TrainResult, TrialWork, Work
 from partita_trainers.batch_size.training_trial import TrainingTrial
 from partita_trainers.checkpoint import (
-    clear_unfinished,
+    check_intact,
     list_checkpoints,
+    newest_intact,
     read_checkpoint,
     remove_checkpoints,
     write_checkpoint,
@@ -89,14 +90,13 @@ class Training:
 
     def resume(self) -> int | None:
         """The step that was restored, or None for a new run."""
-        saved = self.team.lead(self.whole_checkpoints, "the checkpoints")
-        if not saved:
+        step = self.team.lead(lambda: newest_intact(self.run.checkpoints), "the checkpoints")
+        if step is None:
             set_seed(self.work.config.seed)
             self.run.truncate_log(0)
             self.learning_rate = self.peak_learning_rate()
             self.run.note(learning_rate=self.learning_rate)
             return None
-        step = saved[-1]
         if step > self.schedule.total:
             raise ResumeError(
                 f"the run stands at step {step} and the file now ends at step {self.schedule.total}; "
@@ -106,11 +106,6 @@ class Training:
         self.run.truncate_log(step)
         logger.info("continuing at step %d of %d", step, self.schedule.total)
         return step
-
-    def whole_checkpoints(self) -> list[int]:
-        """Steps with a checkpoint; what a kill left half written is removed."""
-        clear_unfinished(self.run.checkpoints)
-        return list_checkpoints(self.run.checkpoints)
 
     def load(self, step: int) -> None:
         """Model, optimizers, random states, data position and counters of a checkpoint."""
@@ -238,6 +233,7 @@ class Training:
         """Take the best weights, save the model, and score it."""
         best = self.validation.best_step
         if self.config.restore_best and best is not None and best != self.step:
+            self.team.lead(lambda: self.check_best(best), "the best checkpoint")
             self.restore(best)
         keep_evaluation_weights(self.learner.plain_optimizers)
         # Without accelerate's casts: what is saved and scored from here on is what a loaded model computes.
@@ -256,6 +252,16 @@ class Training:
             resumed_from=resumed_from,
             stopped_early=self.stopped_early,
         )
+
+    def check_best(self, step: int) -> None:
+        """Raise ResumeError where the checkpoint with the best weights is damaged."""
+        try:
+            check_intact(self.run.checkpoints, step)
+        except ResumeError as error:
+            raise ResumeError(
+                f"the best weights cannot be restored: {error}; restore that file, or write trainer.restore_best: "
+                "false to end with the last weights"
+            ) from None
 
     def final_metrics(self) -> dict[str, Metrics]:
         """Metrics of the result on the rows that it has not learned from."""

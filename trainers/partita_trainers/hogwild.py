@@ -18,9 +18,8 @@ from partita_trainers.bags import BagModel, Bags, joined
 from partita_trainers.base import Batches, Metrics, TrainResult, TrialWork, Work
 from partita_trainers.checkpoint import (
     checkpoint_name,
-    clear_unfinished,
-    list_checkpoints,
     load_state,
+    newest_intact,
     read_json,
     remove_checkpoints,
     write_checkpoint,
@@ -68,8 +67,7 @@ class Training:
         self.learning_rate = config.learning_rate or LEARNING_RATES[config.optimizer.type]
         self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
         self.counts = Counts()
-        clear_unfinished(self.run.checkpoints)
-        self.resumed_from = next(reversed(list_checkpoints(self.run.checkpoints)), None)
+        self.resumed_from = newest_intact(self.run.checkpoints)
         self.step = self.resumed_from or 0
         self.run.truncate_log(self.step)
         if self.resumed_from is not None:

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from partita.data.rows import BadRow
 from partita_schema.errors import DataError
+from partita_schema.sealed import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -306,7 +307,7 @@ def read_counts(folder: Path) -> dict[str, Counts]:
     """The counts that a ledger has saved in a folder, by split. Raises DataError where they cannot be read."""
     path = folder / LEDGER
     try:
-        splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
+        splits = parse_json(path.read_bytes())["splits"]
         return {name: replace(numbers(saved), reasons=Counter(saved["reasons"])) for name, saved in splits.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); it is written anew by the run") from None
@@ -319,7 +320,7 @@ def read_quarantine(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 continue
             if isinstance(record, dict) and {"key", "split", "reasons"} <= record.keys():

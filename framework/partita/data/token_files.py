@@ -19,8 +19,9 @@ from partita.data.chunks import EncodedChunk
 from partita.data.encoded import EncodedRows
 from partita.data.ledger import LEDGER, QUARANTINE
 from partita.data.rows import RowKeys
+from partita_schema.sealed import DamagedError, sealed, unsealed
 
-FORMAT = 1
+FORMAT = 2
 """Changes with anything that gives the files another meaning."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {
@@ -104,7 +105,7 @@ class TokenWriter:
             "sums": sums,
         }
         with (self._folder / CONTENTS).open("w", encoding="utf-8") as text:
-            json.dump(contents | {"sum": sum_of(contents)}, text, indent=1)
+            json.dump(sealed(contents), text, indent=1)
             text.flush()
             os.fsync(text.fileno())
 
@@ -149,15 +150,14 @@ def read_contents(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     try:
-        contents = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
-        told = contents.pop("sum")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        contents = unsealed((folder / CONTENTS).read_bytes(), required=True)
+    except OSError as error:
         raise DamagedTokens(f"{CONTENTS} cannot be read: {error}") from None
+    except DamagedError as error:
+        raise DamagedTokens(f"{CONTENTS} {error}") from None
     if contents.get("format") != FORMAT:
         raise DamagedTokens(f"format {contents.get('format')}, this partita reads {FORMAT}")
-    if told != sum_of(contents):
-        raise DamagedTokens(f"{CONTENTS} is not as it was written")
-    return dict(contents)
+    return contents
 
 
 def check_file(path: Path, contents: Mapping[str, Any]) -> None:
@@ -186,7 +186,3 @@ def file_sum(path: Path) -> int:
         while block := file.read(BLOCK):
             total = crc32(block, total)
     return total
-
-
-def sum_of(contents: Mapping[str, Any]) -> int:
-    return crc32(json.dumps(contents, sort_keys=True).encode())

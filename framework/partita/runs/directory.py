@@ -5,8 +5,8 @@ manifest.json   status, versions, sizes, metrics  log.jsonl       a line a step
 checkpoints/    model/    journal/    quarantine.jsonl    ledger.json
 """
 
-import json
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -14,16 +14,18 @@ from typing import Any
 
 import yaml
 
-from partita.runs.files import strict_json, write_atomically, writing
+from partita.runs.files import strict_json, without_infinities, write_atomically, writing
 from partita.runs.finding import FREE_KEYS, check_free, check_same, differences
 from partita.runs.lock import lock
 from partita.runs.manifest import now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
 from partita_schema.config import Config
-from partita_schema.errors import OtherRankError
+from partita_schema.errors import OtherRankError, ResumeError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
 from partita_schema.variables import escaped
+from partita_schema.sealed import DamagedError, parse_json, sealed
+from partita_trainers.file_sums import check_sums
 from partita_trainers.team import Team
 
 logger = logging.getLogger(__name__)
@@ -59,20 +61,19 @@ class RunDirectory:
         self.trackers.log({f"train/{key}": value for key, value in record.items()}, step=record["step"])
 
     def truncate_log(self, step: int) -> None:
-        """Forget logged steps after `step`, and a line that a kill tore."""
+        """Forget logged steps after `step`, a line that a kill tore, and lines that cannot be read."""
         path = self.folder / "log.jsonl"
         if not path.exists():
             return
-        kept = []
-        for line in path.read_text(encoding="utf8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if record["step"] > step:
-                break
-            kept.append(line + "\n")
-        write_atomically(path, "".join(kept))
+        kept, damaged = list[bytes](), 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            logged = step_of(line)
+            if logged is not None and logged <= step:
+                kept.append(line.removesuffix(b"\n") + b"\n")
+            damaged += logged is None and line.endswith(b"\n")
+        if damaged:
+            logger.warning("%s: %d damaged lines are left out", path, damaged)
+        write_atomically(path, b"".join(kept))
         evaluations = [found for found in self.manifest.get("evaluations", []) if found["step"] <= step]
         self.note(evaluations=evaluations)
 
@@ -87,12 +88,20 @@ class RunDirectory:
         """Keep values in manifest.json."""
         self.manifest |= values
         self.manifest["updated"] = now()
-        text = strict_json(ManifestRecord().dump(self.manifest), indent=2)
-        write_atomically(self.folder / "manifest.json", text + "\n")
+        found = sealed(without_infinities(ManifestRecord().dump(self.manifest)))
+        write_atomically(self.folder / "manifest.json", strict_json(found, indent=2) + "\n")
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
         """A progress bar, or plain lines where there is no terminal."""
         return show_progress(total, description, completed=completed, quiet=self.quiet)
+
+
+def step_of(line: bytes) -> int | None:
+    """Return the step of a line of log.jsonl; None where the line is torn or damaged."""
+    try:
+        return int(parse_json(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 class FollowedRun(RunDirectory):
@@ -161,6 +170,8 @@ def open_run(
         run = RunDirectory(folder, config=config, quiet=quiet)
         settings = config.model_dump(mode="json")
         begun = run.manifest.get("config", {})
+        if run.finished:
+            reopen_where_damaged(run)
         if run.finished or run.checkpoints.is_dir():
             check_same(begun, settings, folder=folder)
         if run.finished and begun == settings:
@@ -199,3 +210,18 @@ def open_run(
             raise
         finally:
             run.trackers.finish()
+
+
+def reopen_where_damaged(run: RunDirectory) -> None:
+    """Let a finished run with a damaged result go on from its newest checkpoint, which writes the result again."""
+    result = run.folder / "model"
+    try:
+        check_sums(result)
+    except DamagedError as error:
+        if not run.has_checkpoints and "rounds" not in run.manifest:
+            raise ResumeError(f"{error}, and the run has no checkpoint to write it from; restore it") from None
+        aside = run.folder / "damaged-model"
+        shutil.rmtree(aside, ignore_errors=True)
+        result.rename(aside)
+        logger.warning("%s; it is kept as %s and written again from the newest checkpoint", error, aside)
+        run.note(status="interrupted")

@@ -12,6 +12,7 @@ from marshmallow import ValidationError
 
 from partita_schema.errors import PartitaError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
+from partita_schema.sealed import DamagedError, unsealed
 
 PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "datasets", "accelerate", "tokenizers", "numpy")
 
@@ -19,16 +20,24 @@ MANIFESTS = ("manifest.json", "partita.json")
 """What describes a run, and a model that was saved outside of one."""
 
 
+def manifest_path(folder: Path) -> Path | None:
+    """The file that describes a run or a saved model; None where there is none."""
+    return next((folder / name for name in MANIFESTS if (folder / name).exists()), None)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What is written of a run or a saved model; {} where nothing is. Raises PartitaError where it cannot be read."""
-    path = next((folder / name for name in MANIFESTS if (folder / name).exists()), None)
+    path = manifest_path(folder)
     if path is None:
         return {}
     try:
-        written = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise PartitaError(f"{path} is not JSON ({error}); restore it or start a new run") from None
-    number = written.get("format_version") if isinstance(written, dict) else None
+        written = unsealed(path.read_bytes())
+    except DamagedError as error:
+        advice = "restore it, or start a new run"
+        if "checksum" in str(error):
+            advice = "restore it, start a new run, or remove its key checksum if you changed it yourself"
+        raise PartitaError(f"{path} {error}; {advice}") from None
+    number = written.get("format_version")
     if isinstance(number, int) and number > FORMAT_VERSION:
         raise PartitaError(f"{path} was written by a newer partita (format {number}); update partita to read it")
     try:

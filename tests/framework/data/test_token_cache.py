@@ -26,6 +26,7 @@ from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, WriteError
+from partita_schema.sealed import sealed
 
 TABLE = [{"question": f"what is {n} and {n}?", "answer": str(2 * n) * (n % 10)} for n in range(60)]
 """Every tenth answer is missing, and some do not fit."""
@@ -174,17 +175,14 @@ def tear(folder: Path) -> None:
 
 def age(folder: Path) -> None:
     contents = json.loads((folder / "contents.json").read_text())
-    (folder / "contents.json").write_text(json.dumps(contents | {"format": 0}))
+    (folder / "contents.json").write_text(json.dumps(sealed(contents | {"format": 0})))
 
 
 def exchange(folder: Path) -> None:
     """A hash that stands for something else."""
-    from partita.data.token_files import sum_of
-
     contents = json.loads((folder / "contents.json").read_text())
-    del contents["sum"]
     contents["made_from"]["settings"] = "else"
-    (folder / "contents.json").write_text(json.dumps(contents | {"sum": sum_of(contents)}))
+    (folder / "contents.json").write_text(json.dumps(sealed(contents)))
 
 
 def lose_the_counts(folder: Path) -> None:
@@ -203,8 +201,8 @@ def edit_the_quarantine(folder: Path) -> None:
         (flip, "starts is not as it was written"),
         (drop, "spans cannot be read: No such file or directory"),
         (edit, "contents.json is not as it was written"),
-        (tear, "contents.json cannot be read: "),
-        (age, "format 0, this partita reads 1"),
+        (tear, "contents.json is not JSON ("),
+        (age, "format 0, this partita reads 2"),
         (exchange, "made from other settings"),
         (lose_the_counts, "ledger.json cannot be read: No such file or directory"),
         (edit_the_quarantine, "quarantine.jsonl has "),

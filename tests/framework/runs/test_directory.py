@@ -19,7 +19,9 @@ from partita.runs.manifest import read_manifest
 from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
+from partita_schema.sealed import sealed
 from partita_schema.simulation import EnvironmentWorld, Simulation, Tasks
+from partita_trainers.file_sums import summed
 
 
 def config_of(**changes: Any) -> Config:
@@ -236,7 +238,12 @@ def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
             "was written by a newer partita (format 2); update partita to read it",
         ),
         ("{torn", "is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)); restore"),
-        ("[]", "is no manifest of partita's: _schema: "),
+        ("[]", "is not a JSON object; restore it, or start a new run"),
+        ("[" * 100_000, "is not JSON (nested too deeply); restore it, or start a new run"),
+        (
+            '{"format_version": 1, "status": "done", "checksum": "00"}',
+            "is not as it was written (its checksum differs); restore it, start a new run, or remove its key checksum",
+        ),
         (
             '{"status": "finished"}',
             'is no manifest of partita\'s: format_version: ["Missing data for required field."]; status: ["Must be one',
@@ -254,7 +261,7 @@ def test_what_a_later_version_added_stays_in_the_manifest(tmp_path: Path) -> Non
     with opened(tmp_path):
         pass
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(manifest(tmp_path) | {"added_later": {"x": [1]}}), encoding="utf8")
+    path.write_text(json.dumps(sealed(manifest(tmp_path) | {"added_later": {"x": [1]}})), encoding="utf8")
     with opened(tmp_path):
         pass
     assert manifest(tmp_path)["added_later"] == {"x": [1]}
@@ -308,3 +315,46 @@ def test_what_changed_since_the_run_began_is_said(tmp_path: Path, caplog: pytest
     with caplog.at_level("INFO"), opened(tmp_path, epochs=5):
         pass
     assert caplog.messages[1:] == ["changed since the run began: trainer.epochs: 3.0 -> 5.0"]
+
+
+def finished_run(folder: Path, *, checkpoint: bool) -> Path:
+    with opened(folder) as run, summed(folder / "model"):
+        (folder / "model" / "weights").write_text("right")
+        run.note(status="done", model="model")
+    if checkpoint:
+        (folder / "checkpoints" / "step-000001").mkdir(parents=True)
+    (folder / "model" / "weights").write_text("wrong")
+    return folder / "model"
+
+
+def test_a_finished_run_with_a_damaged_result_goes_on_from_its_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = finished_run(tmp_path, checkpoint=True)
+    with opened(tmp_path) as run:
+        assert not run.finished
+    assert not model.exists()
+    assert (tmp_path / "damaged-model" / "weights").read_text() == "wrong"
+    assert f"{model / 'weights'} is not as it was written (its checksum differs); it is kept as" in caplog.text
+
+
+def test_a_finished_run_with_a_damaged_result_and_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    model = finished_run(tmp_path, checkpoint=False)
+    with (
+        pytest.raises(ResumeError, match="and the run has no checkpoint to write it from; restore it"),
+        opened(tmp_path),
+    ):
+        pass
+    assert (model / "weights").read_text() == "wrong"
+    assert manifest(tmp_path)["status"] == "done"
+
+
+def test_damaged_lines_of_the_log_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as run:
+        for step in (1, 2, 3, 4):
+            run.log_step({"step": step})
+        path = tmp_path / "log.jsonl"
+        path.write_bytes(path.read_bytes().replace(b'{"step": 2}', b'{"stfp": 2}') + b'{"st')
+        run.truncate_log(3)
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    assert f"{path}: 1 damaged lines are left out" in caplog.text

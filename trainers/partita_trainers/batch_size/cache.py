@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from partita_schema.sealed import sealed, unsealed
 from partita_trainers.batch_size.trial import BatchSize
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Cache:
     def load(self, key: Mapping[str, Any]) -> BatchSize | None:
         """What was found under the same key."""
         try:
-            saved = json.loads(self.file(key).read_text(encoding="utf8"))
+            saved = unsealed(self.file(key).read_bytes(), required=True)
             return BatchSize.from_record(saved["found"]) if saved["key"] == complete(key) else None
         except FileNotFoundError:
             return None
@@ -49,7 +50,7 @@ class Cache:
 
     def save(self, key: Mapping[str, Any], found: BatchSize) -> None:
         """Keep a result; of two processes that do so the later one wins."""
-        text = json.dumps({"key": complete(key), "found": found.record()}, indent=1)
+        text = json.dumps(sealed({"key": complete(key), "found": found.record()}), indent=1)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, beside = tempfile.mkstemp(dir=self.folder)

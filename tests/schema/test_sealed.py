@@ -1,0 +1,71 @@
+"""A document and a line give back what was written, or say that they are damaged."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita_schema.sealed import DamagedError, parse_json, sealed, sealed_line, unsealed, unsealed_line
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+documents = st.dictionaries(st.text().filter(lambda key: key != "checksum"), values, min_size=1, max_size=4)
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[: place // 8] + bytes([data[place // 8] ^ (1 << place % 8)]) + data[place // 8 + 1 :]
+
+
+@given(documents, st.booleans(), st.data())
+def test_no_flipped_bit_changes_what_is_read(document: dict[str, Any], is_line: bool, data: st.DataObject) -> None:
+    written = sealed_line(json.dumps(document).encode()) if is_line else json.dumps(sealed(document)).encode()
+    read = unsealed_line if is_line else unsealed
+    assert read(written) == document
+    place = data.draw(st.integers(0, 8 * len(written) - 1))
+    try:
+        found = read(flipped(written, place))
+    except DamagedError:
+        return
+    # Where the key of the checksum itself is hit, everything else is as it was.
+    assert {key: value for key, value in found.items() if key in document} == document
+
+
+def test_keys_and_lists_count_as_json_gives_them_back() -> None:
+    document = {"sizes": {10: (1, 2), 9: None}}
+    text = json.dumps(sealed(document), indent=2)
+    assert unsealed(text, required=True) == {"sizes": {"10": [1, 2], "9": None}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "is not JSON (Expecting property name"),
+        (b"\xff{}", "is not JSON ("),
+        (b"[1]", "is not a JSON object"),
+        (b"[" * 10**6, "is not JSON (nested too deeply)"),
+        (b'{"a": 1, "checksum": "00"}', "is not as it was written (its checksum differs)"),
+        (b'{"a": 1, "checksum": null}', "is not as it was written (its checksum differs)"),
+        (b'{"a": 1}', "is not as it was written (its checksum differs)"),
+    ],
+)
+def test_damage_is_named(text: bytes, message: str) -> None:
+    with pytest.raises(DamagedError) as caught:
+        unsealed(text, required=True)
+    assert str(caught.value).startswith(message)
+
+
+def test_what_a_person_wrote_needs_no_checksum() -> None:
+    assert unsealed('{"a": 1}') == {"a": 1}
+    assert unsealed_line(b'{"a": 1}\n', required=False) == {"a": 1}
+    with pytest.raises(DamagedError, match="has no checksum"):
+        unsealed_line(b'{"a": 1}\n')
+
+
+def test_a_value_that_is_nested_too_deeply_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 10**6 + "]" * 10**6)

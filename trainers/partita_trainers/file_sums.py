@@ -1,0 +1,144 @@
+"""Checksums of the files of a checkpoint or a saved model, in `partita-checksums.json` beside them.
+
+The file is written last, when all others are complete. Folders without one, such as those of transformers and peft, are
+read as they are.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path, PurePosixPath
+
+from partita_schema.sealed import DamagedError, sealed, unsealed
+
+FILE = "partita-checksums.json"
+FORMAT = 1
+WEIGHTS = (".safetensors", ".bin")
+THREADS = 4
+"""Files that are read at a time; hashing releases the interpreter's lock."""
+
+SETTLED_NS = 10**9
+"""Age of a file after which its time of change tells every later change; clocks of file systems are coarse."""
+
+Stamp = tuple[int, int, int]
+"""Size, time of change and inode of a file."""
+
+_read: dict[Path, tuple[Stamp, str]] = {}
+"""Hashes of files that this process has read, so that none is read twice."""
+
+
+def write_sums(folder: Path, *, files: list[Path] | None = None) -> None:
+    """Write the checksums of all files in a folder, or of those that are given."""
+    found = all_files(folder) if files is None else files
+    entries = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(found, file_sums(found), strict=True)
+    }
+    beside = folder / f".{FILE}.writing"
+    with beside.open("w", encoding="utf8") as file:
+        json.dump(sealed({"format": FORMAT, "files": entries}), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(folder / FILE)
+
+
+@contextmanager
+def summed(folder: Path) -> Iterator[None]:
+    """In this context a model is written into the folder; at its end checksums of what was written lie beside it.
+
+    Files that were there before and stay as they were are not the model's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).unlink(missing_ok=True)
+    before = {path: stamp(path) for path in model_files(folder)}
+    yield
+    write_sums(folder, files=[path for path in model_files(folder) if before.get(path) != stamp(path)])
+
+
+def read_sums(folder: Path) -> dict[str, tuple[int, str]] | None:
+    """Return size and hash by file; None where the folder has no checksums. Raises DamagedError."""
+    path = folder / FILE
+    try:
+        entries = unsealed(path.read_bytes(), required=True)["files"]
+        found = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        raise DamagedError(f"{path} {error}") from None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from None
+    outside = next((name for name in found if name.startswith("/") or ".." in PurePosixPath(name).parts), None)
+    if outside is not None:
+        raise DamagedError(f"{path} names {outside}, which is not in its folder")
+    return found
+
+
+def check_sums(folder: Path, *, weights: bool = True, required: bool = False) -> None:
+    """Raise DamagedError naming the first file that is not as it was written.
+
+    Args:
+        folder: A checkpoint or a saved model.
+        weights: Whether to read weights as well; without them only small files are read.
+        required: Whether a folder without checksums is damaged.
+    """
+    entries = read_sums(folder)
+    if entries is None:
+        if required:
+            raise DamagedError(f"{folder / FILE} is missing")
+        return
+    wanted = {folder / name: entry for name, entry in entries.items() if weights or not name.endswith(WEIGHTS)}
+    for path, (size, _) in wanted.items():
+        if not path.is_file():
+            raise DamagedError(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise DamagedError(f"{path} has {path.stat().st_size:,} bytes and was written with {size:,}")
+    try:
+        for path, digest in zip(wanted, file_sums(list(wanted)), strict=True):
+            if digest != wanted[path][1]:
+                raise DamagedError(f"{path} is not as it was written (its checksum differs)")
+    except OSError as error:
+        raise DamagedError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def file_sums(paths: list[Path]) -> list[str]:
+    """Return the SHA-256 of each file. A file that did not change since this process read it is not read again."""
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(file_sum, paths))
+
+
+def file_sum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    place, now = path.resolve(), stamp(path)
+    known = _read.get(place)
+    if known is not None and known[0] == now:
+        return known[1]
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time_ns() - now[1] > SETTLED_NS:
+        _read[place] = (now, digest)
+    return digest
+
+
+def stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def all_files(folder: Path) -> list[Path]:
+    """Return the files in a folder and below, but for the checksums themselves, in a stable order."""
+    return listed(folder, folder.rglob("*"))
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files that may be those of a saved model: at the top, and in `base/` those of a model below it."""
+    return listed(folder, chain(folder.iterdir(), folder.glob("base/**/*")))
+
+
+def listed(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    own = (folder / FILE, folder / f".{FILE}.writing")
+    return sorted(path for path in paths if path.is_file() and path not in own)
