@@ -6,7 +6,6 @@ the transcripts, and whose model begins with those weights. Whatever is killed g
 has not come to its end: dialogues and training steps that were done are not done again.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -21,7 +20,7 @@ from partita.data.reading.sources import open_rows
 from partita.data.run_data import RunData, open_run_data
 from partita.identity import model_fingerprint
 from partita.runs.directory import RunDirectory
-from partita.runs.files import strict_json, write_atomically
+from partita.runs.files import strict_json, without_infinities, write_atomically
 from partita.simulation.dialogue import derived_seed
 from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
 from partita.simulation.run import simulate
@@ -29,8 +28,9 @@ from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import Sizing
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, NothingToLearnError, Problem
+from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
 from partita_schema.rounds import TrainOn
+from partita_schema.sealed import DamagedError, sealed, unsealed, unsealed_line
 from partita_schema.simulation import Simulation, Tasks
 from partita_schema.sources import SimulationSource, default_name
 from partita_trainers.base import TrainResult
@@ -145,9 +145,9 @@ class Rounds:
     def have_dialogues(self, number: int) -> dict[str, Any]:
         """The dialogues of a round, and what they came to."""
         done = self.folder(number) / "simulation.json"
-        before = self.team.lead(lambda: json.loads(done.read_text("utf8")) if done.exists() else None, "a simulation")
+        before = self.team.lead(lambda: self.ended_dialogues(number), "a simulation")
         if before is not None:
-            return dict(before)
+            return before
         section = dialogues_of_rounds(self.config, self.plan)
         config = self.config.model_copy(update={"simulation": section})
         with together(self.team, "loading the model"):
@@ -166,8 +166,23 @@ class Rounds:
             team=self.team,
         )
         found = report.flat()[HISTORY]
-        self.team.lead(lambda: write_atomically(done, strict_json(found, indent=2) + "\n"), "a simulation")
+        text = strict_json(sealed(without_infinities(found)), indent=2) + "\n"
+        self.team.lead(lambda: write_atomically(done, text), "a simulation")
         logger.info("round %d: %s", number, told_of(found))
+        return found
+
+    def ended_dialogues(self, number: int) -> dict[str, Any] | None:
+        """What the dialogues of a round came to; None where they have not ended, or what they left is damaged."""
+        done, lines = self.folder(number) / "simulation.json", Path(self.source(number).path)
+        try:
+            found = unsealed(done.read_bytes(), required=True)
+            for line in (self.origin / lines).read_bytes().splitlines():
+                unsealed_line(line)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            logger.warning("round %d: what its dialogues left %s; damaged dialogues are had again", number, error)
+            return None
         return found
 
     def is_worse(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
@@ -290,7 +305,13 @@ class Rounds:
     def all_dialogues(self) -> list[dict[str, Any]]:
         """What the dialogues of each round have come to, those with the result included."""
         places = (self.folder(number) / "simulation.json" for number in range(1, self.plan.rounds + 2))
-        return [json.loads(place.read_text("utf8")) for place in places if place.exists()]
+        found = []
+        for place in (place for place in places if place.exists()):
+            try:
+                found.append(unsealed(place.read_bytes(), required=True))
+            except DamagedError as error:
+                raise ResumeError(f"{place} {error}; restore it from a copy") from None
+        return found
 
     def take(self, number: int) -> None:
         """Put the weights of a round where those of the run are; those of before all rounds go to round 0."""

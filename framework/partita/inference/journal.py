@@ -2,13 +2,13 @@
 
 Append-only JSON lines. The first line is a header: the number of rows, and a fingerprint of all that decides an answer,
 by part (model, generation, prompt, data). Then one record a row, in the order in which rows were answered. Where a row
-stands twice, the later record counts. A torn last line is cut off before anything is appended.
+stands twice, the later record counts. Each line ends with a checksum: damaged records count as absent, so that their
+rows are answered again. A torn last line is cut off before anything is appended.
 
 In memory there are a few numbers a row, never its text: records are read back from the file by their place in it.
 """
 
 import fcntl
-import json
 import logging
 import os
 import time
@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.reading import clipped
-from partita.inference.record import STATUSES, Record, Status, json_line, parse_record, read_record
+from partita.inference.record import STATUSES, Record, Status, json_line, read_record
 from partita.runs.files import open_private, why_not_written
 from partita_schema.errors import ResumeError, WriteError
+from partita_schema.sealed import DamagedError, unsealed_line
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,12 @@ RECORDS_AT_ONCE = 1000
 """Records that are taken over from another journal at a time."""
 
 ABSENT = -1
+ANY_ROWS = 2**63
+"""More rows than any job has."""
+
+
+class DamagedHeaderError(ResumeError):
+    """The first line of a journal is damaged, and records after it are not."""
 
 
 class Journal:
@@ -81,12 +88,18 @@ class Journal:
             _lock(descriptor, path)
             if fresh:
                 os.ftruncate(descriptor, 0)
-            if not journal._has_header(fingerprint):
-                os.ftruncate(descriptor, 0)
-                journal._write(json_line(_header(fingerprint, len(keys))))
-                journal.sync()
-            else:
+            header = _header(fingerprint, len(keys))
+            try:
+                begun = journal._has_header(header)
+            except DamagedHeaderError:
+                journal._replace_header(header, keys)
+                begun = True
+            if begun:
                 journal._index(keys)
+            else:
+                os.ftruncate(descriptor, 0)
+                journal._write(json_line(header))
+                journal.sync()
         except BaseException:
             os.close(descriptor)
             raise
@@ -154,13 +167,23 @@ class Journal:
         """
         with os.fdopen(open_private(path, os.O_RDWR), "rb") as file:
             _lock(file.fileno(), path)
-            header = _read_header(path)
-            if header is not None and not _changes(header, _header(fingerprint, len(self))):
-                found = (read_record(line, rows=len(self)) for offset, line in _lines(path) if offset)
-                records = (record for record in found if record is not None and _is_of(record, keys))
-                while some := list(islice(records, RECORDS_AT_ONCE)):
-                    self.append(some)
+            own = _header(fingerprint, len(self))
+            try:
+                header = _read_header(path)
+            except DamagedHeaderError:  # records say themselves which rows they are of
+                header = own
+            if header is not None and not _changes(header, own):
+                damaged = 0
+                lines = (line for offset, line in _lines(path) if offset)
+                while some := list(islice(lines, RECORDS_AT_ONCE)):
+                    records = [read_record(line, rows=len(self)) for line in some]
+                    damaged += sum(
+                        record is None and line.endswith(b"\n") for record, line in zip(records, some, strict=True)
+                    )
+                    self.append([record for record in records if record is not None and _is_of(record, keys)])
                 self.sync()
+                if damaged:
+                    logger.warning("%s: %s damaged records; their rows count as not done", path, damaged)
             path.unlink()
 
     def record(self, row: int) -> Record | None:
@@ -169,7 +192,10 @@ class Journal:
             return None
         assert self._descriptor is not None, "the journal is closed"
         line = os.pread(self._descriptor, int(self._lengths[row]), int(self._offsets[row]))
-        return parse_record(json.loads(line))
+        record = read_record(line, rows=len(self))
+        if record is None:
+            raise ResumeError(f"{self.path} was damaged while it was in use; start the same command again")
+        return record
 
     def sync(self) -> None:
         """Force what was written onto the disk."""
@@ -191,18 +217,39 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _has_header(self, fingerprint: Mapping[str, str]) -> bool:
+    def _has_header(self, own: Mapping[str, Any]) -> bool:
         """Whether there is a header, of this very job. A torn header counts as none: nothing stands behind it."""
         header = _read_header(self.path)
         if header is None:
+            if self.path.stat().st_size:
+                logger.warning("%s: its first line is torn, so that no answers of it are kept", self.path)
             return False
-        changes = _changes(header, _header(fingerprint, len(self)))
+        changes = _changes(header, own)
         if changes:
             raise ResumeError(
                 f"{self.path} holds answers of another job: {'; '.join(changes)}. Undo the change, write to another "
                 "place, or start afresh with --fresh, which forgets these answers"
             )
         return True
+
+    def _replace_header(self, own: Mapping[str, Any], keys: "npt.NDArray[np.uint8]") -> None:
+        """Write the file again with a header of this job and the records that are intact and of its rows."""
+        assert self._descriptor is not None
+        beside = self.path.with_name(f".{self.path.name}.writing")
+        beside.unlink(missing_ok=True)
+        with os.fdopen(open_private(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
+            file.write(json_line(own))
+            kept = 0
+            for _, line in _lines(self.path):
+                record = read_record(line, rows=len(self))
+                if record is not None and _is_of(record, keys):
+                    kept += file.write(line) > 0
+            file.flush()
+            os.fsync(file.fileno())
+            _lock(file.fileno(), self.path)
+            beside.replace(self.path)
+            os.dup2(file.fileno(), self._descriptor, inheritable=False)  # one open file, so the lock stays
+        logger.warning("%s: its first line is damaged; %s records of this job are kept", self.path, f"{kept:,}")
 
     def _index(self, keys: "npt.NDArray[np.uint8] | None") -> None:
         """Learn the place of every record, and cut off a torn last line where the journal is written to."""
@@ -226,6 +273,9 @@ class Journal:
             )
         if self._writable:
             assert self._descriptor is not None
+            torn = os.fstat(self._descriptor).st_size - self._size
+            if torn:
+                logger.warning("%s: its torn end of %s bytes is cut off", self.path, f"{torn:,}")
             os.ftruncate(self._descriptor, self._size)
 
     def _place(self, row: int, status: Status, attempt: int, offset: int, length: int) -> None:
@@ -295,19 +345,31 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_header(path: Path) -> dict[str, Any] | None:
-    """The header, None where there is none or it is torn. Raises ResumeError where it is another file's."""
+    """The header, None where there is none or it is torn.
+
+    Raises DamagedHeaderError where intact records follow what should be the header, and ResumeError where the file is
+    another one.
+    """
     line = next(_lines(path), (0, b""))[1]
     if not line:
         return None
     try:
-        header = json.loads(line)
-    except ValueError:
-        header = None
-    if isinstance(header, dict) and line.endswith(b"\n") and isinstance(header.get("journal"), int):
-        if header["journal"] > VERSION:
-            raise ResumeError(f"{path} was written by a newer partita (journal {header['journal']}); update partita")
+        header = unsealed_line(line)
+    except DamagedError:
+        header = {}
+    version = header.get("journal")
+    if line.endswith(b"\n") and isinstance(version, int):
+        if version > VERSION:
+            raise ResumeError(f"{path} was written by a newer partita (journal {version}); update partita")
         return header
-    start = json_line({"journal": VERSION})[:-2]
+    start = f'{{"journal": {VERSION}'.encode()
     if not line.endswith(b"\n") and (line.startswith(start) or start.startswith(line)):
         return None
-    raise ResumeError(f"{path} is no journal of predictions; write to another place")
+    if any(read_record(line, rows=ANY_ROWS) is not None for _, line in _lines(path)):
+        raise DamagedHeaderError(
+            f"the first line of {path} is damaged, so that nobody knows which job its answers belong to; start afresh "
+            "with --fresh, which forgets these answers"
+        )
+    raise ResumeError(
+        f"{path} is no journal of predictions; write to another place, or start afresh with --fresh, which replaces it"
+    )

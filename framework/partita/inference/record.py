@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from partita_schema.sealed import sealed_line, unsealed_line
+
 Status = Literal["ok", "error", "skipped"]
 STATUSES: tuple[Status, ...] = ("ok", "error", "skipped")
 
@@ -61,17 +63,17 @@ def fingerprint_of(parts: Mapping[str, str]) -> str:
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON; escaped where the text holds lone surrogates, which UTF-8 cannot."""
+    """One line of JSON with its checksum; escaped where the text holds lone surrogates, which UTF-8 cannot."""
     try:
-        return (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        return sealed_line(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
     except UnicodeEncodeError:
-        return (json.dumps(value, allow_nan=False) + "\n").encode()
+        return sealed_line(json.dumps(value, allow_nan=False).encode())
 
 
 def read_record(line: bytes, *, rows: int) -> Record | None:
     """The record in a line, None where the line is damaged."""
     try:
-        record = parse_record(json.loads(line))
+        record = parse_record(unsealed_line(line))
         whole = len(bytes.fromhex(record.key)) == KEY_BYTES and record.status in STATUSES and 0 <= record.row < rows
     except (ValueError, TypeError):
         return None

@@ -1,7 +1,8 @@
 """Dialogues as they end: a file that only grows while a simulation runs, and at its end one in the order of the tasks.
 
 A line is a dialogue, and is written once that has ended: what a kill interrupts leaves nothing, and is had again. The
-first line says what decides the dialogues; another file or model does not go on where this one was.
+first line says what decides the dialogues; another file or model does not go on where this one was. Each line ends with
+a checksum: a damaged one counts as absent, and its dialogue is had again.
 
 Of several processes each has a file of its own, `.predicted.rank-3.jsonl` beside that of rank 0. Whenever a simulation
 is started, by whatever number of processes, what all of them have left is taken over first.
@@ -9,10 +10,11 @@ is started, by whatever number of processes, what all of them have left is taken
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +22,10 @@ from typing import Any
 from partita.runs.files import open_private, writing
 from partita.simulation.dialogue import Dialogue, from_line
 from partita_schema.errors import ResumeError
+from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
 from partita_trainers.team import ALONE, Team, in_turn
+
+logger = logging.getLogger(__name__)
 
 SYNC_SECONDS = 2.0
 """Time after which lines are forced onto the disk."""
@@ -85,10 +90,15 @@ class Transcripts:
             os.ftruncate(self.descriptor, 0)
         lines, size = whole_lines(self.growing)
         os.ftruncate(self.descriptor, size)
-        if not lines:
+        if not size:
             self.write({"decided_by": self.decided_by})
             return
-        before = lines[0]["decided_by"]
+        before = lines[0].get("decided_by") if lines else None
+        if not isinstance(before, dict):
+            raise ResumeError(
+                f"the first line of {self.growing} is damaged, so that nobody knows what decided its dialogues; write "
+                "--fresh to begin anew, or --output for another folder"
+            )
         changed = [name for name in {**before, **self.decided_by} if before.get(name) != self.decided_by.get(name)]
         if changed:
             raise ResumeError(
@@ -127,7 +137,7 @@ class Transcripts:
     def write(self, line: Mapping[str, Any]) -> None:
         assert self.descriptor is not None, "the transcripts are closed"
         with writing(self.path.parent):
-            os.write(self.descriptor, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            os.write(self.descriptor, line_of(line))
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.sync()
 
@@ -187,18 +197,33 @@ def rank_files(growing: Path) -> list[Path]:
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a file without one that is torn, and their size in bytes."""
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    return [json.loads(line) for line in whole.splitlines()], len(whole) + len(newline)
+    """The lines of a file without damaged ones, and the size in bytes of all but a torn last one."""
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    if torn:
+        logger.warning("%s: its torn end of %s bytes is cut off", path, f"{len(torn):,}")
+    written = whole.split(b"\n") if newline else []
+    found = list[dict[str, Any]]()
+    for line in written:
+        with suppress(DamagedError):
+            found.append(unsealed_line(line))
+    if len(found) < len(written):
+        damaged = len(written) - len(found)
+        logger.warning("%s: %d damaged lines; their dialogues are had again", path, damaged)
+    return found, len(whole) + len(newline)
+
+
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """A line of a file of dialogues, with its checksum."""
+    return sealed_line(json.dumps(value, ensure_ascii=False).encode())
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """A file of JSON lines that is there whole or not at all."""
     beside = path.with_name(f".{path.name}.writing")
     with writing(path.parent):
-        with beside.open("w", encoding="utf8") as file:
+        with beside.open("wb") as file:
             for line in lines:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(line_of(line))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from partita.inference.journal import Journal
 from partita.inference.record import Record, row_key
 from partita_schema.errors import ResumeError, WriteError
+from partita_schema.sealed import sealed_line
 
 PARTS = {"model": "m1", "data": "d1"}
 
@@ -91,6 +93,43 @@ def test_a_damaged_line_in_the_middle_costs_its_row_only(tmp_path: Path, caplog:
     assert "1 damaged and 0 outdated records; their rows count as not done" in caplog.text
 
 
+def test_no_flipped_bit_gives_a_wrong_record(tmp_path: Path) -> None:
+    path, chance = tmp_path / "j", random.Random(3)
+    written = [record(row, "yes" * row, tokens=row, values={"a": row}, logprob=-0.5) for row in range(5)]
+    with opened(path) as journal:
+        journal.append(written)
+    whole, kept = path.read_bytes(), 0
+    for _ in range(300):
+        place = chance.randrange(8 * len(whole))
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with opened(path) as journal:
+            found = [journal.record(row) for row in range(5)]
+            assert all(one in (None, other) for one, other in zip(found, written, strict=True)), place
+            assert sum(one is None for one in found) <= 2, "a newline costs the record before it and the one behind"
+            journal.append([one for one, other in zip(written, found, strict=True) if other is None])
+            kept += sum(other is not None for other in found)
+        with opened(path) as journal:
+            assert [journal.record(row) for row in range(5)] == written
+    assert kept > 1000
+
+
+def test_a_damaged_first_line_keeps_the_records_of_this_job(tmp_path: Path, caplog: Any) -> None:
+    path = tmp_path / "j"
+    with opened(path) as journal:
+        journal.append([record(0), record(3)])
+    path.write_bytes(path.read_bytes().replace(b"m1", b"m2", 1))
+    with caplog.at_level(logging.WARNING), opened(path) as journal:
+        assert journal.done().tolist() == [True, False, False, True, False]
+        journal.append([record(1)])
+        with pytest.raises(ResumeError, match="is being written by another process"):
+            opened(path)
+    assert f"{path}: its first line is damaged; 2 records of this job are kept" in caplog.text
+    with opened(path) as journal:
+        assert journal.done().tolist() == [True, True, False, True, False]
+
+
 def test_a_record_of_another_prompt_counts_as_absent(tmp_path: Path) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0), record(1)])
@@ -129,7 +168,7 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str) ->
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "j").write_text('{"journal": 2, "rows": 5, "fingerprint": {}}\n', encoding="utf-8")
+    (tmp_path / "j").write_bytes(sealed_line(b'{"journal": 2, "rows": 5, "fingerprint": {}}'))
     with pytest.raises(ResumeError, match=r"was written by a newer partita \(journal 2\); update partita"):
         opened(tmp_path / "j")
 
@@ -165,8 +204,8 @@ def test_lone_surrogates_are_kept(tmp_path: Path) -> None:
 def test_keys_that_a_newer_version_adds_are_left_aside(tmp_path: Path) -> None:
     opened(tmp_path / "j").close()
     line = {"key": keys(1)[0].tobytes().hex(), "row": 0, "status": "ok", "text": "yes", "mood": "new"}
-    with (tmp_path / "j").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    with (tmp_path / "j").open("ab") as file:
+        file.write(sealed_line(json.dumps(line).encode()))
     with opened(tmp_path / "j") as journal:
         assert journal.record(0) == record(0)
 

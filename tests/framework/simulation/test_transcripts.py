@@ -1,5 +1,6 @@
 """Files that dialogues are kept in: what ranks have left is taken over once, and nobody else's."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,33 @@ def test_what_ranks_have_left_is_taken_over_once(tmp_path: Path) -> None:
         assert transcripts.last_failure is None
         transcripts.add(dialogue(8, "failed"))
         assert transcripts.last_failure == "environment: no"
+
+
+def test_a_damaged_line_costs_its_dialogue_and_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, chance = keep(tmp_path, 0, 1, 2, rank=0), random.Random(5)
+    whole = path.read_bytes()
+    head = whole.index(b"\n") + 1
+    for _ in range(100):
+        place = chance.randrange(8 * head, 8 * len(whole))
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        caplog.clear()
+        with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+            found = {key: had.line() for key, had in transcripts.done.items()}
+        assert found.items() <= {f"task-{number}": dialogue(number).line() for number in range(3)}.items()
+        assert len(found) >= 1
+        assert (len(found) == 3) or "damaged lines; their dialogues are had again" in caplog.text
+
+
+def test_a_damaged_first_line_is_refused(tmp_path: Path) -> None:
+    path = keep(tmp_path, 0, rank=0)
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"b"', 1))
+    with (
+        pytest.raises(ResumeError, match="is damaged, so that nobody knows what decided its dialogues; write --fresh"),
+        open_transcripts(tmp_path, "gold", decided_by=DECIDED),
+    ):
+        pass
 
 
 def test_what_a_rank_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:

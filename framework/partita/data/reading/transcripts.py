@@ -5,7 +5,6 @@ own words included, and the right answer as the label. So a model meets, while i
 itself (DAgger, Ross et al. 2011).
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from partita.data.reading.in_memory import open_in_memory
 from partita.data.rows import Rows
 from partita.simulation.dialogue import Dialogue, from_line
 from partita_schema.errors import DataError, NothingToLearnError
+from partita_schema.sealed import DamagedError, unsealed_line
 from partita_schema.sources import Select, SimulationSource, Target
 
 Row = dict[str, Any]
@@ -44,12 +44,16 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
 def dialogues_of(path: Path) -> Iterator[Dialogue]:
     """The dialogues of a file. Raises DataError."""
     try:
-        lines = path.read_text(encoding="utf8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    for number, text in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=1):
         try:
-            yield from_line(json.loads(text))
+            found = unsealed_line(line, required=False)
+        except DamagedError as error:
+            raise DataError(f"{path.name}:{number} {error}; simulate again, or restore {path}") from None
+        try:
+            yield from_line(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{path.name}:{number} is no dialogue of a simulation ({type(error).__name__}: {error}); write the "
