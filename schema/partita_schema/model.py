@@ -153,6 +153,8 @@ class ModelParameters(Base):
     """auto, cpu, cuda, cuda:N, mps or xpu."""
     revision: Name | None = None
     """Branch, tag or commit of a Hub model."""
+    pickled_weights: Flag = False
+    """Read weights that are saved as pickles alone (.bin), which can carry code. false: safetensors only."""
     rope_scaling: RopeScaling | None = None
     """A longer context by rescaled rotary positions."""
     neftune_noise_alpha: NonNegative | None = None

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from partita.lm.adapter_inits import initialize, linear_targets, prepare_init
-from partita.lm.hub import loading
+from partita.lm.hub import check_intact, loading
+from partita.lm.model_checks import check_pickles
 from partita.lm.precision import bridge_types
 from partita_schema import adapter as schema
 from partita_schema.errors import ModelError
@@ -109,13 +110,20 @@ def try_out(adapted: "PeftModel") -> None:
     adapted(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
 
 
-def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool) -> "PeftModel":
-    """The model with the adapter of a folder or Hub id."""
-    from peft import PeftModel
+def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":
+    """The model with the adapter of a folder or Hub id; `pickles` allows weights that are pickled."""
+    from peft import PeftConfig, PeftModel
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
     own = {id(parameter) for parameter in model.parameters()}
+    check_intact(source, key="adapter")
+    check_pickles(source, allowed=pickles, key="adapter", safe="adapter_model.safetensors")
     with loading(source, part="adapter", key="adapter"), logged_warnings():
+        if getattr(PeftConfig.from_pretrained(source), "megatron_config", None):
+            # peft would import whatever module stands beside it under megatron_core.
+            raise ModelError(
+                f"adapter: {source}: its adapter_config.json has a megatron_config, which is not supported"
+            )
         adapted = PeftModel.from_pretrained(model, source, is_trainable=trainable)
         if hold_in_float32(adapted, own=own):  # their values were rounded on the way in
             set_peft_model_state_dict(adapted, load_peft_weights(source, device="cpu"))

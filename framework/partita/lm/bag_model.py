@@ -29,6 +29,7 @@ from partita.lm.base import (
 )
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
 from partita.lm.fingerprint import digest, tensors_digest
+from partita.lm.hub import check_intact
 from partita.lm.randomness import seeded
 from partita.lm.tokenizers import tokenizer_digest
 from partita_schema.config import Config
@@ -37,6 +38,7 @@ from partita_schema.model import EmbeddingBagModel
 from partita_trainers.bags import Bags
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.trial import Purpose, Timing
+from partita_trainers.file_sums import summed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -146,11 +148,12 @@ class BagLanguageModel:
 
     def save(self, folder: Path) -> None:
         """Write the weights, what they are and the tokenizer."""
-        self.save_checkpoint(folder)
         described = self.described.model_dump(mode="json", exclude={"type"})
         card = {"model_type": "embedding_bag", **described, "labels": [label.text for label in self.labels]}
-        (folder / "config.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf8")
-        self.tokenizer.save_pretrained(folder)
+        with summed(folder):
+            self.save_checkpoint(folder)
+            (folder / "config.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf8")
+            self.tokenizer.save_pretrained(folder)
 
     @property
     def fingerprint(self) -> str:
@@ -302,6 +305,7 @@ def load_bag(
         raise AssertionError("the file describes no bag of words")
     lm = BagLanguageModel(config.base_model, tokenizer=tokenizer, labels=labels, seed=config.seed)
     if saved is not None:
+        check_intact(str(saved))
         lm.load_checkpoint(saved)
         lm.module.requires_grad_(False)
     return lm

@@ -13,6 +13,7 @@ from partita.lm.merging import merged_model
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import save_adapter
 from partita_schema.adapter import LoraAdapter
+from partita_trainers.file_sums import summed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,8 +29,7 @@ def export(lm: "HuggingFaceModel", folder: Path) -> None:
     A plain model where there is no adapter, where it is to be merged, or where its init rounded the base weights;
     else the adapter, and under `base/` the base model where that is new.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with quiet_progress():
+    with quiet_progress(), summed(folder):
         if lm.adapted is None:
             export_plain(lm, lm.base, folder)
         elif must_merge(lm):
@@ -38,7 +38,7 @@ def export(lm: "HuggingFaceModel", folder: Path) -> None:
             save_adapter(lm.adapted, folder, base=BASE if lm.source is None else lm.source, initial=lm.initial)
             if lm.source is None or lm.plain:
                 export_base(lm, folder / BASE)
-    lm.tokenizer.save_pretrained(folder)
+        lm.tokenizer.save_pretrained(folder)
 
 
 def must_merge(lm: "HuggingFaceModel") -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita_trainers.file_sums import file_sum
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,16 +35,11 @@ def folder_digest(folder: Path) -> str:
     weights = [path for path in files if path.suffix in WEIGHTS]
     total = sum(path.stat().st_size for path in weights)
     read = [path for path in files if path.name in DESCRIPTIONS] + (weights if total <= FULL_HASH_BYTES else [])
-    parts: list[Any] = [(str(path.relative_to(folder)), file_digest(path)) for path in read]
+    parts: list[Any] = [(str(path.relative_to(folder)), file_sum(path)) for path in read]
     for path in weights if total > FULL_HASH_BYTES else []:
         status = path.stat()
         parts.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
     return digest(parts)
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensors_digest(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str:

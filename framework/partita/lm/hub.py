@@ -1,15 +1,17 @@
 """Where a base model comes from, a folder or the Hub, and what went wrong there in words."""
 
 import difflib
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from partita_schema.config import Config
-from partita_schema.errors import ModelError
+from partita_schema.errors import ModelError, PartitaError
 from partita_schema.model import NewModel
+from partita_schema.sealed import DamagedError, parse_json
+from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.file_sums import check_sums
 
 BASE = "base"
 """Folder inside a saved result that holds a new model under an adapter: it exists nowhere else."""
@@ -26,6 +28,7 @@ def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[s
     No source of base weights means random ones.
     """
     if saved is not None:
+        check_intact(str(saved))
         if (saved / "adapter_config.json").exists():
             return base_under(saved, config, folder=folder), str(saved), (saved / BASE).is_dir()
         if (saved / "config.json").exists():
@@ -39,11 +42,28 @@ def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[s
     return source, find_adapter(adapter.pretrained_adapter_weights, folder=folder), False
 
 
+def check_intact(source: str, *, key: str = "base_model", weights: bool = True) -> None:
+    """Raise ModelError where a file of a model that partita wrote is not as it was written.
+
+    A Hub id, and a folder without checksums, is not looked at. Without `weights` only small files are read.
+    """
+    if not Path(source).is_dir():
+        return
+    try:
+        check_sums(Path(source), weights=weights)
+    except DamagedError as error:
+        raise ModelError(
+            f"{key}: {error}; restore it from a copy, train with --run on the run that it is the result of, or remove "
+            f"{SUMS} beside it if you changed it yourself"
+        ) from None
+
+
 def base_under(saved: Path, config: Config, *, folder: Path) -> str:
     """The base model that a saved adapter belongs on: beside it, or where it was when the run was made."""
     if (saved / BASE).is_dir():
         return str(saved / BASE)
-    written = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    with loading(str(saved), part="adapter", key="adapter"):
+        written = str(parse_json((saved / "adapter_config.json").read_bytes())["base_model_name_or_path"])
     if Path(written).is_dir() or isinstance(config.base_model, NewModel):
         return str(written)
     return find_base(config.base_model, folder=folder)
@@ -97,18 +117,23 @@ def near(path: Path) -> str:
 
 @contextmanager
 def loading(source: str, *, part: str, key: str = "base_model") -> Iterator[None]:
-    """Turns what transformers, peft and the Hub client raise while `part` is loaded into a ModelError."""
+    """Turn what transformers, peft, torch and the Hub client raise while `part` is loaded into a ModelError.
+
+    Files that are damaged or meant to do harm raise anything: what they hold reaches many libraries.
+    """
     try:
         yield
-    except ModelError:
+    except PartitaError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which this module does not import
+            raise
         raise ModelError(explain(error, source=source, part=part, key=key)) from error
 
 
 def explain(error: Exception, *, source: str, part: str, key: str) -> str:
     """One line: what failed, on which source, and what to do about it."""
-    text = " ".join(str(error).split())
+    text = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
     for marks, remedy in REMEDIES:
         if any(mark in text for mark in marks):
             return f"{key}: {source}: cannot load its {part}: {remedy}"
@@ -119,6 +144,26 @@ REMEDIES = (
     (
         ("gated repo", "restricted", "awaiting a review"),
         "access to it is granted on the Hub's page; ask for it there, then log in with `hf auth login`",
+    ),
+    (
+        ("weights_only", "Weights only load failed"),
+        "its pickle is damaged, or holds more than numbers, which could be code; use a copy in safetensors",
+    ),
+    (
+        ("no file named model.safetensors", "not appear to have a file named model.safetensors"),
+        "it has no safetensors; write model_parameters: {pickled_weights: true} to read a pickle of whoever you trust",
+    ),
+    (
+        ("deserializing header", "header too", "incomplete metadata", "InvalidHeader", "MetadataIncompleteBuffer"),
+        "a safetensors file is damaged or not complete; copy or download it again",
+    ),
+    (
+        ("ignore_mismatched_sizes",),
+        "its weights have other shapes than its config.json says; the files do not belong together, or one is damaged",
+    ),
+    (
+        ("nested too deeply",),
+        "one of its JSON files is nested too deeply to be read; it is damaged, or not meant to be loaded",
     ),
     (
         ("is not a valid git identifier", "RevisionNotFound", "Revision Not Found"),

@@ -84,7 +84,8 @@ def load_model(
     module: Any = base
     initial: dict[str, torch.Tensor] = {}
     if adapter_source is not None:
-        module = read_adapter(base, adapter_source, trainable=trainable)
+        pickles = config.model_parameters.pickled_weights
+        module = read_adapter(base, adapter_source, trainable=trainable, pickles=pickles)
         if config.adapter is not None:
             check_type(module, config.adapter, source=adapter_source)
     elif config.adapter is not None and trainable:

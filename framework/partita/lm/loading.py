@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.distributed.joining import own_device_index
-from partita.lm.hub import loading
+from partita.lm.hub import check_intact, loading
+from partita.lm.model_checks import check_loaded, check_numbers, check_pickles, check_tokens
 from partita.lm.precision import faster_dtype
 from partita.lm.products import keep_few_kernels
 from partita.lm.quantization import bitsandbytes_config
@@ -92,12 +93,15 @@ def load_base(
         if not isinstance(config.base_model, ScratchModel):
             raise AssertionError("a model without a source is made from scratch")
         return new_model(config, config.base_model, tokenizer=tokenizer, device=device)
+    check_intact(source)
+    check_pickles(source, allowed=parameters.pickled_weights, key="base_model")
     with loading(source, part="weights"), quiet_progress():
         from transformers import AutoConfig, AutoModelForCausalLM
 
         origin: dict[str, Any] = {"revision": parameters.revision, "trust_remote_code": config.trust_remote_code}
         described = AutoConfig.from_pretrained(source, **origin)
         check_decoder(described, source=source)
+        check_numbers(described, source=source)
         if scaling is not None:
             scale_positions(described, scaling)
         quantization: dict[str, Any] = {}
@@ -106,14 +110,19 @@ def load_base(
                 "quantization_config": bitsandbytes_config(config.quantization, device=device),
                 "device_map": {"": device},
             }
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             source,
             config=described,
             dtype=weights_dtype(config, device=device),
             attn_implementation=attention(parameters),
+            use_safetensors=None if parameters.pickled_weights else True,
+            output_loading_info=True,
             **origin,
             **quantization,
         )
+        check_loaded(found, source=source)
+        if model.generation_config is not None:
+            check_tokens(model.generation_config, source=source, file="generation_config.json")
         check_vocabulary(model, tokenizer, source=source)
         keep_scale(model)
     return model if quantization else model.to(device)

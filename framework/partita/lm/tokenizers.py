@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.lm.fingerprint import digest
-from partita.lm.hub import find_base, loading
+from partita.lm.hub import check_intact, find_base, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.model import NewModel, ScratchModel
+from partita_trainers.file_sums import write_sums
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -49,6 +50,7 @@ def load_tokenizer(
         if not kept.exists():
             beside = kept.with_name(f".{kept.name}.writing")
             train_tokenizer(base, texts()).save_pretrained(beside)
+            write_sums(beside)
             beside.replace(kept)
         return read_tokenizer(str(kept))
     revision = config.model_parameters.revision
@@ -61,6 +63,7 @@ def read_tokenizer(
     """The fast tokenizer of a folder or Hub id, with a pad token."""
     from transformers import AutoTokenizer
 
+    check_intact(source, weights=False)
     with loading(source, part="tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     if not getattr(tokenizer, "is_fast", False):

@@ -1,0 +1,93 @@
+"""What is looked at before and after a model of somebody else's is loaded: numbers, kinds of files, what is missing."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+RANGES = {
+    "vocab_size": (1, 2**31),
+    "hidden_size": (1, 2**20),
+    "intermediate_size": (0, 2**24),
+    "num_hidden_layers": (1, 10_000),
+    "num_attention_heads": (0, 2**20),
+    "num_key_value_heads": (0, 2**20),
+    "max_position_embeddings": (-1, 2**40),
+}
+"""Numbers of a config.json that decide how large a model is: least (-1 stands for no limit) and most, of which no
+model of today has a hundredth."""
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def check_pickles(source: str, *, allowed: bool, key: str, safe: str = "*.safetensors") -> None:
+    """Raise ModelError where the weights in a folder are pickles alone, and the file does not allow those.
+
+    `safe` is a glob of what is read in their place.
+    """
+    folder = Path(source)
+    if allowed or not folder.is_dir() or any(folder.glob(safe)):
+        return
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickled:
+        raise ModelError(
+            f"{key}: {source} holds its weights as a pickle ({pickled[0]}), a format that can carry code; save them as "
+            "safetensors, or write model_parameters: {pickled_weights: true} where you trust whoever made it"
+        )
+
+
+def check_numbers(described: "PretrainedConfig", *, source: str) -> None:
+    """Raise ModelError where a config.json has a size or a token that cannot be."""
+    text = described.get_text_config()
+    for name, (least, most) in RANGES.items():
+        value = getattr(text, name, None)
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if number is None:
+                continue
+            if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+                raise ModelError(
+                    f"base_model: {source}: its config.json says {name}: {number!r}; a model has {least} to {most:,}: "
+                    "the file is damaged, or not meant to be loaded"
+                )
+    check_embedding(text, source=source)
+    check_tokens(text, source=source, file="config.json")
+
+
+def check_embedding(text: Any, *, source: str) -> None:
+    """Raise ModelError where the embedding alone would be larger than all weight files of the folder together."""
+    rows, width = (getattr(text, name, None) for name in ("vocab_size", "hidden_size"))
+    if not (Path(source).is_dir() and isinstance(rows, int) and isinstance(width, int)):
+        return
+    held = sum(path.stat().st_size for path in Path(source).iterdir() if path.suffix in (".safetensors", *PICKLES))
+    if held and rows * width > 8 * held:  # no format has more than 8 numbers in a byte
+        raise ModelError(
+            f"base_model: {source}: its config.json says vocab_size: {rows:,} and hidden_size: {width:,}, and its "
+            f"weights have {held:,} bytes; the files do not belong together, or one is damaged"
+        )
+
+
+def check_tokens(settings: Any, *, source: str, file: str) -> None:
+    """Raise ModelError where special tokens are no numbers."""
+    for name in TOKENS:
+        value = getattr(settings, name, None)
+        several: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
+        for token in several:
+            if token is not None and (not isinstance(token, int) or isinstance(token, bool)):
+                raise ModelError(
+                    f"base_model: {source}: its {file} says {name}: {value!r}; write the number of a token there"
+                )
+
+
+def check_loaded(found: dict[str, Any], *, source: str) -> None:
+    """Raise ModelError where weights of the model are not in its files: they would be random numbers."""
+    missing = sorted(found.get("missing_keys", ()))
+    if missing:
+        more = f" and {len(missing) - 2:,} more" if len(missing) > 2 else ""
+        raise ModelError(
+            f"base_model: {source}: its files lack {', '.join(missing[:2])}{more}, which would be random numbers; they "
+            "are not complete, or not those of a causal language model"
+        )
