@@ -40,7 +40,7 @@ from partita.plain_prompts import plain_requests
 from partita.rounds import Rounds, check_rounds, rounds_of
 from partita.runs.directory import RunDirectory
 from partita.runs.finding import ChosenRun, runs_beside
-from partita.runs.manifest import MANIFESTS, read_manifest
+from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
 from partita.saving import upload, write_card
 from partita.served import SAVE, SIMULATE, TRAIN, TUNE, refuse_served, served_capacity, written_texts
 from partita.simulation.opening import section_of
@@ -58,6 +58,7 @@ from partita.training import (
 from partita.tuning.run import answering_sizes, asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import ConfigError, PartitaError
 from partita_schema.rounds import TrainOn
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult
@@ -76,10 +77,29 @@ class Model(ModelState):
     """A language model as a file describes it."""
 
     @classmethod
-    def load(cls, folder: str | Path, *, overrides: Sequence[str] = (), quiet: bool = False) -> "Model":
-        """The model of a finished run's directory, or of a folder that `save` wrote.
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        quiet: bool = False,
+        trust_remote_code: bool = False,
+    ) -> "Model":
+        """Load the model of a finished run's directory, or of a folder that `save` wrote.
 
-        Raises PartitaError where there is no finished run. Relative paths of the file start where they did.
+        Relative paths of the file start where they did.
+
+        Args:
+            folder: The run's directory, or the saved model.
+            overrides: Other values for keys of its file, such as trainer.eval_batch_size=4.
+            quiet: Whether to show no progress.
+            trust_remote_code: Whether to run the code that the folder names: classes by module:Class, and code that
+                comes with the base model. Whoever made the folder chose it.
+
+        Raises:
+            PartitaError: There is no finished run, or it cannot be read.
+            ConfigError: The folder names code, and `trust_remote_code` is not given. Code that only some verbs need,
+                such as a trainer's, is refused by those verbs.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -93,9 +113,20 @@ class Model(ModelState):
             raise PartitaError(
                 f"the run in {folder} is not finished (status {status}); train again with --run {folder}"
             )
-        model = cls(manifest["config"], overrides=overrides, quiet=quiet)
-        model.loaded = replace(model.loaded, folder=Path(manifest["folder"]))
+        place = manifest_path(folder)
+        if "config" not in manifest:
+            raise PartitaError(f"{place} has no config, so that nobody knows what the model is asked; restore it")
+        try:
+            model = cls(manifest["config"], overrides=overrides, quiet=quiet)
+        except ConfigError as error:
+            problems = [replace(problem, file=problem.file or str(place)) for problem in error.problems]
+            raise ConfigError(problems) from None
+        model.loaded = replace(model.loaded, folder=Path(manifest.get("folder", ".")))
         model.run = folder
+        model.allows_saved_code = trust_remote_code
+        if not trust_remote_code:
+            model.distrusted = place
+            model.refuse_code("model")
         return model
 
     def train(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
@@ -105,6 +136,7 @@ class Model(ModelState):
         list of dicts or a dict of lists. `run` is the run's directory; one that was begun is continued, one that is
         finished is not trained again. Default: runs/NAME, or the next free NAME-2.
         """
+        self.refuse_code("training")
         refuse_served(self.config, what=TRAIN)
         if not is_on_ray(self.config):
             return self.train_here(dataset, run)
@@ -124,6 +156,7 @@ class Model(ModelState):
 
     def train_here(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
         """`train` in this process and those that it was started with, whatever the backend."""
+        self.refuse_code("training")
         check_validation_metric(self.config)
         check_rounds(self.config, dataset, folder=self.loaded.folder)
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
@@ -310,6 +343,7 @@ class Model(ModelState):
         """
         refuse_bag(self.config, what=bag_verbs.SIMULATE)
         section_of(self.config)
+        self.refuse_code("simulation")
         refuse_served(self.config, what=SIMULATE)
         if not is_on_ray(self.config):
             return self.simulate_here(output, batch_size=batch_size, fresh=fresh)
@@ -321,6 +355,7 @@ class Model(ModelState):
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
     ) -> SimulationReport:
         """`simulate` in this process and those that it was started with, whatever the backend."""
+        self.refuse_code("simulation")
         assembly = self.ready()
         report, used = simulate(
             assembly,
@@ -434,6 +469,7 @@ class Model(ModelState):
 
     def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """The sizes that `train` would find; nothing is written but what earlier runs have found."""
+        self.refuse_code("training")
         trainer = build_trainer(self.config.trainer, folder=self.loaded.folder)
         with together(self.team, "opening the data"):
             data = self.open_data(dataset)
@@ -468,6 +504,7 @@ class Model(ModelState):
         """This model for another process: the file, with paths that start where they do here, and nothing in memory."""
         model = Model(self.config, quiet=self.quiet)
         model.loaded = replace(self.loaded, folder=self.loaded.folder.resolve())
+        model.distrusted, model.allows_saved_code = self.distrusted, self.allows_saved_code
         return model
 
     def write(self, folder: Path, *, origin: Path | None) -> Path:

@@ -20,9 +20,10 @@ from partita.runs.manifest import MANIFESTS, read_manifest
 from partita.runs.progress import show_progress
 from partita.served import is_served
 from partita.tuning.sizes import BatchSizes, Sizing
+from partita_schema.code import code_of
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
-from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
 from partita_trainers.batch_size.cache import Cache
@@ -56,6 +57,10 @@ class ModelState:
         self.quiet = quiet
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""
+        self.distrusted: Path | None = None
+        """The manifest that the configuration comes from, where the caller has not allowed the code that it names."""
+        self.allows_saved_code = self.config.trust_remote_code
+        """Whether code may run that other saved models name, which speak in a simulation of this one."""
         self._assembly: Assembly | None = None
         self._served: ServedAssembly | FleetAssembly | None = None
         self._sizing: Sizing | None = None
@@ -102,6 +107,20 @@ class ModelState:
                 self._served = assemble_served(self.config, folder=folder, labels=labels, training=training)
         return self._served
 
+    def refuse_code(self, of: str) -> None:
+        """Raise ConfigError where a saved model names code that would run now, and the caller has not allowed it.
+
+        `of` is what is about to be done, as for `code_of`.
+        """
+        found = code_of(self.config, of=of) if self.distrusted is not None else []
+        if found:
+            message = (
+                f"would run code or reach addresses that whoever made this folder chose "
+                f"({'; '.join(map(str, found))}); look at them, then allow them with --trust-remote-code, in Python "
+                "with Model.load(folder, trust_remote_code=True), or name your own YAML file instead of the folder"
+            )
+            raise ConfigError([Problem("", message, file=str(self.distrusted))])
+
     def use_finished_run(self) -> None:
         """Take this file's newest finished run where the file trains. Raises PartitaError where there is none."""
         if self.result is not None or self.config.trainer.type == "none":
@@ -117,6 +136,7 @@ class ModelState:
 
     def open_data(self, dataset: Any = None) -> RunData:
         """The rows of a run; `dataset` takes the place of data.source."""
+        self.refuse_code("data")
         return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
 
     def known_labels(self) -> tuple[Labels, Rows | None]:
@@ -187,6 +207,8 @@ class ModelState:
     def evaluation_rows(self) -> Rows:
         """The test rows of the file, else its validation rows. Raises DataError where there are none."""
         splits = self._splits
+        if not splits:
+            self.refuse_code("data")
         if not splits and self.config.data.test is not None:
             splits = {"test": open_rows(self.config.data.test, folder=self.loaded.folder, name="test")}
         if not splits:

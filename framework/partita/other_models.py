@@ -39,7 +39,7 @@ def other_model(model: "Model", seat: ModelSeat, *, name: str) -> "Model":
     kind = type(model)
     try:
         if seat.run is not None:
-            found = kind.load(folder / seat.run, quiet=model.quiet)
+            found = kind.load(folder / seat.run, quiet=model.quiet, trust_remote_code=model.allows_saved_code)
         elif seat.file is not None:
             found = kind(folder / seat.file, quiet=model.quiet)
         else:

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, print_metrics, start_model
+from partita.cli.options import (
+    AsJson,
+    BatchSize,
+    FileOrRun,
+    Overrides,
+    Quiet,
+    TrustRemoteCode,
+    print_metrics,
+    start_model,
+)
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
 
@@ -19,11 +28,14 @@ def evaluate(
     ] = None,
     stdin_format: StdinFormat = "jsonl",
     batch_size: BatchSize = None,
+    trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer the rows of a data set and compare with the right answers."""
-    model = start_model(source, overrides=overrides, quiet=quiet, one_process=dataset == STREAM)
+    model = start_model(
+        source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
+    )
     scores = model.evaluate(dataset_path(dataset, stdin_format), batch_size=batch_size)
     print_metrics(scores, as_json=as_json, title="metrics by output")

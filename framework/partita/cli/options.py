@@ -27,8 +27,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no l
 AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 
 
-def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
-    """The model of a YAML file, or of a run's directory."""
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run code that FILE_OR_RUN names, also where it is a run or a saved model of somebody else.",
+    ),
+]
+
+
+def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_code: bool = False) -> "Model":
+    """The model of a YAML file, or of a run's directory.
+
+    A file is the user's own word: there, `trust_remote_code` is what the key of that name says. Of a directory it
+    allows what the directory names.
+    """
     from partita.distributed.place import own_place
     from partita.logs import show_log
     from partita.model import Model
@@ -36,8 +49,9 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool) -> "Model":
     show_log(quiet=quiet, rank=own_place().rank)
     check_there(path)
     if path.is_dir():
-        return Model.load(path, overrides=overrides, quiet=quiet)
-    return Model(path, overrides=overrides, quiet=quiet)
+        return Model.load(path, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    trusted = ["trust_remote_code=true"] if trust_remote_code else []
+    return Model(path, overrides=[*overrides, *trusted], quiet=quiet)
 
 
 def check_there(path: Path) -> None:
@@ -51,7 +65,9 @@ def check_there(path: Path) -> None:
     raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])
 
 
-def start_model(path: Path, *, overrides: list[str], quiet: bool, one_process: bool = False) -> "Model":
+def start_model(
+    path: Path, *, overrides: list[str], quiet: bool, trust_remote_code: bool = False, one_process: bool = False
+) -> "Model":
     """The model, in each of as many processes as its file asks for; the one that starts them never comes back.
 
     Only rank 0 logs and prints results. With `one_process`, a file that asks for several is a ConfigError.
@@ -60,7 +76,7 @@ def start_model(path: Path, *, overrides: list[str], quiet: bool, one_process: b
     from partita.distributed.place import own_place
 
     rank = own_place().rank
-    model = open_model(path, overrides=overrides, quiet=quiet or rank > 0)
+    model = open_model(path, overrides=overrides, quiet=quiet or rank > 0, trust_remote_code=trust_remote_code)
     if one_process and (is_to_be_launched(model.config) or own_place().ranks > 1):
         raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
     if is_to_be_launched(model.config):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, start_model
+from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, TrustRemoteCode, start_model
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path, print_rows, stdout_for_data
 
 
@@ -32,6 +32,7 @@ def predict(
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="Mark cells of a .csv that a spreadsheet would run as a formula.")
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -41,7 +42,13 @@ def predict(
     if to_stdout and as_json:
         raise typer.BadParameter("standard output has the predictions with --output -; leave --json out")
     with stdout_for_data() if to_stdout else nullcontext() as data:
-        model = start_model(source, overrides=overrides, quiet=quiet, one_process=STREAM in (dataset, str(output)))
+        model = start_model(
+            source,
+            overrides=overrides,
+            quiet=quiet,
+            trust_remote_code=trust_remote_code,
+            one_process=STREAM in (dataset, str(output)),
+        )
         found = model.predict(
             dataset_path(dataset, stdin_format),
             output=None if to_stdout else output,

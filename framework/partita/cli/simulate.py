@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, print_metrics, start_model
+from partita.cli.options import (
+    AsJson,
+    BatchSize,
+    FileOrRun,
+    Overrides,
+    Quiet,
+    TrustRemoteCode,
+    print_metrics,
+    start_model,
+)
 
 
 def simulate(
@@ -15,12 +24,13 @@ def simulate(
     ] = None,
     batch_size: BatchSize = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of continuing.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Have dialogues with a program or the questions of a data set. Started again it continues where it was."""
-    model = start_model(source, overrides=overrides, quiet=quiet)
+    model = start_model(source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
     report = model.simulate(output, batch_size=batch_size, fresh=fresh)
     if as_json:
         from partita.runs.files import strict_json

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, start_model
+from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, TrustRemoteCode, start_model
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
 
@@ -24,6 +24,7 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure anew instead of using what was found before.")
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -34,7 +35,9 @@ def tune(
 
         # Before minutes of measuring.
         check_plot(plot)
-    model = start_model(source, overrides=overrides, quiet=quiet, one_process=dataset == STREAM)
+    model = start_model(
+        source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
+    )
     sizes = model.tune(dataset_path(dataset, stdin_format), fresh=fresh).found()
     if as_json:
         from partita.runs.files import strict_json

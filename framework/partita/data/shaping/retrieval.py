@@ -135,7 +135,10 @@ class SemanticRetriever:
 
 
 def load_embedder(name: str) -> Any:
-    """A sentence-transformers model. Raises ModelError where the package or the model is missing."""
+    """A sentence-transformers model, without code of its own (from version 6 on in local folders as well).
+
+    Raises ModelError where the package or the model is missing, or cannot be loaded.
+    """
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
@@ -144,6 +147,6 @@ def load_embedder(name: str) -> Any:
         ) from None
     try:
         return SentenceTransformer(name, device="cpu")
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # damaged files raise anything
         said = " ".join(str(error).split())[:300]
         raise ModelError(f"prompt.retrieval.model_name: {name} cannot be loaded: {said}") from error
