@@ -1,0 +1,36 @@
+"""The benchmark of damages, in its small form: whatever is damaged, the result is right or it is said what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_forty_random_damages_give_the_right_result_or_a_sentence(tmp_path: Path) -> None:
+    result = tmp_path / "damage.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "damage.py"), "--quick", "--json", str(result)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(result.read_text(encoding="utf8"))
+    assert all(limit["holds"] for limit in found["limits"]), done.stdout
+    assert {row["files"] for row in found["rows"]} == {
+        "checkpoint",
+        "journal",
+        "manifest",
+        "saved model",
+        "transcripts",
+    }
+    assert all(row["damages"] == 8 for row in found["rows"])
+    assert sum(row["same result, fallback named"] for row in found["rows"]) >= 5
