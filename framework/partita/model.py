@@ -57,8 +57,7 @@ from partita.training import (
 )
 from partita.tuning.run import answering_sizes, asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes, Sizing
-from partita_schema.errors import DataError, PartitaError
-from partita_schema.errors import ConfigError, PartitaError
+from partita_schema.errors import ConfigError, DataError, PartitaError
 from partita_schema.rounds import TrainOn
 from partita_schema.rows import row_schema
 from partita_trainers.base import TrainResult

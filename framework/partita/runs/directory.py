@@ -23,8 +23,8 @@ from partita.runs.tracking import Trackers
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError, ResumeError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
-from partita_schema.variables import escaped
 from partita_schema.sealed import DamagedError, parse_json, sealed
+from partita_schema.variables import escaped
 from partita_trainers.file_sums import check_sums
 from partita_trainers.team import Team
 
