@@ -1,5 +1,6 @@
 """The loop: it learns, any accumulation gives the same step, and a killed run takes the steps of a straight one."""
 
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from partita_schema.errors import ConfigError, DataError, ResumeError, TrainingError
+from partita_schema.errors import ConfigError, DataError, DivergenceError, ResumeError, TrainingError
 from partita_trainers.base import Step
 from partita_trainers.checkpoint import list_checkpoints
+from partita_trainers.divergence import LossHistory
 from partita_trainers.finetune import Finetune
 from partita_trainers.learner import build_accelerator
 from partita_trainers.schedule import plan_schedule
@@ -132,8 +134,42 @@ def test_a_loss_that_is_not_a_number_stops_with_step_and_rows_and_leaves_the_wei
     with pytest.raises(TrainingError, match=r"step 3: the loss is nan on rows row:\d+, row:\d+") as error:
         run(work)
     assert calls[5].keys[0] in str(error.value)
+    assert re.search(
+        r"\. The loss was [\d.]+ a step before and had not risen, so a single step was too large: lower "
+        r"trainer\.learning_rate, now [\d.]+, or lower trainer\.gradient_clipping\.$",
+        str(error.value),
+    )
     assert len(work.run.log) == 2
     assert all(torch.isfinite(parameter).all() for parameter in work.lm.module.parameters())
+
+
+def test_a_loss_that_rose_is_named_as_the_cause(make_work: Any) -> None:
+    work = make_work(epochs=1, steps_per_checkpoint=1, learning_rate=0.001)
+    original, calls = work.lm.loss, []
+    factors = (1.0, 0.5, 100.0, float("inf"))
+
+    def rising(module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(batch)
+        return original(module, batch) * factors[(len(calls) - 1) // 2]  # two batches a step
+
+    work.lm.loss = rising
+    with pytest.raises(DivergenceError) as caught:
+        run(work)
+    assert re.search(
+        r"^step 4: the loss is inf on rows .*\. The loss rose [12]\d\d-fold since step 2 \([\d.]+ to [\d.]+\): "
+        r"lower trainer\.learning_rate, now 0\.001\. The last checkpoint is not affected\.$",
+        str(caught.value),
+    )
+
+
+@pytest.mark.parametrize("in_16_bits", [False, True])
+def test_float32_is_advised_only_where_16_bits_may_be_the_cause(in_16_bits: bool) -> None:
+    history = LossHistory()
+    advice = [history.advice(learning_rate=10.0, in_16_bits=in_16_bits)]
+    for step, loss in enumerate((2.0, 1.5, 90.0), start=1):
+        history.add(step, loss)
+        advice.append(history.advice(learning_rate=10.0, in_16_bits=in_16_bits))
+    assert ["float32" in text for text in advice] == [in_16_bits, in_16_bits, in_16_bits, False]
 
 
 def test_training_stops_when_patience_ends_and_the_best_weights_come_back(make_work: Any) -> None:
@@ -203,8 +239,13 @@ def test_gradients_that_are_not_finite_stop_before_they_do_harm(make_work: Any) 
     work = make_work(epochs=1, gradient_clipping={"clipglobalnorm": None})
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     work.lm.module.head.weight.register_hook(lambda gradient: gradient * float("inf"))
-    with pytest.raises(TrainingError, match=r"step 1: the norm of the gradients is (nan|inf)\."):
+    with pytest.raises(DivergenceError) as caught:
         run(work)
+    assert re.fullmatch(
+        r"step 1: the norm of the gradients is (nan|inf)\. No weights were changed yet, so the learning rate is not "
+        "the cause: check the weights of base_model and the rows of this step[.]",
+        str(caught.value),
+    )
     assert all(torch.equal(one, other) for one, other in zip(before, work.lm.module.parameters(), strict=True))
 
 

@@ -27,6 +27,7 @@ from partita_trainers.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
+from partita_trainers.divergence import LossHistory
 from partita_trainers.interrupt import interruption, never
 from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
@@ -83,6 +84,7 @@ class Training:
             logger.info("%d processes share the weights: about %s numbers each", ranks, f"{held:,}")
             self.run.note(numbers_of_a_process=held)
         self.cutting = Cutting()
+        self.losses = LossHistory()
         self.sources = SourceCounts(work.config.data.mix_names)
         self.learning_rate = 0.0
         self.step = 0
@@ -143,15 +145,16 @@ class Training:
     def train_on(self, step: Step, *, number: int, learning_rate: float, stop: Callable[[], bool] = never) -> Outcome:
         """Take a step at a learning rate; where that needed smaller batches, the run says so."""
         known = len(self.cutting.events)
-        outcome = take_step(
-            step,
-            number=number,
-            learning_rate=learning_rate,
-            learner=self.learner,
-            cutting=self.cutting,
-            seed=self.work.config.seed,
-            stop=stop,
-        )
+        with self.losses.explaining(self.learner, learning_rate=self.learning_rate, checkpoints=self.run.checkpoints):
+            outcome = take_step(
+                step,
+                number=number,
+                learning_rate=learning_rate,
+                learner=self.learner,
+                cutting=self.cutting,
+                seed=self.work.config.seed,
+                stop=stop,
+            )
         if len(self.cutting.events) > known:
             self.run.note(out_of_memory=self.cutting.events)
         return outcome
@@ -175,6 +178,7 @@ class Training:
                 seconds = time.perf_counter() - started
                 record = step_record(outcome, number=self.step, epoch=step.epoch, learning_rate=rate, seconds=seconds)
                 self.run.log_step(record | self.sources.add(step, self.team))
+                self.losses.add(self.step, outcome.loss)
                 tokens = outcome.share.tokens
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
                 self.look_after(step)

@@ -78,6 +78,12 @@ class Learner:
         """The optimizers without accelerate's wrapper, whose state is saved."""
         return [getattr(optimizer, "optimizer", optimizer) for optimizer in self.optimizers]
 
+    @property
+    def in_16_bits(self) -> bool:
+        """Whether weights are held, or products computed, in 16 bits."""
+        dtypes = {parameter.dtype for parameter in self.lm.module.parameters()}
+        return self.accelerator.mixed_precision != "no" or bool(dtypes & {torch.float16, torch.bfloat16})
+
     def add_gradients(self, batches: Sequence[Batch], *, loss_tokens: int, sums: list[torch.Tensor]) -> None:
         """Forward and backward of each batch. The sum of its loss goes to the end of `sums` as soon as it is done.
 

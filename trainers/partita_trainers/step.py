@@ -345,10 +345,7 @@ def change_weights(learner: Learner, *, number: int, there: Sequence[Sequence[bo
     with exchanging("the norm of the gradients"):
         norm = learner.clip()
     if not math.isfinite(norm) and learner.accelerator.scaler is None:
-        raise DivergenceError(
-            f"step {number}: the norm of the gradients is {norm}. The weights of the last checkpoint are unharmed; "
-            "lower trainer.learning_rate, or use model_parameters.dtype: float32"
-        )
+        raise DivergenceError(f"step {number}: the norm of the gradients is {norm}")
     learner.change_weights(number)
     return norm
 
@@ -358,10 +355,7 @@ def check_losses(sums: list[float], batches: list[Batch], *, number: int) -> Non
     for total, batch in zip(sums, batches, strict=True):
         if not math.isfinite(total):
             rows = ", ".join(batch.keys[:8]) + (", ..." if batch.rows > 8 else "")
-            raise DivergenceError(
-                f"step {number}: the loss is {total} on rows {rows}. The weights of the last checkpoint are unharmed; "
-                "lower trainer.learning_rate, or use model_parameters.dtype: float32"
-            )
+            raise DivergenceError(f"step {number}: the loss is {total} on rows {rows}")
 
 
 def batch_digest(batch: Batch) -> bytes:
