@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import yaml
 
@@ -13,7 +14,36 @@ from partita_schema.variables import escaped
 
 def resolved_yaml(loaded: Loaded) -> str:
     """Every value of the configuration, defaults included, with its origin as a comment; loads to the same Config."""
-    lines = list(section_lines(escaped(loaded.config.model_dump(mode="json")), (), loaded.origins))
+    return with_origins(escaped(loaded.config.model_dump(mode="json")), loaded.origins)
+
+
+def chosen_yaml(loaded: Loaded) -> tuple[str, int]:
+    """Return what is written, or `auto` and so chosen later, with its origin, and the number of values left out.
+
+    The YAML loads to the same Config.
+    """
+    values = escaped(loaded.config.model_dump(mode="json"))
+    text = with_origins(without_defaults(values, (), loaded.origins), loaded.origins)
+    return text, len(loaded.origins) - sum(line.count("  # ") for line in text.splitlines())
+
+
+def without_defaults(value: Any, path: Path, origins: Mapping[str, str]) -> Any:
+    """A section without the values that are plain defaults; {} where nothing is left of it."""
+    if isinstance(value, dict) and value:
+        kept = {key: without_defaults(item, (*path, key), origins) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item != {} or origins.get(dotted((*path, key))) not in PLAIN}
+    if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        return [without_defaults(entry, (*path, place), origins) for place, entry in enumerate(value)]
+    return {} if origins.get(dotted(path)) == "default" and value != "auto" else value
+
+
+PLAIN = (None, "default")
+"""Origins of a section, which has none, and of a default."""
+
+
+def with_origins(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
+    """YAML with the origin of every value as a comment."""
+    lines = list(section_lines(values, (), origins))
     width = min(60, max(len(line) for line, _ in lines))
     return "".join(f"{line.ljust(width)}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines)
 

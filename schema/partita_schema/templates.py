@@ -94,13 +94,21 @@ trainer:
 """
 
 
-def template(task: str, *, model: str, data: str, train: bool) -> str:
-    """A configuration for a task of TASKS; `model` is a Hub id, a folder or `scratch`."""
+def template(task: str, *, model: str, data: str, train: bool, features: str | None = None) -> str:
+    """Return a configuration for a task of TASKS.
+
+    Args:
+        task: key of TASKS.
+        model: a Hub id, a folder or `scratch`.
+        data: path of the rows, from the file.
+        train: whether to fine-tune.
+        features: input_features, output_features and prompt as YAML; by default those that are typical of the task.
+    """
     scratch = model == "scratch"
     base = SCRATCH if scratch else f"base_model: {scalar(model)}\n"
     parts = [
         f"# partita: {TASKS[task]}. All keys: partita schema --markdown\nversion: 1\n{base}",
-        FEATURES[task],
+        FEATURES[task] if features is None else features,
         "generation: {max_new_tokens: 64}         # the rest as the checkpoint says; do_sample: false is greedy\n",
         f"data:\n  source: {scalar(data)}\n  split: {{type: random, probabilities: [0.9, 0.05, 0.05]}}\n",
         ADAPTER if train and not scratch else "",

@@ -9,7 +9,7 @@ import typer
 from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita.distributed.layout import layout_of
 from partita_schema.backend import EndpointBackend
-from partita_schema.dump import resolved_yaml
+from partita_schema.dump import chosen_yaml, resolved_yaml
 from partita_schema.load import load_config
 
 
@@ -26,9 +26,10 @@ def explain(
         ),
     ] = None,
     stdin_format: StdinFormat = "jsonl",
+    everything: Annotated[bool, typer.Option("--all", help="Print the defaults as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
-    """Print the whole configuration with the origin of every value: line, default, --set, a key of Ludwig's."""
+    """Print what is written or will be chosen, with the origin of every value; with --all the whole configuration."""
     loaded = load_config(file, overrides=overrides or ())
     layout, planned = layout_of(loaded.config), None
     generation = None
@@ -59,7 +60,11 @@ def explain(
         return
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(resolved_yaml(loaded), end="")
+    if everything:
+        print(resolved_yaml(loaded), end="")
+    else:
+        text, left_out = chosen_yaml(loaded)
+        print(f"{text}# {left_out:,} more values are defaults: partita explain {file} --all")
     if generation is not None:
         print(
             "\n# generation, with what the checkpoint says:", *(f"#   {line}" for line in generation.lines()), sep="\n"

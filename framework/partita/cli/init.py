@@ -2,13 +2,17 @@
 
 import os
 import sys
+from glob import has_magic
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.templates import TASKS, template
+
+if TYPE_CHECKING:
+    from partita.data.proposal import Proposal
 
 
 def init(
@@ -20,22 +24,41 @@ def init(
         bool | None, typer.Option("--train/--zero-shot", help="Fine-tune, or use the model as it is.")
     ] = None,
 ) -> None:
-    """Write a commented run.yaml; asks for what no flag says when there is someone to ask."""
+    """Write a commented run.yaml with the columns of the data; asks for what no flag says on a terminal."""
     file = folder / "run.yaml"
     if file.exists():
         raise DataError(f"{file} exists; remove it or name another folder")
-    task = ask(task, "What should the model do", default="answer", choices=tuple(TASKS))
-    if task not in TASKS:
+    if task is not None and task not in TASKS:
         raise ConfigError([Problem("--task", f"got {task}; write one of {', '.join(TASKS)}")])
-    model = ask(model, "Model: Hub id, folder, or scratch", default="meta-llama/Llama-3.2-1B-Instruct")
     data = ask(data, "Rows: a csv, jsonl or parquet file", default="train.jsonl")
+    proposal = propose(data, task=task)
+    asked = ask(task, "What should the model do", default=proposal.task if proposal else "answer", choices=tuple(TASKS))
+    if proposal is None or asked != proposal.task:
+        proposal = propose(data, task=asked)
+    model = ask(model, "Model: Hub id, folder, or scratch", default="meta-llama/Llama-3.2-1B-Instruct")
     if train is None:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
     folder.mkdir(parents=True, exist_ok=True)
     # Paths in a file start at the file.
-    data = os.path.relpath(data, folder) if Path(data).exists() else data
-    file.write_text(template(task, model=model, data=data, train=train), encoding="utf-8")
+    known = Path(data).exists()
+    source = os.path.relpath(data, folder) if known else data
+    features = proposal.features if proposal else None
+    text = template(asked, model=model, data=source, train=train, features=features)
+    file.write_text(text, encoding="utf-8")
+    if proposal is not None:
+        print(f"{data}: {proposal.summary}")
+    elif known:
+        print(f"{data}: no column fits the task {asked}; write the names of its columns in {file}")
     print(f"wrote {file}; next: partita validate {file}")
+
+
+def propose(data: str, *, task: str | None) -> "Proposal | None":
+    """What the first rows of the data suggest; None where they suggest nothing, or cannot be read here."""
+    if not Path(data).exists() and not has_magic(data):
+        return None
+    from partita.data.proposal import propose as propose_features
+
+    return propose_features(data, task=task)
 
 
 def ask(given: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:

@@ -9,10 +9,12 @@ import sys
 import time
 from contextlib import suppress
 from types import FrameType
+from typing import Annotated
 
 import typer
 
 from partita.cli.convert import convert
+from partita.cli.doctor import doctor
 from partita.cli.evaluate import evaluate
 from partita.cli.explain import explain
 from partita.cli.init import init
@@ -34,13 +36,32 @@ app = typer.Typer(
     name="partita",
     help="From one YAML file to a trained and predicting language model.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (init, validate, explain, preview, tune, train, predict, evaluate, simulate, convert, schema):
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end the program, where that is wanted."""
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"partita {version('partita')}")
+        raise typer.Exit
+
+
+for command in (init, validate, explain, preview, tune, train, predict, evaluate, simulate, convert, schema, doctor):
     app.command()(command)
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """From one YAML file to a trained and predicting language model."""
 
 
 def run() -> None:

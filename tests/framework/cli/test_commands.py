@@ -32,7 +32,7 @@ Command = Callable[..., Done]
 FLAGS = {
     "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
     "validate": {"--set"},
-    "explain": {"--data", "--dataset", "--stdin-format", "--set", "--json"},
+    "explain": {"--data", "--dataset", "--stdin-format", "--set", "--json", "--all"},
     "preview": {"--rows", "-n", "--dataset", "--stdin-format", "--ledger", "--set"},
     "simulate": {"--output", "--batch-size", "--fresh", "--set", "--quiet", "-q", "--json"},
     "tune": {"--dataset", "--stdin-format", "--plot", "--fresh", "--set", "--quiet", "-q", "--json"},
@@ -53,6 +53,7 @@ FLAGS = {
     "evaluate": {"--dataset", "--stdin-format", "--batch-size", "--set", "--quiet", "-q", "--json"},
     "convert": {"--output", "-o"},
     "schema": {"--markdown"},
+    "doctor": {"--json"},
 }
 
 

@@ -1,9 +1,11 @@
 """validate, schema, explain, convert and init on the command line."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -102,8 +104,24 @@ def test_schema_prints_the_json_schema_or_the_reference() -> None:
     assert CliRunner().invoke(app, ["schema", "--markdown"]).stdout == markdown()
 
 
-def test_explain_shows_every_value_with_its_origin(file: Path, tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["explain", str(file), "--set", "seed=9"]).stdout
+def test_explain_shows_what_is_written_or_chosen_and_counts_the_rest(file: Path) -> None:
+    overrides = ["seed=9", "trainer.type=finetune", "trainer.epochs=2"]
+    flags = [f"--set={one}" for one in overrides]
+    text = CliRunner().invoke(app, ["explain", str(file), *flags]).stdout
+    assert load_config(text).config == load_config(TEXT, overrides=overrides).config
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert {"seed: 9 # --set", "epochs: 2.0 # --set", f"type: scratch # {file}:1", "batch_size: auto # default"} <= {
+        *lines
+    }
+    assert not [line for line in lines if line.endswith("# default") and ": auto" not in line]
+    everything = CliRunner().invoke(app, ["explain", str(file), "--all", *flags]).stdout
+    origins = [count.count("  # ") for count in (everything, text)]
+    assert lines[-1] == f"# {origins[0] - origins[1]:,} more values are defaults: partita explain {file} --all"
+    assert origins[1] < 30 < origins[0]
+
+
+def test_explain_all_shows_every_value_with_its_origin(file: Path, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["explain", str(file), "--all", "--set", "seed=9"]).stdout
     assert load_config(shown).config == load_config(TEXT, overrides=["seed=9"]).config
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert "seed: 9 # --set" in lines
@@ -156,6 +174,49 @@ def test_init_writes_a_path_to_the_rows_that_starts_at_the_file(
     words = ("init", "sub", "--task", "classify", "--model", "scratch", "--data", "rows.csv")
     assert partita(*words, monkeypatch=monkeypatch) == 0
     assert load_config(Path("sub/run.yaml")).config.data.source == "../rows.csv"
+
+
+def test_init_proposes_the_columns_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{number},message number {number},{'ab'[number % 2]}\n" for number in range(20))
+    (tmp_path / "rows.csv").write_text(f"id,message,team\n{rows}")
+    assert partita("init", "new", "--model", "scratch", "--data", "rows.csv", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == (
+        "rows.csv: input message, output team (category, 2 labels); not used: id\n"
+        "wrote new/run.yaml; next: partita validate new/run.yaml\n"
+    )
+    config = load_config(Path("new/run.yaml")).config
+    assert [one.name for one in config.input_features] == ["message"]
+    assert (config.output_features[0].name, config.output_features[0].type) == ("team", "category")
+    words = ("init", "other", "--model", "scratch", "--data", "rows.csv", "--task", "extract")
+    assert partita(*words, monkeypatch=monkeypatch) == 0
+    note = "rows.csv: no column fits the task extract; write the names of its columns in other/run.yaml\n"
+    assert capsys.readouterr().out.startswith(note)
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    assert partita("init", "third", "--data", "broken.parquet", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err.startswith("error: broken.parquet cannot be read: ")
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert partita("--version", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == f"partita {version('partita')}\n"
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    command = str(Path(sys.executable).with_name("partita"))
+
+    def completed(words: str) -> list[str]:
+        environment = os.environ | {
+            "_PARTITA_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"partita {words}",
+            "COMP_CWORD": str(len(words.split())),
+        }
+        return subprocess.run([command], env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("pre") == ["preview", "predict"]
+    assert completed("predict --dat") == ["--dataset"]
 
 
 def test_init_names_the_tasks_there_are(

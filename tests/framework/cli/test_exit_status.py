@@ -28,6 +28,7 @@ MISTAKES = {
     "simulate": "zero.yaml --quiet",
     "convert": "none.yaml",
     "schema": "--unknown",
+    "doctor": "--unknown",
 }
 """A mistake of the user for each command."""
 
@@ -98,7 +99,7 @@ def ended(forks: Forks, folder: Path) -> Ended:
 
 def test_every_command_is_tried() -> None:
     assert set(MISTAKES) == COMMANDS
-    assert set(INTERRUPTED) == COMMANDS - {"schema"}, "which opens no file"
+    assert set(INTERRUPTED) == COMMANDS - {"schema", "doctor"}, "which open no file of the user"
 
 
 @pytest.mark.parametrize("command", MISTAKES)

@@ -1,0 +1,268 @@
+"""Features, types, labels and the task that a file of rows suggests, for `partita init --data`."""
+
+import json
+import lzma
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from partita.data.reading.readers import READERS
+from partita.data.reading.sources import find_files, format_of
+from partita_schema.dump import scalar
+from partita_schema.errors import DataError
+
+FIRST_ROWS = 2000
+"""Rows that are looked at."""
+MAX_LABELS = 20
+"""Different values up to which a column is a category."""
+LABEL_CHARACTERS = 60
+"""Characters of the longest label."""
+
+OUTPUT_NAMES = (
+    *("label", "labels", "class", "category", "target", "answer", "output", "response", "completion", "reply"),
+    *("score", "rating", "sentiment", "intent", "team", "summary", "translation"),
+)
+"""Names of columns that hold what is to be predicted, the likeliest first."""
+NUMBER_NAMES = ("score", "rating", "stars", "grade", "price", "amount")
+"""Names of columns whose few whole numbers are numbers and no classes."""
+KEY_NAMES = ("id", "idx", "index", "key", "uuid", "guid")
+"""Names of columns that only name rows."""
+MESSAGE_KEYS = ("role", "from", "speaker")
+
+Kind = Literal["text", "category", "number", "json", "dialogue", "key", "empty"]
+TASK_OF_KIND: Mapping[Kind, str] = {"category": "classify", "json": "extract", "number": "score", "text": "answer"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What the first rows say of a column."""
+
+    name: str
+    kind: Kind
+    missing: bool
+    """Whether a row has no value in it."""
+    labels: tuple[str, ...] = ()
+    """Of a category, its values, the most frequent first."""
+    bounds: tuple[float, float] | None = None
+    """Where all values are numbers, the smallest and the largest."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """Of JSON, an object."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a file of rows suggests."""
+
+    task: str
+    """A task of partita_schema.templates.TASKS."""
+    features: str
+    """YAML of input_features, output_features and prompt."""
+    summary: str
+    """One line for the terminal."""
+
+
+def propose(path: str, *, task: str | None) -> Proposal | None:
+    """Return what the first rows of a local file suggest, for `task` where one is given.
+
+    None where the rows have no column that fits the task, or the path names no local file that is read here. Raises
+    DataError where the file has no row that can be read.
+    """
+    kind = format_of(path)
+    if "://" in path or kind is None or kind == "arrow" or kind == "parlai":
+        return None
+    try:
+        file = find_files(path, folder=Path())[0]
+    except DataError:
+        return None
+    try:
+        rows = list(islice(rows_of(kind, file), FIRST_ROWS + 1))
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not rows:
+        raise DataError(f"{path} has no row that can be read")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [column_of(name, [row.get(name) for row in rows[:FIRST_ROWS]]) for name in names]
+    return proposal_of(columns, task=task, complete=len(rows) <= FIRST_ROWS)
+
+
+def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
+    """Rows of a file, one by one, without those that cannot be read."""
+    if kind == "parquet":
+        import pyarrow.parquet
+
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=FIRST_ROWS):
+            yield from batch.to_pylist()
+        return
+    import fsspec  # type: ignore[import-untyped] # it ships no types
+
+    with fsspec.open(path, "rb", compression="infer") as stream:
+        for record in READERS[kind](stream, Path(path).name):
+            if not record.reason:
+                yield json.loads(record.row)
+
+
+def column_of(name: str, values: Sequence[Any]) -> Column:
+    """Return the kind of a column with these values."""
+    present = [value for value in map(parsed, values) if value is not None]
+    missing = len(present) < len(values)
+    if not present:
+        return Column(name, "empty", missing)
+    counts = Counter(map(str, present))
+    named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
+    if len(counts) == len(present) > 1 and (named_key or is_numbering(present)):
+        return Column(name, "key", missing)
+    if all(isinstance(value, list) and value and is_message(value[0]) for value in present):
+        return Column(name, "dialogue", missing)
+    if all(isinstance(value, dict | list) for value in present):
+        return Column(name, "json", missing, example=next((one for one in present if isinstance(one, dict)), {}))
+    numbers = [number for number in map(number_of, present) if number is not None]
+    bounds = (min(numbers), max(numbers)) if len(numbers) == len(present) else None
+    if bounds and (len(counts) > MAX_LABELS or is_measured(name, numbers)):
+        return Column(name, "number", missing, bounds=bounds)
+    if len(counts) <= min(MAX_LABELS, max(1, len(present) // 2)) and max(map(len, counts)) <= LABEL_CHARACTERS:
+        labels = tuple(label for label, _ in counts.most_common())
+        return Column(name, "category", missing, labels=labels, bounds=bounds)
+    return Column(name, "number" if bounds else "text", missing, bounds=bounds)
+
+
+def parsed(value: Any) -> Any:
+    """The value of a cell: text that is a number, an object or a list is read as such; None where nothing stands."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if not text:
+        return None
+    if text[0] in "[{" or text.lstrip("+-")[:1].isdigit():
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(key in value for key in MESSAGE_KEYS)
+
+
+def number_of(value: Any) -> float | None:
+    """The value as a float; None where it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def is_numbering(values: Sequence[Any]) -> bool:
+    """Whether the values count the rows."""
+    return all(isinstance(value, int) and value - place == values[0] for place, value in enumerate(values))
+
+
+def is_measured(name: str, numbers: Sequence[float]) -> bool:
+    """Whether numbers that repeat are amounts and no classes."""
+    return any(word in name.lower() for word in NUMBER_NAMES) or any(number != int(number) for number in numbers)
+
+
+def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) -> Proposal | None:
+    """Return features for these columns; `complete` says whether they hold all rows of the file."""
+    dialogue = next((column for column in columns if column.kind == "dialogue"), None)
+    if dialogue is not None and task in (None, "chat"):
+        features = (
+            f"input_features:\n  - {{name: {scalar(dialogue.name)}, type: dialogue}}\n"
+            "output_features:\n  - {name: reply, type: text}         # what the assistant says in the dialogue\n"
+        )
+        return Proposal("chat", features, f"input {dialogue.name} (dialogue), output: the assistant's replies")
+    output = output_of(columns, task=task)
+    if output is None:
+        return None
+    others = [column for column in columns if column.name != output.name]
+    inputs = [column for column in others if column.kind == "text"] or [
+        column for column in others if column.kind in TASK_OF_KIND
+    ]
+    if not inputs:
+        return None
+    unused = [column.name for column in others if column not in inputs]
+    task = task or TASK_OF_KIND[output.kind]
+    features = "".join(
+        (inputs_yaml(inputs, unused), output_yaml(output, complete=complete), prompt_yaml(inputs, output))
+    )
+    kind = f"{output.kind}, {len(output.labels)} labels" if output.kind == "category" else output.kind
+    rest = f"; not used: {', '.join(unused)}" if unused else ""
+    return Proposal(
+        task, features, f"input {', '.join(one.name for one in inputs)}, output {output.name} ({kind}){rest}"
+    )
+
+
+def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
+    """Return the column that is to be predicted, by its name, else by its kind, else the last one."""
+    usable = [column for column in columns if column.kind in TASK_OF_KIND]
+    if task == "score":
+        usable = [replace(column, kind="number") for column in usable if column.bounds]
+    elif task in ("answer", "chat"):
+        usable = [replace(column, kind="text") for column in usable]
+    elif task is not None:
+        usable = [column for column in usable if TASK_OF_KIND[column.kind] == task]
+    if not usable or len(columns) < 2:
+        return None
+    named = [column for name in OUTPUT_NAMES for column in usable if column.name.lower() == name]
+    by_kind = [column for kind in ("category", "number", "json") for column in reversed(usable) if column.kind == kind]
+    return (named or by_kind or usable[-1:])[0]
+
+
+def inputs_yaml(inputs: Sequence[Column], unused: Sequence[str]) -> str:
+    lines = [
+        f"  - {{name: {scalar(one.name)}, type: text"
+        + (
+            ", preprocessing: {missing_value_strategy: fill_with_const}}    # some rows have none"
+            if one.missing
+            else "}"
+        )
+        for one in inputs
+    ]
+    note = [f"  # not used: {', '.join(map(scalar, unused))}"] if unused else []
+    return "\n".join(["input_features:", *lines, *note, ""])
+
+
+def output_yaml(output: Column, *, complete: bool) -> str:
+    lines = ["output_features:", f"  - name: {scalar(output.name)}", f"    type: {output.kind}"]
+    if output.kind == "category":
+        labels = f"labels: [{', '.join(map(scalar, output.labels))}]"
+        if complete and len(output.labels) > 1 and not {"True", "False"} & set(output.labels):
+            lines += ["    decoder:", f"      {labels}"]
+        else:  # other labels may come later in the file; without a list, those of the training rows are taken
+            lines += [f"    # decoder: {{{labels}}}   # labels of the first {FIRST_ROWS:,} rows"]
+    if output.kind == "number" and output.bounds:
+        low, high = output.bounds
+        lines += [f"    # decoder: {{minimum: {low:g}, maximum: {high:g}}}   # as in the first rows"]
+    if output.kind == "json" and output.example:
+        properties = ", ".join(f"{scalar(key)}: {{type: {json_type(value)}}}" for key, value in output.example.items())
+        lines += ["    decoder:", "      json_schema:", "        type: object", f"        properties: {{{properties}}}"]
+    return "\n".join([*lines, ""])
+
+
+def prompt_yaml(inputs: Sequence[Column], output: Column) -> str:
+    """The task in words; the user is to improve it."""
+    given = " and the ".join(one.name for one in inputs)
+    if output.kind == "category":
+        choice = f" as {', '.join(output.labels[:-1])} or {output.labels[-1]}" if 1 < len(output.labels) <= 10 else ""
+        task = f"Classify the {given}{choice}."
+    elif output.kind == "number":
+        task = f"Write the {output.name} of the {given} as a number."
+    elif output.kind == "json":
+        task = f"Write the {output.name} in the {given} as JSON."
+    else:
+        task = f"Write the {output.name} for the {given}."
+    return f"prompt:\n  task: {scalar(task)}\n"
+
+
+def json_type(value: Any) -> str:
+    """The name that JSON schema has for the type of a value."""
+    names = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"))
+    return next((name for kind, name in names if isinstance(value, kind)), "'null'")

@@ -1,0 +1,214 @@
+"""What `partita doctor` reports: versions, devices, memory, disk, the Hub, and what is not installed."""
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.linux import cgroup_room, cgroup_total, meminfo, processor
+
+HUB_SECONDS = 3.0
+"""Seconds after which the Hub counts as out of reach, name resolution included."""
+GIB = 2**30
+REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?(?:extra == .(?P<extra>\w+).)?")
+EXTRAS = {
+    "gymnasium": "environments of Gymnasium in simulations",
+    "plot": "partita tune --plot",
+    "ray": "backend: {type: ray}",
+    "retrieval": "prompt.retrieval: {type: semantic}",
+}
+"""What each extra of the package is for; `dev` is for those who work on partita."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package that partita needs, or can use."""
+
+    name: str
+    least: str
+    """Lowest version that works; empty for any."""
+    extra: str
+    """The extra that installs it; empty for one that is always needed."""
+    installed: str | None
+    """The version here; None where it is missing."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is here in a version that works."""
+        return self.installed is not None and numbers(self.installed) >= numbers(self.least)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The state of a machine."""
+
+    system: str
+    """Versions of partita and Python, and the operating system."""
+    requirements: tuple[Requirement, ...]
+    devices: tuple[str, ...]
+    problems: tuple[str, ...]
+    """What keeps partita from working, each with what to do."""
+    memory: str
+    disk: tuple[tuple[str, str, int], ...]
+    """Name, folder and free bytes."""
+    hub: str
+
+    def record(self) -> dict[str, Any]:
+        """The diagnosis as JSON."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """The diagnosis for a terminal."""
+        yield self.system
+        yield "packages:"
+        width = max(len(one.name) for one in self.requirements)
+        for one in self.requirements:
+            if not one.extra:
+                yield f"  {one.name:<{width}}  {one.installed or 'missing'}"
+        yield "devices:"
+        yield from (f"  {device}" for device in self.devices)
+        yield f"memory: {self.memory}"
+        yield "disk:"
+        yield from (f"  {name}: {free / GIB:,.1f} GiB free in {folder}" for name, folder, free in self.disk)
+        yield f"Hub: {self.hub}"
+        missing = [one for one in self.requirements if one.extra and not one.fits]
+        yield "extras: all installed" if not missing else "extras that are not installed:"
+        for one in missing:
+            yield f"  {EXTRAS[one.extra]}: pip install 'partita[{one.extra}]'"
+        yield from (f"problem: {problem}" for problem in self.problems)
+        if not self.problems:
+            yield "no problems found"
+
+
+def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
+    """Look at this machine. Takes a few seconds, at most `hub_seconds` of them for the Hub."""
+    found = tuple(requirements())
+    devices, failures = look_for_devices()
+    unfit = [
+        f"{one.name} {one.installed or 'is missing'}"
+        + (f" is older than {one.least}" if one.installed else "")
+        + f"; run pip install '{one.name}>={one.least}'"
+        for one in found
+        if not one.extra and not one.fits
+    ]
+    return Diagnosis(
+        system=f"partita {installed('partita') or '(not installed)'}, Python {platform.python_version()}, "
+        f"{platform.platform()}",
+        requirements=found,
+        devices=tuple(devices),
+        problems=(*unfit, *failures),
+        memory=memory(),
+        disk=tuple(disk()),
+        hub=ask_hub(seconds=hub_seconds),
+    )
+
+
+def requirements() -> Iterator[Requirement]:
+    """What the installed package asks for, development tools aside."""
+    try:
+        lines = requires("partita") or []
+    except PackageNotFoundError:
+        lines = []
+    for line in lines:
+        match = REQUIREMENT.fullmatch(line)
+        if match is None or match["extra"] == "dev":
+            continue
+        yield Requirement(match["name"], match["least"] or "", match["extra"] or "", installed(match["name"]))
+
+
+def installed(name: str) -> str | None:
+    """Return the version of a package, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The numbers of a version, up to what is no number."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def look_for_devices() -> tuple[list[str], list[str]]:
+    """Return the devices that torch can use, and what keeps it from working."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return [], [f"torch cannot be imported: {error}; install it again"]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = [f"cpu: {processor() or platform.machine()}, {cores} cores, {torch.get_num_threads()} threads of torch"]
+    if not torch.cuda.is_available():
+        return found, []
+    for number in range(torch.cuda.device_count()):
+        try:
+            free, total = torch.cuda.mem_get_info(number)
+            name = torch.cuda.get_device_name(number)
+        except RuntimeError as error:
+            return found, [f"cuda:{number} cannot be used: {error}"]
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        found.append(f"cuda:{number}: {name}, {free / GIB:,.1f} of {total / GIB:,.1f} GiB free, {bf16}")
+    return found, []
+
+
+def memory() -> str:
+    """Main memory: what is free of what there is, within the limits of this process."""
+    free, total = meminfo("MemAvailable"), meminfo("MemTotal")
+    if free is None or total is None:
+        return "not known"
+    room, limit = cgroup_room(), cgroup_total()
+    text = f"{free / GIB:,.1f} of {total / GIB:,.1f} GiB free"
+    return text if room is None or limit is None else f"{text}; this process may take {min(room, free) / GIB:,.1f} GiB"
+
+
+def disk() -> Iterator[tuple[str, str, int]]:
+    """Where partita and its libraries write, with what is free there."""
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    places = {
+        "current folder": Path.cwd(),
+        "models of the Hub": Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser(),
+        "cache of partita": Cache.of_user().folder.parent,
+        "temporary files": Path(tempfile.gettempdir()),
+    }
+    for name, folder in places.items():
+        there = next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+        yield name, str(folder), shutil.disk_usage(there).free
+
+
+def ask_hub(*, seconds: float) -> str:
+    """Say whether the Hub answers, without ever waiting longer than `seconds`."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "not asked: HF_HUB_OFFLINE is set"
+    parts = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    host = parts.hostname or "the address in HF_ENDPOINT"
+    endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
+    outcome: list[str] = []
+    started = time.monotonic()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds).close()
+        except urllib.error.HTTPError:
+            pass  # it has answered
+        except (OSError, ValueError) as error:
+            outcome.append(f"{host} cannot be reached: {getattr(error, 'reason', error)}")
+            return
+        outcome.append(f"{host} answers in {time.monotonic() - started:.1f} s")
+
+    # A thread, because looking up a name has no time limit.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else f"{host} does not answer within {seconds:g} s"

@@ -1,0 +1,135 @@
+"""What a file of rows suggests: the output, its type and labels, the inputs, and what is no input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.data.proposal import FIRST_ROWS, Column, column_of, proposal_of, propose
+from partita_schema.config import Config
+from partita_schema.errors import DataError
+from partita_schema.load import load_config
+from partita_schema.templates import TASKS, template
+
+SHORT = ["fine", "awful", "it works", "broken on arrival"]
+
+
+def rows_file(folder: Path, rows: list[dict[str, Any]], ending: str = "jsonl") -> str:
+    path = folder / f"rows.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    elif ending == "csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    else:
+        pd.DataFrame(rows).to_parquet(path)
+    return str(path)
+
+
+def config_of(path: str, task: str | None = None) -> tuple[str, Config]:
+    """The proposed task, and the file that init would write."""
+    proposal = propose(path, task=task)
+    assert proposal is not None
+    text = template(proposal.task, model="scratch", data=path, train=True, features=proposal.features)
+    return proposal.task, load_config(text).config
+
+
+def shape(config: Config) -> tuple[list[str], list[tuple[str, str]]]:
+    return [one.name for one in config.input_features], [(one.name, one.type) for one in config.output_features]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_a_column_of_few_labels_is_a_category_with_all_of_them(ending: str, tmp_path: Path) -> None:
+    rows = [{"id": n, "review": f"{SHORT[n % 4]} {n}", "stars": 1 + n % 5, "mood": "ab"[n % 2]} for n in range(40)]
+    task, config = config_of(rows_file(tmp_path, rows, ending))
+    assert (task, shape(config)) == ("classify", (["review"], [("mood", "category")]))
+    assert list(config.output_features[0].labels or ()) == ["a", "b"]
+    assert config.prompt.task == "Classify the review as a or b."
+
+
+def test_numbers_are_scored_where_the_name_or_the_task_says_so(tmp_path: Path) -> None:
+    rows = [{"essay": f"text {n}", "rating": 1 + n % 5} for n in range(30)]
+    path = rows_file(tmp_path, rows)
+    assert config_of(path)[0] == "score"
+    assert shape(config_of(path)[1]) == (["essay"], [("rating", "number")])
+    graded = rows_file(tmp_path, [{"essay": f"text {n}", "class": n % 3} for n in range(30)])
+    assert config_of(graded)[1].output_features[0].type == "category"
+    assert config_of(graded, task="score")[1].output_features[0].type == "number"
+
+
+def test_questions_have_answers_and_inputs_that_may_be_missing_are_filled(tmp_path: Path) -> None:
+    rows = [{"instruction": f"do {n}", "input": "" if n % 2 else f"to {n}", "output": f"done {n}"} for n in range(20)]
+    task, config = config_of(rows_file(tmp_path, rows))
+    assert (task, shape(config)) == ("answer", (["instruction", "input"], [("output", "text")]))
+    assert [one.preprocessing.missing_value_strategy for one in config.input_features] == [
+        "drop_row",
+        "fill_with_const",
+    ]
+
+
+def test_objects_are_extracted_with_a_schema_of_their_keys(tmp_path: Path) -> None:
+    rows = [{"mail": f"mail {n}", "fields": {"name": "x", "age": n}} for n in range(20)]
+    task, config = config_of(rows_file(tmp_path, rows))
+    assert (task, shape(config)) == ("extract", (["mail"], [("fields", "json")]))
+    assert "age" in str(config.output_features[0])
+
+
+def test_messages_are_a_dialogue(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    task, config = config_of(rows_file(tmp_path, [{"messages": chat}] * 3))
+    assert task == "chat"
+    assert [(one.name, one.type) for one in config.input_features] == [("messages", "dialogue")]
+
+
+def test_labels_of_the_first_rows_alone_are_only_a_comment(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(FIRST_ROWS)] + [{"text": "x", "label": "c"}]
+    proposal = propose(rows_file(tmp_path, rows), task=None)
+    assert proposal is not None
+    assert "# decoder: {labels: [a, b]}   # labels of the first 2,000 rows" in proposal.features
+    assert config_of(rows_file(tmp_path, rows))[1].output_features[0].labels is None
+
+
+def test_without_a_fitting_column_or_file_there_is_no_proposal(tmp_path: Path) -> None:
+    path = rows_file(tmp_path, [{"text": f"{n} words"} for n in range(9)])
+    assert propose(path, task=None) is None
+    assert propose(rows_file(tmp_path, [{"q": f"a {n}", "a": f"b {n}"} for n in range(9)]), task="classify") is None
+    assert propose("s3://bucket/rows.jsonl", task=None) is None
+    assert propose("owner/dataset", task=None) is None
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{broken\n", encoding="utf8")
+    with pytest.raises(DataError, match="has no row that can be read"):
+        propose(str(tmp_path / "rows.jsonl"), task=None)
+    (tmp_path / "rows.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="cannot be read"):
+        propose(str(tmp_path / "rows.jsonl.gz"), task=None)
+    (tmp_path / "rows.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="cannot be read"):
+        propose(str(tmp_path / "rows.parquet"), task=None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=8),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=4), children, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    names=st.lists(st.text(min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=4, unique=True),
+    values=st.lists(JSON, min_size=1, max_size=30),
+    task=st.sampled_from([None, *TASKS]),
+)
+def test_whatever_the_rows_hold_the_features_are_yaml_or_none(
+    names: list[str], values: list[Any], task: str | None
+) -> None:
+    columns: list[Column] = [column_of(name, values[place::2]) for place, name in enumerate(names)]
+    proposal = proposal_of(columns, task=task, complete=True)
+    if proposal is not None:
+        features = yaml.safe_load(proposal.features)
+        assert features["output_features"][0]["name"] in [*names, "reply"]

@@ -1,0 +1,80 @@
+"""The report on a machine: what is there, what is missing and how to get it, and a Hub that never answers."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from partita.report import doctor
+from partita.report.doctor import EXTRAS, Requirement, ask_hub, diagnose, numbers, requirements
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server that takes connections and never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server
+
+
+def test_the_report_names_versions_devices_memory_disk_and_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    diagnosis = diagnose()
+    lines = list(diagnosis.lines())
+    assert lines[0].startswith(f"partita {version('partita')}, Python 3.")
+    assert any(line.split() == ["torch", version("torch")] for line in lines)
+    assert any(line.startswith("  cpu: ") for line in lines)
+    assert f"  current folder: {diagnosis.disk[0][2] / 2**30:,.1f} GiB free in {Path.cwd()}" in lines
+    assert "Hub: not asked: HF_HUB_OFFLINE is set" in lines
+    assert lines[-1] == "no problems found"
+    assert not diagnosis.problems
+
+
+def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_said(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://user:secret@127.0.0.1:{listener.getsockname()[1]}")
+    said = ask_hub(seconds=0.2)
+    assert said in ("127.0.0.1 does not answer within 0.2 s", "127.0.0.1 cannot be reached: timed out")
+    listener.close()
+    assert ask_hub(seconds=5).startswith("127.0.0.1 cannot be reached: ")
+
+
+def test_what_is_missing_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (
+        Requirement("torch", "99.1", "", "2.13.0+cpu"),
+        Requirement("peft", "0.21", "", None),
+        Requirement("ray", "2.51", "ray", None),
+        Requirement("matplotlib", "3.10", "plot", "3.10.1"),
+    )
+    monkeypatch.setattr(doctor, "requirements", lambda: iter(found))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    diagnosis = diagnose()
+    assert diagnosis.problems == (
+        "torch 2.13.0+cpu is older than 99.1; run pip install 'torch>=99.1'",
+        "peft is missing; run pip install 'peft>=0.21'",
+    )
+    lines = list(diagnosis.lines())
+    assert (
+        lines[lines.index("extras that are not installed:") + 1] == "  backend: {type: ray}: pip install 'partita[ray]'"
+    )
+    assert not any("partita[plot]" in line for line in lines)
+
+
+def test_every_extra_but_that_of_developers_is_explained() -> None:
+    assert {one.extra for one in requirements()} == {"", *EXTRAS}
+
+
+def test_versions_are_compared_by_their_numbers() -> None:
+    assert numbers("2.13.0+cpu") == (2, 13, 0)
+    assert numbers("10.0rc1") == (10, 0)
+    assert numbers("") == ()
