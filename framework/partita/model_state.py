@@ -26,6 +26,7 @@ from partita_schema.dump import resolved_yaml
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
+from partita_schema.summary import summary
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.team import Team, together
 
@@ -65,6 +66,10 @@ class ModelState:
         self._served: ServedAssembly | FleetAssembly | None = None
         self._sizing: Sizing | None = None
         self._splits: dict[str, Rows] = {}
+
+    def __repr__(self) -> str:
+        run = f", run {self.run}" if self.run is not None else ""
+        return f"<Model {self.name}: {summary(self.config)}{run}>"
 
     @property
     def config(self) -> Config:

@@ -43,6 +43,15 @@ def test_predictions_come_in_input_order_with_input_columns(trained: Any, colour
     )
     assert right >= 34
     assert list(found.to_pandas()["id"]) == list(range(40))
+    assert found["id"] == list(range(40))
+    assert list(found.head(3)["id"]) == [0, 1, 2]
+    assert list(found.head().columns) == list(found.columns)
+    with pytest.raises(
+        KeyError, match="no column is named 'colours'; there are key, id, text, colour, colour_raw, num"
+    ):
+        found["colours"]
+    columns = "key, id, text, colour, colour_raw, number, number_raw, status, error, finish_reason, tokens"
+    assert repr(found) == f"<Predictions: 40 rows with {columns}>"
 
 
 def test_a_loaded_run_predicts_what_the_trained_model_did(trained: Any, colours: Any, tmp_path: Path) -> None:
@@ -54,6 +63,12 @@ def test_a_loaded_run_predicts_what_the_trained_model_did(trained: Any, colours:
     loaded.save(tmp_path / "saved")
     again = Model.load(tmp_path / "saved", quiet=True)
     assert [row["colour_raw"] + str(row["number"]) for row in again.predict(rows)] == wanted
+
+
+def test_a_model_says_what_it_is(trained: Any, colours: Any) -> None:
+    model, result = trained
+    assert repr(model) == f"<Model run: finetune of scratch llama; 1 input, 2 outputs, run {result.run}>"
+    assert repr(Model(colours.config(), quiet=True)) == "<Model run: finetune of scratch llama; 1 input, 2 outputs>"
 
 
 def test_what_was_answered_before_is_not_generated_again(trained: Any, colours: Any, tmp_path: Path) -> None:
@@ -199,7 +214,7 @@ def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) 
     short = {"epochs": 1, "evaluate_generated": False}
     with pytest.raises(DataError, match="has no column 'colour'"):
         Model(colours.config(trainer=short), quiet=True).train([{"text": "x", "color": "red"}], run=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "run").exists(), "it failed before its first step"
     # Nothing was learned yet: the folder is free for a mended file too.
     mended = colours.config(trainer={**short, "batch_size": 32})
     assert Model(mended, quiet=True).train(run=tmp_path / "run").steps == 16

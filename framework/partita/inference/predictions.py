@@ -178,10 +178,28 @@ class Predictions(Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
 
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+    @overload
+    def __getitem__(self, index: str) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice | str) -> dict[str, Any] | list[Any]:
+        """Return a row by its place, rows by a slice, or the values of a column by its name."""
+        if isinstance(index, str):
+            if index not in self.columns:
+                raise KeyError(f"no column is named {index!r}; there are {', '.join(self.columns)}")
+            return [row[index] for row in self]
         if isinstance(index, slice):
             return list(self._get(range(len(self))[index]))
         return next(self._get([range(len(self))[index]]))
+
+    def __repr__(self) -> str:
+        written = f", written to {self.path}" if self.path is not None else ""
+        return f"<Predictions: {len(self):,} rows with {', '.join(self.columns)}{written}>"
+
+    def head(self, rows: int = 5) -> "pd.DataFrame":
+        """Return the first rows as a frame."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records(self[:rows], columns=list(self.columns))
 
     def answers(self) -> Iterator[Answer]:
         """Records and values, in input order."""

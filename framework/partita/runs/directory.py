@@ -159,13 +159,14 @@ def open_run(
     """A new or continued run; its status says how it ended.
 
     A finished run stays as it is, unless the file now asks for more steps; one that never came to a checkpoint may be
-    begun again with another file.
+    begun again with another file. A new run that ends before its first step leaves no directory.
 
     `origin` is the folder that relative paths of the file start from.
 
     Raises ResumeError where the folder holds another run, or another process has it open, and WriteError where it
     cannot be written.
     """
+    existed = folder.exists()
     with writing(folder), lock(folder):
         run = RunDirectory(folder, config=config, quiet=quiet)
         settings = config.model_dump(mode="json")
@@ -210,6 +211,8 @@ def open_run(
             raise
         finally:
             run.trackers.finish()
+            if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def reopen_where_damaged(run: RunDirectory) -> None:
@@ -225,3 +228,18 @@ def reopen_where_damaged(run: RunDirectory) -> None:
         result.rename(aside)
         logger.warning("%s; it is kept as %s and written again from the newest checkpoint", error, aside)
         run.note(status="interrupted")
+
+
+def holds_nothing(folder: Path) -> bool:
+    """Whether a run ended before it left anything to continue from or to look at."""
+    with suppress(OSError):
+        return all(path.name in ALWAYS_WRITTEN or is_empty(path) for path in folder.iterdir())
+    return False
+
+
+def is_empty(path: Path) -> bool:
+    return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
+
+
+ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "tokenizer", ".lock")
+"""What a run writes before its first step."""

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,29 @@ def test_a_run_says_how_it_ended_and_how_often_it_was_started(tmp_path: Path) ->
     assert (run / "config.yaml").read_text() == "a: 1\n"
     assert (run / "resolved.yaml").read_text() == "r: 1\n"
     assert manifest(run)["versions"]["torch"]
+
+
+@pytest.mark.parametrize("left", [None, "log.jsonl", "quarantine.jsonl", "checkpoints/step-000001/model.safetensors"])
+def test_a_run_that_failed_before_its_first_step_leaves_no_directory(left: str | None, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "run"
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(ZeroDivisionError))
+        stack.enter_context(opened(run))
+        for name in ("tokenizer", "checkpoints"):
+            (run / name).mkdir()
+        (run / "quarantine.jsonl").touch()
+        (run / "ledger.json").write_text("{}")
+        if left is not None:
+            (run / left).parent.mkdir(exist_ok=True)
+            (run / left).write_text("something")
+        _ = 1 / 0
+    assert run.exists() == (left is not None)
+
+
+def test_a_directory_that_was_there_before_a_failed_run_stays(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), opened(tmp_path):
+        _ = 1 / 0
+    assert manifest(tmp_path)["status"] == "failed"
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:

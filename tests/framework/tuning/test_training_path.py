@@ -229,7 +229,7 @@ def test_rows_of_a_step_with_few_divisors_are_told(device: Any, train: Any, capl
     "left", [4_479_000, 4_001_000, 3_999_000, 1_000], ids=["one row", "warm-up", "optimizer", "model"]
 )
 def test_a_run_that_cannot_take_one_step_fails_before_it_begins(
-    device: Any, train: Any, run_in: Any, tmp_path: Path, left: int
+    device: Any, train: Any, tmp_path: Path, left: int
 ) -> None:
     device.leave(left)
     with pytest.raises(
@@ -238,12 +238,8 @@ def test_a_run_that_cannot_take_one_step_fails_before_it_begins(
         r"preprocessing\.global_max_sequence_length, trainer\.gradient_checkpointing: true, ",
     ):
         train("run")
-    noted = run_in("run").manifest
-    assert noted["status"] == "failed"
-    assert noted["error"].startswith("OutOfMemory: not even one row fits for training")
     assert not (tmp_path / "cache").exists()
-    assert not (tmp_path / "run" / "log.jsonl").exists()
-    assert not (tmp_path / "run" / "model").exists()
+    assert not (tmp_path / "run").exists()
     assert not device.optimizers
     # With more memory the same command goes on.
     device.ceiling = 10**12
