@@ -3,12 +3,19 @@
 import logging
 import os
 import sys
+import textwrap
 import warnings
 
 from partita.distributed.place import LAUNCHED
 
 OF_ONE_DEVICE = ("partita_trainers.step", "partita.inference.slots", "partita.inference.halving")
 """What these warn of happens on one process; all other warnings are the same on every one."""
+WARNING_LIBRARIES = (
+    *("accelerate", "bitsandbytes", "datasets", "huggingface_hub", "matplotlib", "peft", "pyarrow", "ray"),
+    *("rouge_score", "sacrebleu", "schedulefree", "sentence_transformers", "sklearn", "tokenizers", "torch"),
+    *("transformers", "importlib", "partita", "partita_trainers", "partita_schema"),
+)
+"""Modules whose warnings are not shown: the libraries, and partita, where warnings about a library's caller point."""
 
 
 def show_log(*, quiet: bool, rank: int = 0) -> None:
@@ -16,7 +23,7 @@ def show_log(*, quiet: bool, rank: int = 0) -> None:
 
     Of several processes, rank 0 tells what is the same on all.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = TerminalHandler()
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     level = logging.ERROR if rank else logging.WARNING if quiet else logging.INFO
     for name in ("partita", "partita_trainers", "partita_schema"):
@@ -32,4 +39,40 @@ def show_log(*, quiet: bool, rank: int = 0) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for noise in ("transformers", "bitsandbytes", "torch", "accelerate", "datasets", "huggingface_hub", "matplotlib"):
         logging.getLogger(noise).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    for name in WARNING_LIBRARIES:
+        warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+
+
+class TerminalHandler(logging.Handler):
+    """Writes to standard error as it is at the time, above a progress bar; on a terminal lines break at spaces."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, whole lines at a time."""
+        try:
+            text = self.format(record)
+            if sys.stderr.isatty():
+                text = wrapped(text, width=terminal_width())
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def wrapped(text: str, *, width: int) -> str:
+    """Break lines at spaces only; a word that is longer than a line, such as a path, stays whole."""
+    lines = (
+        textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+    return "\n".join("\n".join(line) for line in lines)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal behind standard error, or those that COLUMNS says."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

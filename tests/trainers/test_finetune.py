@@ -12,9 +12,9 @@ import torch
 from partita_schema.errors import ConfigError, DataError, DivergenceError, ResumeError, TrainingError
 from partita_trainers.base import Step
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.divergence import LossHistory
 from partita_trainers.finetune import Finetune
 from partita_trainers.learner import build_accelerator
+from partita_trainers.loss_history import LossHistory
 from partita_trainers.schedule import plan_schedule
 
 
@@ -170,6 +170,20 @@ def test_float32_is_advised_only_where_16_bits_may_be_the_cause(in_16_bits: bool
         history.add(step, loss)
         advice.append(history.advice(learning_rate=10.0, in_16_bits=in_16_bits))
     assert ["float32" in text for text in advice] == [in_16_bits, in_16_bits, in_16_bits, False]
+
+
+def test_an_evaluation_is_one_line_with_both_losses(make_work: Any, caplog: pytest.LogCaptureFixture) -> None:
+    values = iter([2.0, 1.0, 3.0, 3.0])
+    work = make_work(epochs=2, steps_per_evaluation=2, max_steps=6, evaluate=lambda *_: {"loss": next(values)})
+    with caplog.at_level("INFO", logger="partita_trainers.finetune"):
+        run(work)
+    losses = [record["loss"] for record in work.run.log]
+    means = [f"{(one + other) / 2:.4g}" for one, other in zip(losses[::2], losses[1::2], strict=True)]
+    assert [text for text in caplog.messages if "validation loss" in text] == [
+        f"step 2: training loss {means[0]}, validation loss 2, the best so far",
+        f"step 4: training loss {means[1]}, validation loss 1, the best so far",
+        f"step 6: training loss {means[2]}, validation loss 3",
+    ]
 
 
 def test_training_stops_when_patience_ends_and_the_best_weights_come_back(make_work: Any) -> None:

@@ -5,6 +5,7 @@ weights, the optimizer and the random states are written together, and read back
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,10 +28,10 @@ from partita_trainers.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
-from partita_trainers.divergence import LossHistory
 from partita_trainers.interrupt import interruption, never
 from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
+from partita_trainers.loss_history import LossHistory
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.result import save_result
 from partita_trainers.schedule import learning_rate_share, plan_schedule
@@ -202,7 +203,17 @@ class Training:
         with evaluation_weights(self.learner.plain_optimizers), self.learner.whole_weights():
             metrics = self.work.evaluate("validation", generated, self.config.max_generated_rows)
         self.run.report(metrics, step=self.step, split="validation")
-        return self.validation.see(metrics, step=self.step)
+        improved = self.validation.see(metrics, step=self.step)
+        self.log_evaluation(metrics, improved=improved)
+        return improved
+
+    def log_evaluation(self, metrics: Metrics, *, improved: bool) -> None:
+        """Log one line with the losses of training, since the last evaluation, and validation."""
+        name = self.validation.metric
+        other = "" if name == "loss" else f", {name} {metrics[name]:.4g}"
+        best = ", the best so far" if improved else ""
+        losses = (self.losses.take_mean(), metrics.get("loss", math.nan))
+        logger.info("step %d: training loss %.4g, validation loss %.4g%s%s", self.step, *losses, other, best)
 
     def save(self, step: Step) -> None:
         """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""

@@ -2,11 +2,14 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 LINE_EVERY_SECONDS = 10.0
+WIDE_BAR, NARROW_BAR = 16, 8
+"""Columns of the bar."""
 
 LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s", "turns_per_second": "turns/s"}
 
@@ -52,8 +55,8 @@ class Bar:
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
         """Move on."""
-        text = "  ".join(map(as_text, shown.items()))
-        self.bar.update(self.task, advance=amount, **({"shown": text} if shown else {}))
+        fields = tuple(map(as_text, shown.items()))
+        self.bar.update(self.task, advance=amount, **({"shown": fields} if shown else {}))
 
 
 ELSEWHERE: list[Callable[..., AbstractContextManager[Any]]] = []
@@ -83,7 +86,7 @@ def show_progress(
             yield display
     elif stream.isatty():
         with rich_bar(stream) as bar:
-            yield Bar(bar, bar.add_task(description, total=total, completed=completed, shown=""))
+            yield Bar(bar, bar.add_task(description, total=total, completed=completed, shown=()))
     else:
         lines = Lines(total, description, completed=completed, stream=stream)
         try:
@@ -94,26 +97,74 @@ def show_progress(
 
 def rich_bar(stream: TextIO) -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.table import Column
+    from rich.progress import Progress, ProgressColumn, Task
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
-    columns = (
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+    console = Console(file=stream)
+
+    class Line(ProgressColumn):
+        """A whole line of the display, as wide as the terminal at most."""
+
+        def render(self, task: Task) -> Table:
+            line = fitting(
+                console.width,
+                head=f"{task.description}",
+                count=f"{int(task.completed):,}/{int(task.total or 0):,}",
+                elapsed=task.finished_time if task.finished else task.elapsed,
+                left=None if task.finished else task.time_remaining,
+                fields=task.fields["shown"],
+            )
+            table = Table.grid(padding=(0, 1, 0, 0))
+            bar = ProgressBar(total=task.total, completed=task.completed, width=line.bar)
+            table.add_row(line.head, *([bar] if line.bar else []), line.rest)
+            return table
+
+    return Progress(Line(), console=console)
+
+
+@dataclass(frozen=True)
+class FittingLine:
+    """A line of progress: text, a bar of so many columns, and text, with a space between them."""
+
+    head: str
+    bar: int
+    rest: str
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return len(self.head) + 1 + (self.bar + 1 if self.bar else 0) + len(self.rest)
+
+
+def fitting(
+    width: int, *, head: str, count: str, elapsed: float | None, left: float | None, fields: Sequence[str]
+) -> FittingLine:
+    """Return the fullest line that fits a width.
+
+    Fields go first, from the last one on; then the bar gets shorter, the elapsed time goes, the first field, the bar,
+    and the time left. What is counted always stays.
+
+    Args:
+        width: columns of the terminal.
+        head: what is done.
+        count: how much of it is done.
+        elapsed: seconds since the start, or None.
+        left: seconds to the end, or None where that is not known.
+        fields: other values, the most important first.
+    """
+    remaining = f"{clock(left)} left" if left is not None else ""
+    spent = f"{clock(elapsed)} elapsed" if elapsed is not None else ""
+    both = ", ".join(time for time in (spent, remaining) if time)
+    first = min(1, len(fields))
+    layouts = [(WIDE_BAR, both, number) for number in range(len(fields), first - 1, -1)]
+    layouts += [(NARROW_BAR, both, first), (NARROW_BAR, remaining, first), (NARROW_BAR, remaining, 0)]
+    layouts += [(0, remaining, 0), (0, "", 0)]
+    lines = (
+        FittingLine(head, bar, "  ".join(text for text in (count, times, *fields[:number]) if text))
+        for bar, times, number in layouts
     )
-    # On a narrow terminal what else is shown is cut, not how far the work is.
-    shown = TextColumn("{task.fields[shown]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    return Progress(*columns, shown, console=Console(file=stream), expand=True)
+    return next((line for line in lines if line.width <= width), FittingLine(head, 0, count))
 
 
 def as_text(item: tuple[str, Any]) -> str:

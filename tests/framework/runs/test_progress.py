@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from partita.runs import progress
-from partita.runs.progress import Lines, Quiet, clock, show_progress
+from partita.runs.progress import Lines, Quiet, clock, fitting, show_progress
 
 
 def test_without_a_terminal_the_end_is_told_in_one_plain_line() -> None:
@@ -68,8 +68,44 @@ def test_a_terminal_gets_a_bar_with_numbers(monkeypatch: pytest.MonkeyPatch) -> 
     text = stream.getvalue()
     assert "training" in text
     assert "━" in text
-    assert "5/8" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    assert "loss 0.5  tokens/s 1,23" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert re.search(r"5/8  0:00 elapsed(, 0:00 left)?  loss 0\.5  tokens/s 1,23", plain)
+
+
+FIELDS = ("loss 0.08763", "epoch 22", "tokens/s 41,496")
+
+
+@pytest.mark.parametrize(
+    ("width", "bar", "rest"),
+    [
+        (120, 16, "704/1,408  1:16 elapsed, 6:59 left  loss 0.08763  epoch 22  tokens/s 41,496"),
+        (80, 16, "704/1,408  1:16 elapsed, 6:59 left  loss 0.08763"),
+        (70, 8, "704/1,408  1:16 elapsed, 6:59 left  loss 0.08763"),
+        (60, 8, "704/1,408  6:59 left  loss 0.08763"),
+        (45, 8, "704/1,408  6:59 left"),
+        (30, 0, "704/1,408  6:59 left"),
+        (20, 0, "704/1,408"),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_fields_and_no_cut_ones(width: int, bar: int, rest: str) -> None:
+    line = fitting(width, head="training", count="704/1,408", elapsed=76.0, left=419.0, fields=FIELDS)
+    assert (line.bar, line.rest) == (bar, rest)
+    assert line.width <= width
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_bar_is_never_wider_than_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream: Any = Terminal()
+    with show_progress(2_048_000, "generating rows", completed=1024, stream=stream) as shown:
+        shown.advance(
+            300_000, tokens_per_second=1234.5, slots="100% of 1,024", padding="3%", prompt_tokens_per_second=9e4
+        )
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()))
+    assert any("301,024/2,048,000" in line for line in lines)
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert "…" not in stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Why a loss is not finite: what the losses before it say, and what to change."""
+"""The losses of a run: their mean between evaluations, and why one is not finite."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ RISEN = 2.0
 
 @dataclass
 class LossHistory:
-    """The lowest and the latest loss of a run, since it was started or continued."""
+    """Losses of a run, since it was started or continued."""
 
     lowest: float = 0.0
     """Lowest loss of a step so far."""
@@ -26,12 +27,23 @@ class LossHistory:
     """Its step; 0 before the first."""
     latest: float = 0.0
     """Loss of the newest step."""
+    total: float = 0.0
+    """Sum of the losses since the last evaluation ..."""
+    steps: int = 0
+    """... and their number."""
 
     def add(self, step: int, loss: float) -> None:
         """Add the loss of a step."""
         self.latest = loss
+        self.total, self.steps = self.total + loss, self.steps + 1
         if not self.lowest_step or loss < self.lowest:
             self.lowest, self.lowest_step = loss, step
+
+    def take_mean(self) -> float:
+        """Return the mean loss since this was last asked; NaN without a step since."""
+        mean = self.total / self.steps if self.steps else math.nan
+        self.total, self.steps = 0.0, 0
+        return mean
 
     @contextmanager
     def explaining(self, learner: "Learner", *, learning_rate: float, checkpoints: Path) -> Iterator[None]:
