@@ -12,12 +12,13 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make format  format and mend what can be mended"
 	@echo "make docs    write the generated pages again"
-	@echo "make lock    write requirements.lock from the environment"
+	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "partita needs Python 3.11 or newer; make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --requirement requirements-torch.txt
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
@@ -42,9 +43,15 @@ docs: $(READY)
 	$(BIN)/partita schema --markdown > docs/config-reference.md
 	$(BIN)/python benchmarks/page.py
 
-lock: $(READY)
-	(echo "# Exact versions of every package, made by \`make lock\`. torch comes first: a plain request for it may take a larger build."; \
-	 $(BIN)/python -m pip freeze --exclude-editable --all | grep -v '^pip==' | sed 's/+cpu//') > requirements.lock
+# Pins that still fit are kept; remove a line, or a file, to take newer versions.
+COMPILE = $(VENV)/uv/bin/uv pip compile pyproject.toml --quiet --generate-hashes --universal --python-version 3.11 \
+	--no-emit-package torch --constraint requirements-torch.txt --custom-compile-command "make lock"
+
+lock:
+	test -x $(VENV)/uv/bin/uv || $(PYTHON) -m venv $(VENV)/uv
+	$(VENV)/uv/bin/python -m pip install --quiet uv
+	$(COMPILE) --output-file requirements.lock
+	$(COMPILE) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,54 @@
+"""The lock files pin what pyproject.toml asks for, with hashes, and keep development tools apart."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(name: str) -> dict[str, tuple[str, int]]:
+    """Version and number of hashes of each package in a lock file."""
+    text = (ROOT / name).read_text(encoding="utf8")
+    entries = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n", "", text))
+    found = {}
+    for entry in filter(str.strip, entries):
+        match = re.match(r"(?P<name>[\w.-]+)==(?P<version>[^\s;]+)", entry)
+        assert match is not None, entry
+        found[canonical(match["name"])] = (match["version"], entry.count("--hash=sha256:"))
+    return found
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonical(re.split(r"[<>=!~;\[ ]", one)[0]) for one in requirements} - {"torch"}
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_every_pin_has_hashes_and_none_is_for_a_device(name: str) -> None:
+    found = pins(name)
+    assert all(hashes for _, hashes in found.values())
+    assert not [one for one in found if one == "torch" or one.startswith(("nvidia-", "triton", "cuda-"))]
+
+
+def test_the_runtime_lock_has_what_the_package_needs_and_no_development_tools() -> None:
+    runtime, tools = pins("requirements.lock"), names(PROJECT["optional-dependencies"]["dev"])
+    assert names(PROJECT["dependencies"]) <= set(runtime)
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "import-linter"} & set(runtime)
+    assert tools <= set(pins("requirements-dev.lock"))
+
+
+def test_both_locks_agree() -> None:
+    runtime, development = pins("requirements.lock"), pins("requirements-dev.lock")
+    assert {name: development[name] for name in runtime} == runtime
+
+
+def test_torch_is_pinned_in_a_file_of_its_own() -> None:
+    lines = (ROOT / "requirements-torch.txt").read_text(encoding="utf8").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["torch==2.13.0"]
