@@ -26,6 +26,8 @@ from workloads_data import an_epoch, make_model, settings, shard_names, tree_mem
 
 WINDOW, ROWS_OF_A_BATCH, EPOCHS = 8192, 32, 3
 SHARED_MEMORY = Path("/dev/shm")
+WAIT_FROM = "DATA_MEMORY_WAIT_FROM"
+"""Environment variable: rows after which a process waits to be killed."""
 MOST_BYTES = 10**9
 LARGE_BYTES = 5 * 10**9
 Row = dict[str, Any]
@@ -119,6 +121,8 @@ def watch(arguments: list[Any], *, kill_behind: int | None = None) -> Row:
     """What a process of its own reports, with the most memory it took in each epoch; `kill_behind` so many rows it is
     killed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if kill_behind is not None:
+        environment[WAIT_FROM] = str(kill_behind)  # however fast it is, it cannot end first
     process = subprocess.Popen(
         [sys.executable, __file__, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -189,10 +193,17 @@ def one(folder: Path, count: int, window: int, epochs: int, contender: str) -> N
 
 
 def reporter(folder: Path, contender: str) -> Callable[[int, int], None]:
-    """Says where a process is, for the one that watches it."""
-    state, last = folder / f"{contender}.state", [0.0]
+    """Says where a process is, for the one that watches it; from `WAIT_FROM` rows on it waits there to be killed."""
+    state, last, wait_from = folder / f"{contender}.state", [0.0], int(os.environ.get(WAIT_FROM, 0))
 
     def tell(epoch: int, rows: int) -> None:
+        while wait_from and rows >= wait_from:
+            last[0] = 0.0
+            write(epoch, rows)
+            time.sleep(0.05)
+        write(epoch, rows)
+
+    def write(epoch: int, rows: int) -> None:
         if time.perf_counter() - last[0] > 0.1:
             last[0] = time.perf_counter()
             beside = state.with_suffix(".new")
