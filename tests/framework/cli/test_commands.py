@@ -367,7 +367,7 @@ def test_a_terminal_gets_a_bar(forks: Forks, folder: Path) -> None:
 
 
 def test_init_asks_a_person_at_a_terminal(forks: Forks, folder: Path, partita: Command) -> None:
-    answers = ("fly", "classify", "scratch", "rows.csv")
+    answers = ("rows.csv", "fly", "classify", "scratch")
     code, shown = on_a_terminal(forks, "init", "asked", folder=folder, answers=answers)
     assert code == 0, shown
     assert "Please select one of the available options" in shown
