@@ -13,7 +13,6 @@ from partita import bag_verbs
 from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.bag_verbs import refuse_bag
 from partita.data.ledger import Ledger
-from partita.data.reading.sources import open_rows
 from partita.data.run_data import RunData
 from partita.data.shaping.labels import find_labels
 from partita.data.splits import check_columns
@@ -238,7 +237,7 @@ class Model(ModelState):
             self.team.lead(lambda: check_output(target, safe_csv=safe_csv), "the file of predictions")
         assembly = self.answering()
         with together(self.team, "opening the data"):
-            rows = open_rows(dataset, folder=Path.cwd())
+            rows = self.open_dataset(dataset)
             check_columns(rows, self.config, supervised=False)
         fingerprint = answer_fingerprint(assembly, rows, config=self.config, result=self.result)
         used: list[BatchSize] = []
@@ -288,7 +287,7 @@ class Model(ModelState):
         ledger = Ledger(None, max_bad_rows=1.0)
         with tokens_made_once(self.team, assembly, folder=self.kept) as parts:
             with together(self.team, "reading the rows"):
-                rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
+                rows = self.evaluation_rows() if dataset is None else self.open_dataset(dataset)
                 examination = prepare(parts, rows, split="test", ledger=ledger)
             ledger.warn_of_unknown_tokens()
             counts = ledger.split("test")
@@ -460,7 +459,7 @@ class Model(ModelState):
             return self.tune_training(dataset, fresh=fresh)
         assembly = self.ready()
         with together(self.team, "opening the data"):
-            rows = self.evaluation_rows() if dataset is None else open_rows(dataset, folder=Path.cwd())
+            rows = self.evaluation_rows() if dataset is None else self.open_dataset(dataset)
         sizing = self._sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=self.team)
         sizes = answering_sizes(assembly, rows, sizing=sizing)
         sizing.fresh = False  # what comes after uses what was found

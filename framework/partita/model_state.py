@@ -209,13 +209,19 @@ class ModelState:
         """Seed of sampling."""
         return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
 
+    def open_dataset(self, dataset: Any) -> Rows:
+        """Rows of what a verb was given; relative paths start at the current folder. Raises DataError."""
+        return open_rows(dataset, folder=Path.cwd(), max_row_bytes=self.config.data.max_row_bytes)
+
     def evaluation_rows(self) -> Rows:
         """The test rows of the file, else its validation rows. Raises DataError where there are none."""
         splits = self._splits
         if not splits:
             self.refuse_code("data")
         if not splits and self.config.data.test is not None:
-            splits = {"test": open_rows(self.config.data.test, folder=self.loaded.folder, name="test")}
+            limit = self.config.data.max_row_bytes
+            test = open_rows(self.config.data.test, folder=self.loaded.folder, name="test", max_row_bytes=limit)
+            splits = {"test": test}
         if not splits:
             splits = self.open_data().splits
         rows = splits.get("test", splits.get("validation"))

@@ -109,6 +109,9 @@ class Data(Base):
     weights at the beginning of the epoch. fresh: go on with the weights at the beginning of the data."""
     loader: LoaderOptions = LoaderOptions()
     """How rows are made ready."""
+    max_row_bytes: Count = 64_000_000
+    """Longest row of a text file in bytes, decompressed. A longer line is a bad row, so that a broken or hostile file
+    cannot fill the memory."""
     max_bad_rows: NonNegativeCount | Share = Field(default=0.01, union_mode="left_to_right")
     """Bad rows that a run accepts: a number, or a share below 1. Above it the run stops."""
 

@@ -9,6 +9,28 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
+MAX_DEPTH = 100
+"""Levels of nesting of a JSON value in data: deeper ones are refused before a recursive function meets them."""
+MAX_WIDTH = 1_000_000
+"""Lists and dicts that are looked at on one level: values in memory may hold the same list many times."""
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and mappings are nested too deep in a value; one that holds itself is."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for part in level for item in inner_collections(part)]
+        if not level or len(level) > MAX_WIDTH:
+            return bool(level)
+    return True
+
+
+def inner_collections(value: Any) -> list[Any]:
+    """The lists and dicts that stand directly in a value."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [item for item in items if isinstance(item, dict | list | tuple)]
+
 
 def draft_of(json_schema: dict[str, Any]) -> Any:
     """The validator class of the draft that the schema names, the newest without a name; None for an unknown one."""

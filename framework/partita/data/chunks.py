@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partita.data.ledger import UsedRows
-from partita.data.reading.json_reader import checked_object, json_record
+from partita.data.reading.json_reader import json_row
 from partita.data.shaping.encoder import Encoder, Example
 from partita_schema.errors import RowError
 
@@ -133,8 +133,6 @@ def made_rows(
 
 def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[int, tuple[str, ...]]]:
     """Rows as mappings, and reasons of those that are none, by place."""
-    import json
-
     good: dict[int, Mapping[str, Any]] = {}
     bad: dict[int, tuple[str, ...]] = {}
     for place, row in enumerate(rows):
@@ -144,12 +142,7 @@ def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[i
         if not isinstance(row, bytes):
             good[place] = row
             continue
-        try:
-            value = json.loads(row.decode("utf-8"))
-        except (ValueError, RecursionError):
-            bad[place] = (json_record(row, place).reason,)
-            continue
-        reason = checked_object(value, row, place).reason
+        value, reason = json_row(row)
         if reason:
             bad[place] = (reason,)
         else:

@@ -49,7 +49,8 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
         )
     splits = open_splits(config, folder=folder, dataset=dataset)
     if is_streamed(config, dataset):
-        splits = {TRAINING: open_rows(dataset, folder=Path.cwd()), **splits}
+        limit = config.data.max_row_bytes
+        splits = {TRAINING: open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), **splits}
     first = next(iter(splits.values()))
     without = [name for name, rows in splits.items() if not has_answers(rows, config)]
     if without:

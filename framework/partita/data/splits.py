@@ -44,17 +44,22 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
     DataError where there are no rows to train on (with `trainer: none`, no rows at all), or columns are missing.
     """
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
-    opened = {name: open_rows(place, folder=folder, name=name) for name, place in own.items() if place is not None}
+    limit = config.data.max_row_bytes
+    opened = {
+        name: open_rows(place, folder=folder, name=name, max_row_bytes=limit)
+        for name, place in own.items()
+        if place is not None
+    }
     supervised = config.trainer.type != "none"
     makes_rows = config.simulation is not None and config.simulation.train_on is not None
     splits = dict(opened)
     without = frozenset(opened)
     if dataset is not None and not is_streamed(config, dataset):
-        splits |= divide(open_rows(dataset, folder=Path.cwd()), config, without=without)
+        splits |= divide(open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), config, without=without)
     elif isinstance(config.data.source, SimulationSource):
         splits[TRAINING] = open_rows(config.data.source, folder=folder)
     elif config.data.source is not None and not config.data.streaming:
-        splits |= divide(open_rows(config.data.source, folder=folder), config, without=without)
+        splits |= divide(open_rows(config.data.source, folder=folder, max_row_bytes=limit), config, without=without)
     elif config.data.mix is not None and not config.data.streaming:
         splits |= divide_mix(open_mix(config.data, folder=folder), config, without=without)
     elif not config.data.streaming and not makes_rows and (supervised or not opened):

@@ -58,7 +58,7 @@ def open_tasks(
         message = "replay needs dialogues; write tasks: {source: FILE}, or data.test"
         raise ConfigError([Problem("simulation.tasks", message)])
     if rows is None:
-        rows = open_rows(source, folder=folder, name="tasks")
+        rows = open_rows(source, folder=folder, name="tasks", max_row_bytes=config.data.max_row_bytes)
     replays = isinstance(section.world, ReplaySection)
     if not replays and not any(isinstance(seat, GoldSeat) for seat in other_seats(section).values()):
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint

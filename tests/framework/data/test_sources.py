@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from partita.data.reading.records import MAX_ROW_CHARACTERS
-from partita.data.reading.sources import open_rows, quiet_datasets
+from partita.data.reading.sources import open_rows
+from partita.data.reading.tables import quiet_datasets
 from partita.data.rows import Rows
 from partita_schema.errors import DataError
 from partita_schema.sources import FileSource
@@ -126,7 +126,7 @@ def test_broken_lines_are_told_and_the_others_kept(tmp_path: Path) -> None:
         "not UTF-8: byte 0xff at place 8",
         "not Unicode: half of a surrogate pair",
     ]
-    assert reasons[4].startswith("not JSON: ")
+    assert reasons[4] == "nested more than 100 levels deep"
     assert max(len(bad.raw) for bad in rows.bad) == 500
 
 
@@ -147,12 +147,14 @@ def test_broken_csv_rows_are_told_and_the_others_kept(tmp_path: Path) -> None:
 
 def test_a_quote_that_is_never_closed_costs_one_row_of_a_large_file(tmp_path: Path) -> None:
     line = "x" * 999 + "\n"
-    (tmp_path / "a.csv").write_text('a\nfirst\n"open\n' + line * (MAX_ROW_CHARACTERS // 1000 + 100))
+    (tmp_path / "a.csv").write_text('a\nfirst\n"open\n' + line * 1100)
 
-    rows = open_rows("a.csv", folder=tmp_path)
+    rows = open_rows("a.csv", folder=tmp_path, max_row_bytes=1_000_000)
 
-    assert [bad.number for bad in rows.bad] == [3]
-    assert len(rows) == MAX_ROW_CHARACTERS // 1000 + 101
+    assert [(bad.number, bad.reason) for bad in rows.bad] == [
+        (3, "broken CSV: a quote opens here that is never closed")
+    ]
+    assert len(rows) == 1101
 
 
 def test_many_broken_csv_rows_do_not_pile_up(tmp_path: Path) -> None:

@@ -2,19 +2,40 @@
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from partita.data.reading.records import MAX_ROW_CHARACTERS, Record, bad, not_utf8, refuse_utf16
+from partita.data.reading.lines import split_lines
+from partita.data.reading.records import (
+    MAX_RAW,
+    MAX_ROW_BYTES,
+    MAX_VALUES,
+    Record,
+    bad,
+    not_utf8,
+    refuse_utf16,
+    too_long,
+)
 from partita_schema.errors import DataError
+from partita_schema.json_values import TOO_DEEP, is_too_deep
 
+BLANKS = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before JSON: a byte order mark, spaces and line breaks."""
 READ_SIZE = 1 << 20
 """Bytes of a JSON array that are read at a time."""
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
+CUT_OFF = 16
+"""Characters before the end of a text in which the JSON decoder reports that something is missing behind the end."""
 
 
-def read_jsonl(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """One JSON object a line; empty lines are passed over."""
-    for number, line in enumerate(stream, start=1):
+    for number, (line, _) in enumerate(split_lines(stream, max_row_bytes=max_row_bytes), start=1):
+        if line is None:
+            yield bad(number, too_long(max_row_bytes), "")
+            continue
         if number == 1:
             refuse_utf16(line, name)
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -25,23 +46,53 @@ def read_jsonl(stream: BinaryIO, name: str) -> Iterator[Record]:
 
 def json_record(text: bytes, number: int) -> Record:
     """The row in a piece of JSON."""
+    value, reason = json_row(text)
+    return record_of(value, reason, text, number)
+
+
+def record_of(value: Any, reason: str, text: bytes, number: int) -> Record:
+    if reason:
+        return bad(number, reason, text[: 4 * MAX_RAW].decode("utf-8", "replace"))
+    return Record(number, text + b"\n", tuple(value))
+
+
+def json_row(text: bytes) -> tuple[Any, str]:
+    """The object in a piece of JSON, or the reason why there is none."""
+    if holds_too_much(text):
+        return None, TOO_MANY
     try:
         value = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return bad(number, not_utf8(error), text.decode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
+        return None, not_utf8(error)
+    except RecursionError:
+        return None, TOO_DEEP
+    except ValueError as error:
         where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        return bad(number, f"not JSON: {said(error).removesuffix(' at')}{where}", text.decode("utf-8", "replace"))
-    return checked_object(value, text, number)
+        return None, f"not JSON: {said(error).removesuffix(' at')}{where}"
+    return value, wrong_object(value, text)
 
 
-def checked_object(value: Any, text: bytes, number: int) -> Record:
+def holds_too_much(text: bytes) -> bool:
+    """Whether a piece of JSON has more values than are read: they could take a hundred times its size in memory."""
+    if len(text) <= MAX_VALUES or num_marks(text) <= MAX_VALUES:
+        return False
+    return num_marks(STRING.sub(b"", text)) > MAX_VALUES
+
+
+def num_marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def wrong_object(value: Any, text: bytes) -> str:
+    """Why a value cannot be a row; empty where it can."""
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}.get(type(value), "a number")
-        return bad(number, f"a row is a JSON object, this is {kind}", text.decode())
+        return f"a row is a JSON object, this is {kind}"
+    if is_too_deep(value):
+        return TOO_DEEP
     if b"\\u" in text and has_lone_surrogate(value):
-        return bad(number, "not Unicode: half of a surrogate pair", text.decode())
-    return Record(number, text + b"\n", tuple(value))
+        return "not Unicode: half of a surrogate pair"
+    return ""
 
 
 def has_lone_surrogate(value: Any) -> bool:
@@ -52,24 +103,26 @@ def has_lone_surrogate(value: Any) -> bool:
     return False
 
 
-def read_json(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """A JSON array of objects, an object of columns, an object that holds one array of rows, or one object a line.
 
     An array is read piece by piece; the other whole-file forms are held in memory.
     """
-    start = b""
-    while not start.strip(b"\xef\xbb\xbf \t\r\n"):
+    start, more = b"", b""
+    while not more.strip(BLANKS):
         if not (more := stream.read(READ_SIZE)):
             return
         start += more
+        if len(start) > max_row_bytes and not more.strip(BLANKS):
+            raise DataError(f"{name} begins with more than {max_row_bytes:,} bytes of blanks")
     refuse_utf16(start, name)
     rest = chained(start.removeprefix(b"\xef\xbb\xbf"), stream)
-    if start.strip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from read_array(rest, name)
-    elif is_object(start.lstrip(b"\xef\xbb\xbf \t\r\n").split(b"\n", 1)[0]) and b"\n" in start.strip():
-        yield from read_jsonl(rest, name)
+    if start.strip(BLANKS).startswith(b"["):
+        yield from read_array(rest, name, max_row_bytes)
+    elif is_object(start.lstrip(BLANKS).split(b"\n", 1)[0]) and b"\n" in start.strip():
+        yield from read_jsonl(rest, name, max_row_bytes)
     else:
-        yield from read_whole(rest, name)
+        yield from read_whole(rest, name, max_row_bytes)
 
 
 def chained(start: bytes, stream: BinaryIO) -> BinaryIO:
@@ -93,11 +146,13 @@ def chained(start: bytes, stream: BinaryIO) -> BinaryIO:
 def is_object(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return line.startswith(b"{")
+    except ValueError:
         return False
 
 
-def read_array(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Record]:
     """Objects of a JSON array, one at a time; a row's number is its place in the array."""
     text = io.TextIOWrapper(stream, encoding="utf-8")
     decoder = json.JSONDecoder()
@@ -121,13 +176,20 @@ def read_array(stream: BinaryIO, name: str) -> Iterator[Record]:
                 value, end = decode_next(decoder, buffer, place)
                 # A number at the end of the buffer may go on behind it, so an object or a list is asked for.
                 if end is None or (end == len(buffer) and not isinstance(value, dict | list)):
-                    more = text.read(size)
-                    if not more or len(buffer) - place > MAX_ROW_CHARACTERS:
-                        raise DataError(f"{name}: row {number + 1} of the JSON array is broken: {said(value)}")
-                    buffer, place, size = buffer[place:] + more, 0, size * 2
+                    left = buffer[place:]
+                    broken = f"{name}: row {number + 1} of the JSON array"
+                    if len(left) > max_row_bytes:
+                        raise DataError(f"{broken} is longer than {max_row_bytes:,} bytes; write it as JSON lines")
+                    if holds_too_much(left.encode("utf-8", "replace")):
+                        raise DataError(f"{broken}: {TOO_MANY}; write it as JSON lines")
+                    more = text.read(size) if may_continue(value, buffer) else ""
+                    if not more:
+                        raise DataError(f"{broken} is broken: {said(value)}")
+                    buffer, place, size = left + more, 0, size * 2
                     continue
                 number += 1
-                yield checked_object(value, buffer[place:end].encode("utf-8"), number)
+                row = buffer[place:end].encode("utf-8")
+                yield record_of(value, wrong_object(value, row), row, number)
                 place, size = end, READ_SIZE
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8, or as JSON lines") from None
@@ -143,23 +205,45 @@ def decode_next(decoder: json.JSONDecoder, buffer: str, place: int) -> tuple[Any
         return error, None
 
 
+def may_continue(failure: Any, buffer: str) -> bool:
+    """Whether a value that could not be decoded may be whole once more of the file was read."""
+    if isinstance(failure, json.JSONDecodeError):
+        return failure.msg.startswith("Unterminated string") or failure.pos >= len(buffer) - CUT_OFF
+    return not isinstance(failure, Exception)
+
+
 def said(error: Any) -> str:
     """What a JSON error says, without a position that counts from the middle of the file."""
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def read_whole(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Record]:
     """Rows of a JSON object: lists by column, one list of rows, or a single row."""
+    text = stream.read(max_row_bytes + 1)
+    if len(text) > max_row_bytes or holds_too_much(text):
+        raise DataError(
+            f"{name}: a JSON file that is one object of more than {max_row_bytes:,} bytes or {MAX_VALUES:,} values is "
+            "not read; write JSON lines"
+        )
     try:
-        value = json.loads(stream.read().decode("utf-8"))
+        value = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is neither a JSON array nor an object a line: {error}") from None
+        what = TOO_DEEP if isinstance(error, RecursionError) else error
+        raise DataError(f"{name} is neither a JSON array nor an object a line: {what}") from None
     if not isinstance(value, dict):
         raise DataError(f"{name} holds a single value; write an array of objects, or an object a line")
     for number, row in enumerate(rows_of_object(value), start=1):
-        yield checked_object(row, json.dumps(row).encode(), number)
+        found = row_text(row)
+        yield record_of(row, wrong_object(row, found), found, number)
+
+
+def row_text(row: Any) -> bytes:
+    """The row as JSON; empty for one that is nested too deep to be written."""
+    return b"" if is_too_deep(row) else json.dumps(row).encode()
 
 
 def rows_of_object(value: dict[str, Any]) -> list[Any]:

@@ -18,7 +18,8 @@ def open_mix(data: Data, *, folder: Path) -> dict[str, Rows]:
     """Rows of each source of a mix, by its name."""
     mix = data.mix or ()
     return {
-        name: open_rows(part.source, folder=folder, name=name) for name, part in zip(data.mix_names, mix, strict=True)
+        name: open_rows(part.source, folder=folder, name=name, max_row_bytes=data.max_row_bytes)
+        for name, part in zip(data.mix_names, mix, strict=True)
     }
 
 

@@ -9,16 +9,20 @@ in a label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from partita.data.reading.records import MAX_ROW_CHARACTERS, Record, bad, dump, not_utf8, refuse_utf16
+from partita.data.reading.lines import split_lines
+from partita.data.reading.records import MAX_ROW_BYTES, Record, bad, dump, not_utf8, refuse_utf16, too_long
 from partita_schema.dialogue_formats import PARLAI_FIELDS
 
 LABELS = ("labels", "eval_labels")
 
 
-def read_parlai(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """One row an episode, numbered by its first line; an episode with a broken line is bad as a whole."""
-    episode = Episode()
-    for number, line in enumerate(stream, start=1):
+    episode = Episode(max_row_bytes)
+    for number, (line, _) in enumerate(split_lines(stream, max_row_bytes=max_row_bytes), start=1):
+        if line is None:
+            episode.leave_out_line(number)
+            continue
         if number == 1:
             refuse_utf16(line, name)
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -27,7 +31,7 @@ def read_parlai(stream: BinaryIO, name: str) -> Iterator[Record]:
         episode.add(line.rstrip(b"\r\n"), number)
         if episode.done:
             yield episode.record()
-            episode = Episode()
+            episode = Episode(max_row_bytes)
     if episode.number:
         yield episode.record()
 
@@ -35,7 +39,8 @@ def read_parlai(stream: BinaryIO, name: str) -> Iterator[Record]:
 class Episode:
     """Lines up to one that ends an episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.number = 0
         """First line; 0 before there is one."""
         self.done = False
@@ -61,11 +66,16 @@ class Episode:
                 f"line {number}: {piece[:60]!r} is no field; write key:value, and \\t for a tab in a text", line
             )
             return
-        if self._size > MAX_ROW_CHARACTERS:
+        if self._size > self._max_bytes:
             self._break("an episode begins here that never ends; write episode_done:True in its last line", line)
             self._exchanges, self.done = [], True
             return
         self._exchanges.append(exchange_of(fields))
+
+    def leave_out_line(self, number: int) -> None:
+        """A line that is too long to be read: the episode is bad."""
+        self.number = self.number or number
+        self._break(f"line {number}: {too_long(self._max_bytes)}", b"")
 
     def record(self) -> Record:
         """The row."""

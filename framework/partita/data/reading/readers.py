@@ -5,13 +5,17 @@ from typing import BinaryIO
 
 from partita.data.reading.csv_reader import read_csv, read_tsv
 from partita.data.reading.json_reader import read_json, read_jsonl
+from partita.data.reading.lines import split_lines
 from partita.data.reading.parlai_reader import read_parlai
-from partita.data.reading.records import Reader, Record, bad, dump, not_utf8, refuse_utf16
+from partita.data.reading.records import MAX_ROW_BYTES, Reader, Record, bad, dump, not_utf8, refuse_utf16, too_long
 
 
-def read_txt(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """One row a line, in the column `text`; empty lines are passed over."""
-    for number, line in enumerate(stream, start=1):
+    for number, (line, _) in enumerate(split_lines(stream, max_row_bytes=max_row_bytes), start=1):
+        if line is None:
+            yield bad(number, too_long(max_row_bytes), "")
+            continue
         if number == 1:
             refuse_utf16(line, name)
         try:

@@ -6,20 +6,20 @@ no header, a broken JSON array) is a DataError.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from partita_schema.errors import DataError
 
 MAX_RAW = 500
 """Characters of a bad row that are kept."""
-MAX_ROW_CHARACTERS = 1 << 24
-"""Characters of a row that spans lines; a longer one is a quote or a bracket that was never closed."""
+MAX_ROW_BYTES = 64_000_000
+"""Bytes of a line, or of a row that spans lines, that are read where `data.max_row_bytes` does not say otherwise."""
+MAX_VALUES = 1_000_000
+"""Cells or JSON values of a row: each takes about a hundred bytes of memory, however short it is in the file."""
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A row of a text file, or what is wrong with it."""
 
     number: int
@@ -34,8 +34,17 @@ class Record:
     """What stands there, for bad rows."""
 
 
-Reader = Callable[[BinaryIO, str], Iterator[Record]]
-"""A reader is given a file's bytes and its name."""
+Reader = Callable[[BinaryIO, str, int], Iterator[Record]]
+"""A reader is given a file's bytes, its name, and the bytes of its longest row."""
+
+
+def too_long(max_row_bytes: int) -> str:
+    """The reason for a line above the limit."""
+    return f"the line is longer than {max_row_bytes:,} bytes; write a larger data.max_row_bytes if it is meant"
+
+
+write_json = json.JSONEncoder(ensure_ascii=False).encode
+"""As json.dumps, which makes an encoder for each row."""
 
 
 def bad(number: int, reason: str, raw: str) -> Record:
@@ -43,7 +52,7 @@ def bad(number: int, reason: str, raw: str) -> Record:
 
 
 def dump(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"
+    return write_json(row).encode("utf-8") + b"\n"
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

@@ -54,7 +54,7 @@ def dialogues_of(path: Path) -> Iterator[Dialogue]:
             raise DataError(f"{path.name}:{number} {error}; simulate again, or restore {path}") from None
         try:
             yield from_line(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{path.name}:{number} is no dialogue of a simulation ({type(error).__name__}: {error}); write the "
                 "transcripts of one, such as runs/NAME/transcripts/predicted.jsonl, or type: jsonl for other dialogues"

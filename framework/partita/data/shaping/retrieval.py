@@ -27,7 +27,10 @@ def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> R
     options = config.prompt.retrieval
     if options is None:
         return None
-    pool = open_rows(options.dataset, folder=folder, name="examples") if options.dataset else training
+    pool = training
+    if options.dataset:
+        limit = config.data.max_row_bytes
+        pool = open_rows(options.dataset, folder=folder, name="examples", max_row_bytes=limit)
     if pool is None or not len(pool):
         raise DataError("prompt.retrieval has no rows to choose from; write prompt.retrieval.dataset")
     check_columns(pool, config, supervised=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from partita.data.reading.records import MAX_ROW_BYTES
 from partita.data.reading.sources import COMPRESSIONS, missing, short_names
 from partita.data.rows import digest
 from partita.data.streams.base import Position, StreamRow
@@ -55,7 +56,9 @@ ENDS = 4096
 class FileStream:
     """Rows of files, in shards."""
 
-    def __init__(self, kind: str, paths: Sequence[str], *, name: str, least_shards: int) -> None:
+    def __init__(
+        self, kind: str, paths: Sequence[str], *, name: str, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES
+    ) -> None:
         """Raises DataError where there is nothing to read."""
         self.name = name
         labels = short_names(paths)
@@ -63,7 +66,9 @@ class FileStream:
         if not any(size is None or size for size in sizes):
             raise DataError(f"{', '.join(labels[:3])}{' ...' if len(labels) > 3 else ''} has no rows")
         self.fingerprint = digest(kind, *(part for told in zip(labels, marks, strict=True) for part in told))
-        wholes = [Piece(path, label, kind) for path, label in zip(paths, labels, strict=True)]
+        wholes = [
+            Piece(path, label, kind, max_row_bytes=max_row_bytes) for path, label in zip(paths, labels, strict=True)
+        ]
         found = cut(wholes, sizes, least_shards)
         self._pieces = [piece for piece, _ in found]
         self.shards = [piece.label for piece in self._pieces]

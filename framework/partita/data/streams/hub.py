@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.reading.sources import format_of, quiet_datasets
+from partita.data.reading.sources import format_of
+from partita.data.reading.tables import quiet_datasets
 from partita.data.rows import digest
 from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.files import FileStream
@@ -21,7 +22,7 @@ DIRECT = {"parquet": "parquet", "arrow": "arrow", "json": "jsonl"}
 """Formats of files that are read without `datasets`, by the name of its builder."""
 
 
-def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int) -> Stream:
+def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_row_bytes: int) -> Stream:
     """The stream of a Hub source. Raises DataError where there is no such data set or split."""
     import datasets
 
@@ -34,7 +35,7 @@ def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int) -> St
             files = data_files(builder, source.split)
             if files:
                 kind = DIRECT[builder.name]
-                return FileStream(kind, files, name=name, least_shards=least_shards)
+                return FileStream(kind, files, name=name, least_shards=least_shards, max_row_bytes=max_row_bytes)
             return DatasetsStream(builder.as_streaming_dataset(source.split), name=name, least_shards=least_shards)
         except DataError:
             raise

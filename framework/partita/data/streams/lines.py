@@ -1,20 +1,19 @@
 """Rows of files that have one row a line: read from any byte, so that a file can be cut anywhere.
 
-Nothing is parsed here. A file is read in blocks; of a line that is too long nothing is kept but its beginning.
+Nothing is parsed here.
 """
 
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import BinaryIO
 
-from partita.data.reading.records import MAX_RAW, MAX_ROW_CHARACTERS, not_utf8, refuse_utf16
+from partita.data.reading.lines import BLOCK, split_lines
+from partita.data.reading.opened import opened
+from partita.data.reading.records import MAX_RAW, not_utf8, refuse_utf16, too_long
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.pieces import Piece, at_offset, opened
+from partita.data.streams.pieces import Piece, at_offset
 
-BLOCK = 1 << 18
-"""Bytes that are read at a time."""
 BOM = b"\xef\xbb\xbf"
-TOO_LONG = f"the line is longer than {MAX_ROW_CHARACTERS >> 20} MB"
 
 
 def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
@@ -23,7 +22,7 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
     The position is the byte behind the row and, where the piece is not a part cut by bytes, its lines and rows.
     """
     by_byte, as_text = piece.start is not None, piece.kind == "txt"
-    part, parts = piece.part, piece.parts
+    part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
     offset, number, index = place_of(piece, start)
     with opened(piece.path, piece.label) as stream:
         begun_block = b""
@@ -31,7 +30,7 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
             offset, begun_block = first_line(stream, offset)
         else:
             at_offset(stream, offset)
-        for line, ended in split_lines(stream, offset, piece.end, block=begun_block):
+        for line, ended in split_lines(stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block):
             begun, offset = offset, ended
             number += 1
             if begun == 0:
@@ -45,7 +44,7 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
                 continue
             told = begun if by_byte else number
             after: Position = ended if by_byte else [ended, number] if parts == 1 else [ended, number, index]
-            row = line_row(shard, told, text, as_text)
+            row = StreamRow(shard, told, b"", too_long(limit)) if text is None else line_row(shard, told, text, as_text)
             if row is not None:
                 yield row, after
 
@@ -59,10 +58,8 @@ def place_of(piece: Piece, start: Position | None) -> tuple[int, int, int]:
     return start[0], start[1], start[2] if len(start) > 2 else 0
 
 
-def line_row(shard: int, number: int, text: bytes | None, as_text: bool) -> StreamRow | None:
+def line_row(shard: int, number: int, text: bytes, as_text: bool) -> StreamRow | None:
     """The row of a line; None for a text of nothing but spaces."""
-    if text is None:
-        return StreamRow(shard, number, b"", TOO_LONG)
     if as_text or not text.isascii():
         try:
             decoded = text.decode("utf-8")
@@ -88,39 +85,6 @@ def first_line(stream: BinaryIO, offset: int) -> tuple[int, bytes]:
             return place + found + 1, block[found + 1 :]
         place += len(block)
     return place, b""
-
-
-def split_lines(
-    stream: BinaryIO, offset: int, end: int | None, *, block: bytes = b""
-) -> Iterator[tuple[bytes | None, int]]:
-    """Lines that begin before a byte, without their ends, and the byte behind each; None for one that is too long.
-
-    `block` was read already, from `offset` on.
-    """
-    left: list[bytes] = []
-    size, too_long = 0, False
-    limit = float("inf") if end is None else end
-    while offset < limit and (block := block or stream.read(BLOCK)):
-        *lines, rest = block.split(b"\n")
-        if lines and size:
-            left.append(lines[0])
-            offset += size + len(lines[0]) + 1
-            yield None if too_long else b"".join(left), offset
-            del lines[0]
-            left, size, too_long = [], 0, False
-        for line in lines:
-            if offset >= limit:
-                return
-            offset += len(line) + 1
-            yield line, offset
-        block = b""
-        if rest:
-            size += len(rest)
-            left.append(rest)
-            if size > MAX_ROW_CHARACTERS:
-                left, too_long = [], True
-    if size and offset < limit:
-        yield None if too_long else b"".join(left), offset + size
 
 
 def line_pieces(size: int, pieces: int) -> list[tuple[int, int]]:

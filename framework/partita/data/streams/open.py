@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from partita.data.reading.records import MAX_ROW_BYTES
 from partita.data.reading.sources import find_files
 from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.custom import CustomStream
@@ -11,17 +12,17 @@ from partita.data.streams.hub import open_hub_stream
 from partita_schema.sources import CustomSource, FileSource, HubSource, Source
 
 
-def open_stream(source: Source, *, folder: Path, least_shards: int) -> Stream:
+def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES) -> Stream:
     """The stream of a source, in at least so many shards; relative paths start at `folder`.
 
-    Nothing is read but what tells sizes. Raises DataError where there is nothing to read, and ConfigError for a class
-    that is not there.
+    Lines of more than `max_row_bytes` are bad rows. Nothing is read but what tells sizes. Raises DataError where there
+    is nothing to read, and ConfigError for a class that is not there.
     """
     if isinstance(source, FileSource):
         paths = find_files(source.path, folder=folder)
-        return FileStream(source.type, paths, name=source.path, least_shards=least_shards)
+        return FileStream(source.type, paths, name=source.path, least_shards=least_shards, max_row_bytes=max_row_bytes)
     if isinstance(source, HubSource):
-        return open_hub_stream(source, folder=folder, least_shards=least_shards)
+        return open_hub_stream(source, folder=folder, least_shards=least_shards, max_row_bytes=max_row_bytes)
     if not isinstance(source, CustomSource):
         raise AssertionError(f"a source of type {source.type} is not streamed")
     return CustomStream(source, folder=folder, least_shards=least_shards)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from partita.data.chunks import Unreadable, parsed
 from partita.data.planning.policies import Fixed, Policy
+from partita.data.reading.records import MAX_ROW_BYTES
 from partita.data.reading.sources import source_of
 from partita.data.rows import ListStore, Rows, digest
 from partita.data.streams.lane import LanePlan
@@ -32,13 +33,18 @@ class TrainingStreams:
     """Names of the sources of a mix."""
     shuffle: bool = True
     """Whether the first rows are looked at in a shuffled order."""
+    max_row_bytes: int = MAX_ROW_BYTES
+    """Longest line of a text file."""
 
     def plan(self, policy: Policy, *, lanes: int) -> LanePlan:
         """The lanes; each source has at least as many shards as there are lanes where it can be cut so finely.
 
         Raises DataError where there is nothing to read.
         """
-        streams = [open_stream(source, folder=self.folder, least_shards=lanes) for source in self.sources]
+        streams = [
+            open_stream(source, folder=self.folder, least_shards=lanes, max_row_bytes=self.max_row_bytes)
+            for source in self.sources
+        ]
         if self.names:
             streams = [NamedStream(stream, name=name) for stream, name in zip(streams, self.names, strict=True)]
         return LanePlan(streams, self.weights, self.stop, lanes=lanes, seed=self.seed, policy=policy)
@@ -70,7 +76,9 @@ def training_streams(config: Config, *, folder: Path, dataset: str | Path | None
     mix, shuffle = config.data.mix, getattr(config.data.batching, "shuffle", True)
     if dataset is not None:
         source = source_of(str(dataset), folder=Path.cwd())
-        return TrainingStreams([source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle)
+        return TrainingStreams(
+            [source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle, max_row_bytes=config.data.max_row_bytes
+        )
     written = [(part.source, part.weight) for part in mix] if mix else [(config.data.source, 1.0)]
     return TrainingStreams(
         [source_of(source, folder=folder) if isinstance(source, str) else source for source, _ in written if source],
@@ -80,4 +88,5 @@ def training_streams(config: Config, *, folder: Path, dataset: str | Path | None
         config.seed,
         config.data.mix_names,
         shuffle=shuffle,
+        max_row_bytes=config.data.max_row_bytes,
     )

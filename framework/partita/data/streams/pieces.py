@@ -1,23 +1,12 @@
-"""What a shard of files is, and how its bytes are opened."""
+"""What a shard of files is."""
 
-import gzip
-import lzma
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from partita_schema.errors import DataError
+from partita.data.reading.records import MAX_ROW_BYTES
 
 SKIP = 1 << 20
 """Bytes that are read over at a time where a file cannot seek."""
-
-
-FOREIGN = frozenset(
-    ("zstandard", "zstd", "fsspec", "aiohttp", "requests", "httpx", "huggingface_hub", "botocore", "s3fs", "gcsfs")
-)
-"""Libraries under fsspec whose errors are no OSError."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +26,8 @@ class Piece:
     part: int = 0
     """Of rows `part`, `part + parts` ... of what lies in the range; 0 of 1 for all."""
     parts: int = 1
-
-
-@contextmanager
-def opened(path: str, label: str) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed. Raises DataError where they cannot be read, while it is open too."""
-    import fsspec  # type: ignore[import-untyped] # it ships no types
-
-    try:
-        with fsspec.open(path, "rb", compression="infer") as stream:
-            yield stream
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise DataError(f"{label} cannot be read: {error}") from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] in FOREIGN:
-            raise DataError(f"{label} cannot be read: {error}") from error
-        raise
+    max_row_bytes: int = MAX_ROW_BYTES
+    """Longest line; a longer one is a bad row."""
 
 
 def at_offset(stream: BinaryIO, offset: int) -> None:

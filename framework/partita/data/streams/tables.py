@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.data.reading.opened import opened
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.pieces import Piece, opened
+from partita.data.streams.pieces import Piece
 from partita_schema.errors import DataError
 
 if TYPE_CHECKING:

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 
+from partita.data.reading.opened import opened
 from partita.data.reading.readers import READERS
 from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.cells import stream_row
-from partita.data.streams.pieces import Piece, opened
+from partita.data.streams.pieces import Piece
 
 
 def read_whole(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Rows of a piece; the position is the rows so far, which are read again before the next."""
     passed = start if isinstance(start, int) else 0
     with opened(piece.path, piece.label) as stream:
-        for index, record in enumerate(READERS[piece.kind](stream, piece.label)):
+        for index, record in enumerate(READERS[piece.kind](stream, piece.label, piece.max_row_bytes)):
             if index >= passed and index % piece.parts == piece.part:
                 yield stream_row(record, shard), index + 1

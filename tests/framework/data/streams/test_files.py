@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.data.planning.policies import Fixed
-from partita.data.reading import records
+from partita.data import reading
+from partita.data.reading import csv_rows, records
 from partita.data.reading.json_reader import json_record
 from partita.data.reading.readers import READERS
 from partita.data.reading.sources import open_rows
@@ -313,7 +314,8 @@ def test_any_bytes_are_read_exactly_once_from_any_position(
         return
     (folder / f"a.{kind}").write_bytes(data + end * closed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "BLOCK", block)
+        for module in (lines, reading.lines, csv_rows):
+            patch.setattr(module, "BLOCK", block)
         patch.setattr(files, "SMALL", small)
         whole, cut = (stream_of(folder, f"a.{kind}", kind, number) for number in (1, shards))
         assert [told(row) for row in read(whole)] == by_reader(folder / f"a.{kind}", kind)
@@ -344,19 +346,14 @@ def test_rows_of_a_part_are_named_by_their_byte(cut_all: None, tmp_path: Path) -
 
 
 def test_a_line_that_is_too_long_is_a_bad_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_ROW_CHARACTERS", 1000)
-    monkeypatch.setattr(lines, "BLOCK", 100)
+    monkeypatch.setattr(reading.lines, "BLOCK", 100)
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b"x" * 100_000 + b'\n{"a": 2}\n' + b"y" * 5000)
-    stream = stream_of(tmp_path, "a.jsonl", "jsonl")
+    source = FileSource(type="jsonl", path="a.jsonl")
+    stream = open_stream(source, folder=tmp_path, least_shards=1, max_row_bytes=1000)
 
-    assert [(row.number, row.reason[:21]) for row in read(stream)] == [
-        (1, ""),
-        (2, "the line is longer th"),
-        (3, ""),
-        (4, "the line is longer th"),
-    ]
+    reason = "the line is longer than 1,000 bytes; write a larger data.max_row_bytes if it is meant"
+    assert [(row.number, row.reason) for row in read(stream)] == [(1, ""), (2, reason), (3, ""), (4, reason)]
     check_resume(stream)
-    assert lines.TOO_LONG == "the line is longer than 16 MB"
 
 
 def test_bad_rows_of_csv_are_told_and_reading_goes_on(tmp_path: Path) -> None:

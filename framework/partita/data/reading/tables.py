@@ -1,0 +1,114 @@
+"""Rows of Parquet and Arrow files and of Hub data sets, by index: typed columns, memory mapped by `datasets`."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import file_digest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partita.data.reading.in_memory import hash_rows
+from partita.data.rows import DatasetStore, RowKeys, Rows, digest
+from partita_schema.errors import DataError
+from partita_schema.sources import HubSource
+
+if TYPE_CHECKING:
+    import datasets
+
+
+def open_tables(kind: str, paths: Sequence[str], names: Sequence[str]) -> Rows:
+    """Rows of Parquet or Arrow files."""
+    import datasets
+
+    parts = [load(kind, data_files=[path], split="train", label=name) for path, name in zip(paths, names, strict=True)]
+    try:
+        table = datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]
+    except (ValueError, TypeError) as error:
+        raise DataError(f"the files {', '.join(names[:3])} have different columns: {error}") from None
+    if not len(table):
+        raise DataError(f"{', '.join(names[:3])} has no rows")
+    sizes = [len(part) for part in parts]
+    files = np.repeat(np.arange(len(parts)), sizes)
+    numbers = np.concatenate([np.arange(1, size + 1) for size in sizes])
+    keys = RowKeys(names, files, numbers)
+    hashes = [hash_file(path) if "://" not in path else "" for path in paths]
+    store = DatasetStore(table)
+    content = digest(*names, *hashes) if all(hashes) else hash_rows(store)
+    return Rows(store, columns=table.column_names, keys=keys, fingerprint=content)
+
+
+def hash_file(path: str) -> str:
+    with Path(path).open("rb") as stream:
+        return file_digest(stream, "blake2b").hexdigest()
+
+
+def open_hub(source: HubSource, *, folder: Path) -> Rows:
+    """Rows of a data set on the Hub, or of a folder in its layout."""
+    place = folder / Path(source.name).expanduser()
+    name = str(place) if place.is_dir() else source.name
+    label = Path(source.name).name
+    table = load(
+        name,
+        name=source.subset,
+        split=source.split,
+        revision=source.revision,
+        label=source.name,
+        remote=name != str(place),
+    )
+    if not len(table):
+        raise DataError(f"{source.name} has no rows in split {source.split}")
+    store = DatasetStore(table)
+    keys = RowKeys.counted(f"{label}/{source.split}", len(table))
+    return Rows(store, columns=table.column_names, keys=keys, fingerprint=hash_rows(store))
+
+
+def load(
+    path: str,
+    *,
+    label: str,
+    split: str,
+    data_files: list[str] | None = None,
+    name: str | None = None,
+    revision: str | None = None,
+    remote: bool = False,
+) -> "datasets.Dataset":
+    """A table by `datasets.load_dataset`, without its noise.
+
+    Local files go through a cache that is gone afterwards; the table stays mapped. Hub data sets keep the usual cache,
+    which knows their commits.
+    """
+    import datasets
+
+    with quiet_datasets(), tempfile.TemporaryDirectory(prefix="partita-") as cache:
+        try:
+            table = datasets.load_dataset(
+                path,
+                name,
+                split=split,
+                data_files=data_files,
+                revision=revision,
+                cache_dir=None if remote else cache,
+            )
+        except Exception as error:  # pyarrow, fsspec and the Hub client raise trees of their own
+            cause = error.__cause__ or error
+            said = " ".join(str(cause).split())[:500]
+            raise DataError(f"{label} cannot be read: {type(cause).__name__}: {said}") from error
+    return table
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """No progress bars and no log lines of `datasets`, with its settings as before afterwards."""
+    import datasets
+
+    shown, verbosity = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if shown:
+            datasets.enable_progress_bars()

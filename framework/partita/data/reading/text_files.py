@@ -1,0 +1,78 @@
+"""Rows of text files by index: read once, and kept on disk as the text that they are (spool.py)."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from partita.data.reading.opened import opened
+from partita.data.reading.readers import READERS
+from partita.data.reading.records import Record
+from partita.data.reading.spool import SpoolWriter
+from partita.data.rows import BadRow, RowKeys, Rows, digest
+from partita_schema.errors import DataError
+
+BROKEN_START = 1000
+"""A file is refused if this many rows at its beginning are all broken."""
+MOSTLY_BROKEN = 100_000
+"""A file is refused if this many of its rows are broken and fewer are good: reasons are kept in memory."""
+
+
+def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
+    """Rows of all files of a text format. Raises DataError where a file cannot be read, or no row is good."""
+    with SpoolWriter() as spool:
+        reader = FileReader(kind, spool, max_row_bytes=max_row_bytes)
+        hashes = [reader.read(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
+        if not len(spool):
+            first = next(iter(reader.bad), None)
+            what = f"has no good row: {first.key}: {first.reason}" if first is not None else "has no rows"
+            raise DataError(f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''} {what}")
+        keys = RowKeys(names, np.array(spool.files), np.array(spool.numbers))
+        store = spool.finish()
+    content = digest(*names, *hashes)
+    return Rows(store, columns=list(reader.columns), keys=keys, fingerprint=content, bad=reader.bad)
+
+
+class FileReader:
+    """Moves rows of files to a spool, and collects the bad ones."""
+
+    def __init__(self, kind: str, spool: SpoolWriter, *, max_row_bytes: int) -> None:
+        self._kind = kind
+        self._spool = spool
+        self._max_row_bytes = max_row_bytes
+        self.columns: dict[str, None] = {}
+        """Names in any row, in the order in which they were met."""
+        self.bad: list[BadRow] = []
+        """Rows that could not be read."""
+
+    def read(self, path: str, name: str, number: int) -> str:
+        """Read a file, `number` in the list of all; returns a hash of its content. Raises DataError."""
+        state = blake2b(digest_size=16)
+        good_before, bad_before = len(self._spool), len(self.bad)
+        known: tuple[str, ...] = ()
+        with opened(path, name) as stream:
+            for record in READERS[self._kind](stream, name, self._max_row_bytes):
+                if record.reason:
+                    key = f"{name}:{record.number}"
+                    place = len(self._spool)
+                    self.bad.append(BadRow(key, name, record.number, record.reason, record.raw, place=place))
+                    state.update(f"{record.number}{record.raw}".encode())
+                    check_share(name, len(self.bad) - bad_before, len(self._spool) - good_before, record)
+                    continue
+                self._spool.add(record.row, file=number, number=record.number)
+                state.update(record.row)
+                if record.columns != known:
+                    known = record.columns
+                    self.columns.update(dict.fromkeys(known))
+        return state.hexdigest()
+
+
+def check_share(name: str, num_bad: int, num_good: int, last: Record) -> None:
+    """Raise DataError for a file that is broken as a whole."""
+    if num_bad == BROKEN_START and not num_good:
+        raise DataError(f"{name}: the first {BROKEN_START:,} rows are broken; {last.reason}")
+    if num_bad >= MOSTLY_BROKEN and num_bad > num_good:
+        raise DataError(
+            f"{name}: {num_bad:,} of the first {num_bad + num_good:,} rows are broken; the last one is in line "
+            f"{last.number:,}: {last.reason}"
+        )

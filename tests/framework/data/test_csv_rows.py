@@ -1,0 +1,131 @@
+"""CSV is split in linear time, into the rows that reading each line again and again would give."""
+
+import csv
+import gzip
+import io
+import sys
+import tracemalloc
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.data.reading import csv_rows
+from partita.data.reading.csv_rows import CsvRows
+from partita.data.reading.readers import READERS
+from partita.data.reading.sources import open_rows
+from partita_schema.errors import DataError
+
+
+def split(data: bytes, *, max_row_bytes: int = 1000) -> list[tuple[int, list[str], bool]]:
+    """Number and cells of each row; of a broken one its line, and True."""
+    rows = CsvRows(io.BytesIO(data), delimiter=",", max_row_bytes=max_row_bytes)
+    return [(row.number, row.cells, bool(row.reason)) for row in rows]
+
+
+def expected(data: bytes) -> list[tuple[int, list[str], bool]]:
+    """The same in quadratic time: after a broken row, everything behind its first line is read from the start."""
+    lines = list(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline=""))
+    found, place = [], 0
+    while place < len(lines):
+        reader = csv.reader(lines[place:], strict=True)
+        try:
+            found.append((place + 1, next(reader), False))
+            place += reader.line_num
+        except csv.Error:
+            found.append((place + 1, [lines[place].rstrip("\r\n")], True))
+            place += 1
+    return found
+
+
+PIECES = st.sampled_from(
+    ['"', '"', '""', ",", "\n", "\r\n", "\r", "x", 'x"', '"x"', '"x",', "é", "\ufeff", '"\n"', '",']
+)
+
+
+@given(st.lists(PIECES, max_size=40).map("".join), st.sampled_from([1, 2, 5, 1000]))
+def test_rows_are_those_of_reading_every_line_again(text: str, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_rows, "BLOCK", block)
+        assert split(text.encode()) == expected(text.encode())
+
+
+def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
+    """Functions called, in Python and in C, while the rows of a file are split."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        split(data, max_row_bytes=max_row_bytes)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['x","y"\n"', '"x\n', '"\n', '"x\ny"z\n', 'x","y\n', '"""\n', '"a","b\n"c\n'],
+    ids=["shifted", "closed too late", "alone", "in pairs", "open", "escaped", "mixed"],
+)
+def test_twice_the_broken_quotes_take_twice_the_work(line: str) -> None:
+    few, many = (calls(f'a,b\n"{line * count}'.encode()) for count in (300, 600))
+
+    assert many < 2.2 * few
+
+
+def test_a_quote_that_is_open_for_longer_than_a_row_may_be_is_not_searched_again() -> None:
+    few, many = (
+        calls(b'"x\n' * count + b"y" * 50 + b"\n" + b"z\n" * count * 10, max_row_bytes=count) for count in (300, 600)
+    )
+
+    assert many < 2.2 * few
+
+
+def test_a_row_of_too_many_cells_is_told_without_making_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_rows, "MAX_VALUES", 5)
+
+    assert split(b'a,b\n1,2,3,4,5,6\n"1,2,3,4,5,6",7\n') == [
+        (1, ["a", "b"], False),
+        (2, ["1,2,3,4,5,6"], True),
+        (3, ["1,2,3,4,5,6", "7"], False),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "txt", "parlai", "json"])
+def test_a_long_line_in_a_small_compressed_file_does_not_fill_the_memory(kind: str, tmp_path: Path) -> None:
+    first = {"jsonl": b'{"a": 1}\n', "parlai": b"text:a\tlabels:b\tepisode_done:True\n", "json": b'[{"a": 1}, "'}
+    packed = gzip.compress(first.get(kind, b"a\nb\n") + b"x" * 50_000_000)
+    assert len(packed) < 100_000
+    tracemalloc.start()
+    try:
+        with gzip.open(io.BytesIO(packed)) as stream:
+            if kind == "json":
+                with pytest.raises(DataError, match=r"row 2 of the JSON array is longer than 1,000,000 bytes"):
+                    list(READERS[kind](stream, "a", 1_000_000))
+            else:
+                *good, last = READERS[kind](stream, "a", 1_000_000)
+                assert [row.reason for row in good] == [""] * len(good)
+                assert "the line is longer than 1,000,000 bytes" in last.reason
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_is_mostly_broken_is_refused_before_its_reasons_fill_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\n" + b"1,2\n" * 10 + b"1\n" * 200_000)
+
+    with pytest.raises(DataError) as error:
+        open_rows("a.csv", folder=tmp_path)
+
+    assert str(error.value) == (
+        "a.csv: 100,000 of the first 100,010 rows are broken; the last one is in line 100,011: "
+        "1 cells, the header has 2"
+    )
