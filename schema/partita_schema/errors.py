@@ -36,6 +36,14 @@ class PartitaError(Exception):
     """Exit status of a command that ends with this error: 2 for a mistake of the user, 1 for a job that failed."""
 
 
+MAX_PATH = 200
+"""Characters of a key that an error shows."""
+MAX_MESSAGE = 2000
+"""Characters of a message that an error shows: it may quote what was written."""
+MAX_SHOWN = 50
+"""Mistakes of a file that the text of an error lists; the others are counted."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake of a configuration file."""
@@ -53,14 +61,22 @@ class Problem:
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        return ": ".join(part for part in (place, self.path, self.message) if part)
+        parts = place, shortened(self.path, MAX_PATH), shortened(self.message, MAX_MESSAGE)
+        return ": ".join(part for part in parts if part)
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class ConfigError(PartitaError):
-    """The file is wrong. `problems` holds every mistake, in the order of the file."""
+    """The file is wrong. `problems` holds every mistake, in the order of the file; the text shows the first 50."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
+        lines = [str(problem) for problem in problems[:MAX_SHOWN]]
+        if len(problems) > MAX_SHOWN:
+            lines.append(f"... and {len(problems) - MAX_SHOWN:,} more mistakes")
+        super().__init__("\n".join(lines))
         self.problems = tuple(problems)
 
     def __reduce__(self) -> "tuple[type[ConfigError], tuple[tuple[Problem, ...]]]":

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from partita_schema.base import Base
 from partita_schema.config import Config
+from partita_schema.errors import MAX_SHOWN
 from partita_schema.foreign import ELSEWHERE_TYPES, FOREIGN_TYPES, NOT_YET_TYPES
 from partita_schema.nearest import nearest
 from partita_schema.shapes import Choice, Items, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.tree import Node, Path, dotted
 from partita_schema.unknown_key import unknown_key
 from partita_schema.wrong_value import short, wrong_value
-
 
 @dataclass(frozen=True)
 class Mistake:
@@ -46,21 +46,51 @@ class Target:
 
 def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[Mistake]:
     """Mistakes in the order found, one for each path, without those that follow from others."""
+    aimed = [(error, target_of(tuple(error["loc"]), root)) for error in errors]
+    advised = first_unknown((target for _, target in aimed if target is not None), root)
     found: dict[Path, Mistake] = {}
-    for error in errors:
-        target = target_of(tuple(error["loc"]), root)
-        mistake = None if target is None else mistake_of(error, target, root)
+    for error, target in aimed:
+        if target is None or target.path in found:
+            continue
+        if target.shape is None and target.path not in advised:
+            found[target.path] = Mistake(target.path, "unknown", "unknown key; remove it")
+            continue
+        mistake = mistake_of(error, target, root)
         if mistake is not None:
             found.setdefault(mistake.path, mistake)
-    return [mistake for mistake in found.values() if not follows(mistake, found.values())]
+    consequences = Consequences(found.values())
+    return [mistake for mistake in found.values() if not consequences.hold(mistake)]
 
 
-def follows(mistake: Mistake, others: Iterable[Mistake]) -> bool:
-    """The key is missing because it is mistyped, or the list is too short because an item is wrong."""
-    if mistake.kind == "missing":
-        return any(o.kind == "unknown" and (*o.path[:-1], o.meant) == mistake.path for o in others)
-    depth = len(mistake.path)
-    return mistake.kind == "value" and any(len(o.path) > depth and o.path[:depth] == mistake.path for o in others)
+def first_unknown(targets: Iterable[Target], root: Node) -> set[Path]:
+    """The unknown keys that come first in the file, as many as an error shows: advice takes milliseconds for each."""
+    places = {target.path: root.find(target.path) for target in targets if target.shape is None}
+
+    def in_file_order(path: Path) -> tuple[int, int]:
+        node = places[path]
+        place = node.key_place if node is not None else None
+        return (place.line or 0, place.column or 0) if place is not None else (0, 0)
+
+    return set(sorted(places, key=in_file_order)[:MAX_SHOWN])
+
+
+class Consequences:
+    """Tells mistakes that only follow from others: a missing key that is mistyped, a list with a wrong item."""
+
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self._meant: set[Path] = set()
+        """Keys that were surely meant by unknown ones."""
+        self._inside: set[Path] = set()
+        """Everything that holds a mistake."""
+        for mistake in mistakes:
+            if mistake.kind == "unknown" and mistake.meant is not None:
+                self._meant.add((*mistake.path[:-1], mistake.meant))
+            self._inside.update(mistake.path[:depth] for depth in range(len(mistake.path)))
+
+    def hold(self, mistake: Mistake) -> bool:
+        if mistake.kind == "missing":
+            return mistake.path in self._meant
+        return mistake.kind == "value" and mistake.path in self._inside
 
 
 def target_of(location: tuple[str | int, ...], root: Node) -> Target | None:

@@ -157,3 +157,29 @@ def test_the_schema_imports_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_many_unknown_keys_are_counted_and_the_first_are_told() -> None:
+    good = "base_model: m\ninput_features: [{name: a, type: text}]\noutput_features: [{name: b, type: text}]\n"
+    with pytest.raises(ConfigError) as error:
+        load_config(good + "trainer:\n  type: finetune\n" + "".join(f"  key_{i}: 1\n" for i in range(12_000)))
+
+    lines = str(error.value).splitlines()
+    assert len(error.value.problems) == 12_000
+    assert len(lines) == 51
+    assert lines[0] == "6:3: trainer.key_0: unknown key; see partita schema --markdown for the keys of this section"
+    assert lines[-1] == "... and 11,950 more mistakes"
+
+
+def test_a_mistyped_key_among_many_unknown_ones_is_still_told() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("".join(f"key_{i}: 1\n" for i in range(40)) + "seeed: 1\n" + "more_{i}: 1\n" * 1)
+
+    assert "41:1: seeed: unknown key; did you mean seed?" in str(error.value).splitlines()
+
+
+def test_a_key_of_any_length_takes_one_line() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("base_model: m\n" + "x" * 100_000 + ": 1\n")
+
+    assert max(len(line) for line in str(error.value).splitlines()) < 600

@@ -16,8 +16,8 @@ from fsspec import AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.planning.policies import Fixed
 from partita.data import reading
+from partita.data.planning.policies import Fixed
 from partita.data.reading import csv_rows, records
 from partita.data.reading.json_reader import json_record
 from partita.data.reading.readers import READERS
