@@ -19,6 +19,7 @@ from partita_schema.tree import Node, Path, dotted
 from partita_schema.unknown_key import unknown_key
 from partita_schema.wrong_value import short, wrong_value
 
+
 @dataclass(frozen=True)
 class Mistake:
     """One mistake of the file."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partita.data.reading.arrow_rows import BATCH, unreadable_rows
 from partita.data.reading.in_memory import hash_rows
-from partita.data.rows import DatasetStore, RowKeys, Rows, digest
+from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest
 from partita_schema.errors import DataError
 from partita_schema.sources import HubSource
 
@@ -34,9 +35,23 @@ def open_tables(kind: str, paths: Sequence[str], names: Sequence[str]) -> Rows:
     numbers = np.concatenate([np.arange(1, size + 1) for size in sizes])
     keys = RowKeys(names, files, numbers)
     hashes = [hash_file(path) if "://" not in path else "" for path in paths]
+    return readable_rows(table, keys, content=digest(*names, *hashes) if all(hashes) else None)
+
+
+def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | None) -> Rows:
+    """Rows of a table that Python has values for; the others are bad ones. `content` is a hash if one is known."""
+    batches = table.with_format("arrow").iter(batch_size=BATCH)
+    unreadable = dict(unreadable_rows(batches))
+    bad = [BadRow(str(keys[place]), *keys.place(place), row.reason, row.raw) for place, row in unreadable.items()]
+    if len(bad) == len(table):
+        raise DataError(f"{keys.names[0]} has no good row: {bad[0].key}: {bad[0].reason}")
     store = DatasetStore(table)
-    content = digest(*names, *hashes) if all(hashes) else hash_rows(store)
-    return Rows(store, columns=table.column_names, keys=keys, fingerprint=content)
+    if not bad:
+        fingerprint = hash_rows(store) if content is None else content
+        return Rows(store, columns=table.column_names, keys=keys, fingerprint=fingerprint)
+    good = np.setdiff1d(np.arange(len(table)), list(unreadable))
+    fingerprint = hash_rows(store, good) if content is None else content
+    return Rows(store, columns=table.column_names, keys=keys.take(good), fingerprint=fingerprint, bad=bad, index=good)
 
 
 def hash_file(path: str) -> str:
@@ -59,9 +74,7 @@ def open_hub(source: HubSource, *, folder: Path) -> Rows:
     )
     if not len(table):
         raise DataError(f"{source.name} has no rows in split {source.split}")
-    store = DatasetStore(table)
-    keys = RowKeys.counted(f"{label}/{source.split}", len(table))
-    return Rows(store, columns=table.column_names, keys=keys, fingerprint=hash_rows(store))
+    return readable_rows(table, RowKeys.counted(f"{label}/{source.split}", len(table)), content=None)
 
 
 def load(
@@ -105,7 +118,7 @@ def quiet_datasets() -> Iterator[None]:
 
     shown, verbosity = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield
     finally:

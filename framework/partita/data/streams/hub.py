@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.data.reading.arrow_rows import rows_of
 from partita.data.reading.sources import format_of
 from partita.data.reading.tables import quiet_datasets
 from partita.data.rows import digest
 from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.files import FileStream
+from partita.data.streams.tables import stream_row
 from partita_schema.errors import DataError
 from partita_schema.sources import HubSource
 
@@ -76,9 +78,9 @@ class DatasetsStream:
         table, index = self._table.shard(num_shards=self._count, index=own).with_format("arrow"), 0
         for batch in self._batches(table):
             if index + batch.num_rows > passed:
-                for place, row in enumerate(batch.to_pylist(), start=index):
+                for place, row in enumerate(rows_of(batch), start=index):
                     if place >= passed and place % self._parts == part:
-                        yield StreamRow(shard, place + 1, row), place + 1
+                        yield stream_row(row, shard, place + 1), place + 1
             index += batch.num_rows
 
     def _batches(self, table: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.data.reading.arrow_rows import UnreadableRow, rows_of
 from partita.data.reading.opened import opened
 from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.pieces import Piece
@@ -97,9 +98,15 @@ def group_rows(
         if last is not None:
             kept = kept[kept < last]
         chosen = batch if len(kept) == len(rows) else batch.take(kept - place)
-        for row, values in zip(kept.tolist(), chosen.to_pylist(), strict=True):
-            yield StreamRow(shard, first + row + 1, values), [group, row + 1]
+        for row, values in zip(kept.tolist(), rows_of(chosen), strict=True):
+            yield stream_row(values, shard, first + row + 1), [group, row + 1]
         place += batch.num_rows
+
+
+def stream_row(values: dict[str, Any] | UnreadableRow, shard: int, number: int) -> StreamRow:
+    if isinstance(values, UnreadableRow):
+        return StreamRow(shard, number, b"", values.reason, values.raw)
+    return StreamRow(shard, number, values)
 
 
 @contextmanager

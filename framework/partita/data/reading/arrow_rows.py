@@ -1,0 +1,98 @@
+"""Rows of Arrow batches as Python values, and those that have none.
+
+Arrow holds dates of 292 billion years, text that nobody checked, and time zones that are not installed. Python has no
+values for them, and says so with an exception for a whole batch. Here such a row is a bad one, and the others are read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from partita.data.reading.records import MAX_RAW
+
+if TYPE_CHECKING:
+    import pyarrow
+
+BATCH = 4096
+"""Rows that are checked at a time."""
+
+
+@dataclass(frozen=True)
+class UnreadableRow:
+    """A row that Python has no values for."""
+
+    reason: str
+    raw: str
+    """The values that could be read, cut to a sane size."""
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What pyarrow raises for a value that Python cannot hold."""
+    import pyarrow
+
+    return ValueError, OverflowError, TypeError, pyarrow.ArrowException
+
+
+def rows_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any] | UnreadableRow]:
+    """Rows of a batch, each as a mapping if all of its values can be read."""
+    try:
+        rows: list[dict[str, Any] | UnreadableRow] = list(batch.to_pylist())
+    except failures():
+        return [row_of(batch.slice(place, 1)) for place in range(batch.num_rows)]
+    return rows
+
+
+def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | UnreadableRow:
+    """The only row of a batch."""
+    values: dict[str, Any] = {}
+    reason = ""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            values[name] = column.to_pylist()[0]
+        except failures() as error:
+            reason = reason or f"column {name}: {column.type} has no value in Python: {' '.join(str(error).split())}"
+    return UnreadableRow(reason[:MAX_RAW], repr(values)[:MAX_RAW]) if reason else values
+
+
+def unreadable_rows(batches: "Iterator[pyarrow.Table]") -> Iterator[tuple[int, UnreadableRow]]:
+    """Yield the rows of all batches that cannot be read, with their place.
+
+    Columns whose values always have a counterpart in Python are not looked at.
+    """
+    first = 0
+    for batch in batches:
+        suspects = batch.select([place for place, field in enumerate(batch.schema) if is_suspect(field.type)])
+        if not all(map(is_readable, suspects.columns)):
+            for place, row in enumerate(rows_of(batch)):
+                if isinstance(row, UnreadableRow):
+                    yield first + place, row
+        first += batch.num_rows
+
+
+def is_suspect(kind: "pyarrow.DataType") -> bool:
+    """Whether a type has values that Python cannot hold: dates and times, and text."""
+    import pyarrow
+
+    types = pyarrow.types
+    inner = (
+        [kind.value_type] if types.is_dictionary(kind) else [kind.field(place).type for place in range(kind.num_fields)]
+    )
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return types.is_temporal(kind) or text or any(map(is_suspect, inner))
+
+
+def is_readable(column: "pyarrow.ChunkedArray") -> bool:
+    """Whether all values of a column can be read."""
+    import pyarrow
+    import pyarrow.compute
+
+    try:
+        column.validate(full=True)
+        if pyarrow.types.is_temporal(column.type):
+            ends = pyarrow.compute.min_max(column)
+            ends["min"].as_py(), ends["max"].as_py()
+        elif column.type.num_fields or pyarrow.types.is_dictionary(column.type):
+            column.to_pylist()
+    except failures():
+        return False
+    return True
