@@ -23,7 +23,7 @@ from partita_schema.config import Config
 from partita_schema.dialogue import Dialogue
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
 from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
-from partita_schema.json_values import json_validator, schema_mistake
+from partita_schema.json_values import TOO_DEEP, is_too_deep, json_validator, schema_mistake
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -34,7 +34,7 @@ def is_missing(value: object) -> bool:
         return True
     if isinstance(value, str):
         return not value.strip()
-    return isinstance(value, numbers.Real) and math.isnan(value)
+    return isinstance(value, numbers.Real) and bool(value != value)  # math.isnan refuses numbers of 400 digits
 
 
 def plain_text(value: object) -> str:
@@ -54,7 +54,10 @@ def plain_text(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of 5,000 digits, or lists in lists without end
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -116,7 +119,10 @@ class JsonColumn(fields.Field[Any]):
         self.validator = json_validator(json_schema) if json_schema is not None else None
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> Any:
-        found = parse_json(value) if isinstance(value, str) else plain_json(value)
+        found = parse_json(value) if isinstance(value, str) else value
+        if is_too_deep(found):
+            raise ValidationError(f"the value is {TOO_DEEP}")
+        found = plain_json(found)
         if self.validator is not None:
             mistake = schema_mistake(self.validator, found)
             if mistake is not None:
@@ -159,7 +165,9 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
 def parse_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValidationError(f"the value is {TOO_DEEP}") from None
+    except ValueError as error:
         raise ValidationError(f"{shown(text)} is no JSON ({error})") from None
 
 

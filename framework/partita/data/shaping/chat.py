@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from partita.data.shaping.chat_sandbox import limited_template
 from partita.data.shaping.prompt import Segment
 from partita_schema.errors import ModelError, RowError
 
@@ -164,11 +165,12 @@ def by_marks(segments: Iterable[Segment], *, at: int, marks: Sequence[Span]) -> 
 
 @contextmanager
 def refusals(system: str | None) -> Iterator[None]:
-    """Make an error of a template a ModelError."""
+    """Limit what a template may do, and make its errors a ModelError."""
     from jinja2 import TemplateError
 
     try:
-        yield
+        with limited_template():
+            yield
     except TemplateError as error:
         hint = "; without prompt.system (its text can stand in prompt.task) it may take them" if system else ""
         raise ModelError(f"the model's chat template refuses the messages: {error}{hint}") from error
