@@ -11,14 +11,17 @@ from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ModelError
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-GOOD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+GOOD = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 BAD = {
     "division": "{{ 1 / 0 }}",
     "type": "{{ messages + 1 }}",
     "key": "{{ messages[0].content.nothing.more }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "tree": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}{% endfor %}{% endfor %}",
+    "loops": "{% for a in range(90000) %}{% for b in range(90000) %}{{ b }}{% endfor %}{% endfor %}",
     "filtered loops": "{% for a in range(90000) %}{% for b in range(90000) if false %}{% endfor %}{% endfor %}",
     "recursive loop": "{% for a in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
     "range": "{{ range(10 ** 12)|list }}",
@@ -85,14 +88,20 @@ def test_limits_hold_in_any_thread() -> None:
     [
         GOOD,
         "{{ '-' * 20 ~ messages[0].content ~ 1 ~ none }}",
-        "{% macro line(m) %}{{ m.role|upper }}: {{ m.content|trim }}\n{% endmacro %}"
-        "{% for m in messages %}{{ line(m) }}{{ loop.index0 * 2 }}{% if loop.last %}!{% endif %}{% endfor %}",
+        (
+            "{% macro line(m) %}{{ m.role|upper }}: {{ m.content|trim }}\n{% endmacro %}"
+            "{% for m in messages %}{{ line(m) }}{{ loop.index0 * 2 }}{% if loop.last %}!{% endif %}{% endfor %}"
+        ),
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}",
         "{{ messages|tojson(indent=2) }}{{ '%s and %05.1f' % ('a', 2) }}{{ '{:>10}'.format('b') }}",
-        "{% set n = namespace(count=0) %}{% for m in messages * 3 %}{% set n.count = n.count + 1 %}{% endfor %}"
-        "{{ n.count }}{{ messages|map(attribute='role')|join(', ') }}{{ 'abc'.replace('b', 'xx') }}{{ 2 ** 10 }}",
-        "{% macro f() %}[{{ caller(1) }}]{% endmacro %}{% call(x) f() %}{{ x }}{% endcall %}"
-        "{% filter upper %}{{ messages[0]['content'][::-1] }}{% endfilter %}",
+        (
+            "{% set n = namespace(count=0) %}{% for m in messages * 3 %}{% set n.count = n.count + 1 %}{% endfor %}"
+            "{{ n.count }}{{ messages|map(attribute='role')|join(', ') }}{{ 'abc'.replace('b', 'xx') }}{{ 2 ** 10 }}"
+        ),
+        (
+            "{% macro f() %}[{{ caller(1) }}]{% endmacro %}{% call(x) f() %}{{ x }}{% endcall %}"
+            "{% filter upper %}{{ messages[0]['content'][::-1] }}{% endfilter %}"
+        ),
     ],
 )
 def test_what_is_rendered_within_the_limits_is_what_transformers_renders(template: str) -> None:
