@@ -36,6 +36,7 @@ def failures() -> tuple[type[Exception], ...]:
 def rows_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any] | UnreadableRow]:
     """Rows of a batch, each as a mapping if all of its values can be read."""
     try:
+        batch.validate(full=True)  # damaged offsets would end the process with a segmentation fault
         rows: list[dict[str, Any] | UnreadableRow] = list(batch.to_pylist())
     except failures():
         return [row_of(batch.slice(place, 1)) for place in range(batch.num_rows)]
@@ -48,6 +49,7 @@ def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | Unr
     reason = ""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
+            column.validate(full=True)
             values[name] = column.to_pylist()[0]
         except failures() as error:
             reason = reason or f"column {name}: {column.type} has no value in Python: {' '.join(str(error).split())}"

@@ -42,7 +42,10 @@ def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | No
     """Rows of a table that Python has values for; the others are bad ones. `content` is a hash if one is known."""
     batches = table.with_format("arrow").iter(batch_size=BATCH)
     unreadable = dict(unreadable_rows(batches))
-    bad = [BadRow(str(keys[place]), *keys.place(place), row.reason, row.raw) for place, row in unreadable.items()]
+    bad = [
+        BadRow(str(keys[place]), *keys.place(place), row.reason, row.raw, place=place - number)
+        for number, (place, row) in enumerate(unreadable.items())
+    ]
     if len(bad) == len(table):
         raise DataError(f"{keys.names[0]} has no good row: {bad[0].key}: {bad[0].reason}")
     store = DatasetStore(table)

@@ -122,7 +122,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        for block in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+        blocks: Any = list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
+        for block in blocks:
             written = sum(len(data.data) for data in block.find_all(nodes.TemplateData))
             block.body.insert(0, charge_statement(1 + written // CHARACTERS_OF_A_STEP, block))
         replace_concatenations(template)
