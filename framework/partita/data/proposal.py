@@ -11,7 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from partita.data.reading import arrow_rows
 from partita.data.reading.readers import READERS
+from partita.data.reading.records import MAX_ROW_BYTES
 from partita.data.reading.sources import find_files, format_of
 from partita_schema.dump import scalar
 from partita_schema.errors import DataError
@@ -96,12 +98,12 @@ def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
         import pyarrow.parquet
 
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=FIRST_ROWS):
-            yield from batch.to_pylist()
+            yield from (row for row in arrow_rows.rows_of(batch) if isinstance(row, dict))
         return
     import fsspec  # type: ignore[import-untyped] # it ships no types
 
     with fsspec.open(path, "rb", compression="infer") as stream:
-        for record in READERS[kind](stream, Path(path).name):
+        for record in READERS[kind](stream, Path(path).name, MAX_ROW_BYTES):
             if not record.reason:
                 yield json.loads(record.row)
 

@@ -30,6 +30,9 @@ from partita_trainers.team import Team
 
 logger = logging.getLogger(__name__)
 
+ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "tokenizer", ".lock")
+"""What a run writes before its first step."""
+
 
 class RunDirectory:
     """An open run. It is this process's alone until it is closed."""
@@ -239,7 +242,3 @@ def holds_nothing(folder: Path) -> bool:
 
 def is_empty(path: Path) -> bool:
     return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
-
-
-ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "tokenizer", ".lock")
-"""What a run writes before its first step."""
