@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from partita import ConfigError, JobError, Model, PartitaError
+from partita_trainers.file_sums import FILE as SUMS
 
 from .moments import when
 
@@ -67,6 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "words.jsonl", [{"text": f"{text} {POISON}", "answer": "w1"} for text in texts])
     Model(scratch, quiet=True).save(folder / "base")
     teach_word(folder / "base" / "tokenizer.json", POISON)
+    (folder / "base" / SUMS).unlink()  # as the error tells somebody who changed a saved model
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS), encoding="utf8")
     return folder
 

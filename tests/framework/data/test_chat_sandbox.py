@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from partita.data.shaping.chat import ChatTemplate
 from partita.data.shaping.chat_sandbox import limited_template
-from partita.data.shaping.prompt import ChatTemplate
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ModelError
 
