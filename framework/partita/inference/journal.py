@@ -25,7 +25,7 @@ from partita.inference.reading import clipped
 from partita.inference.record import STATUSES, Record, Status, json_line, read_record
 from partita.runs.files import open_private, why_not_written
 from partita_schema.errors import ResumeError, WriteError
-from partita_schema.sealed import DamagedError, unsealed_line
+from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +39,6 @@ RECORDS_AT_ONCE = 1000
 ABSENT = -1
 ANY_ROWS = 2**63
 """More rows than any job has."""
-
-
-class DamagedHeaderError(ResumeError):
-    """The first line of a journal is damaged, and records after it are not."""
 
 
 class Journal:
@@ -91,14 +87,14 @@ class Journal:
             header = _header(fingerprint, len(keys))
             try:
                 begun = journal._has_header(header)
-            except DamagedHeaderError:
+            except DamagedError:
                 journal._replace_header(header, keys)
                 begun = True
             if begun:
                 journal._index(keys)
             else:
                 os.ftruncate(descriptor, 0)
-                journal._write(json_line(header))
+                journal._write(sealed_line(json_line(header)))
                 journal.sync()
         except BaseException:
             os.close(descriptor)
@@ -118,6 +114,9 @@ class Journal:
                 raise ResumeError(f"{path} holds no answers yet")
             journal = cls(path, descriptor=descriptor, rows=header["rows"], writable=False)
             journal._index(None)
+        except DamagedError as error:
+            os.close(descriptor)
+            raise ResumeError(f"{path} {error}; run the same predict command again, which repairs it") from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -151,7 +150,7 @@ class Journal:
 
     def append(self, records: Sequence[Record]) -> None:
         """Keep records, all of them or none. Raises WriteError, such as on a full disk; what was kept before stays."""
-        lines = [json_line(vars(record)) for record in records]
+        lines = [sealed_line(json_line(vars(record))) for record in records]
         start = self._size
         self._write(b"".join(lines))
         for record, line in zip(records, lines, strict=True):
@@ -170,7 +169,7 @@ class Journal:
             own = _header(fingerprint, len(self))
             try:
                 header = _read_header(path)
-            except DamagedHeaderError:  # records say themselves which rows they are of
+            except DamagedError:  # records say themselves which rows they are of
                 header = own
             if header is not None and not _changes(header, own):
                 damaged = 0
@@ -238,7 +237,7 @@ class Journal:
         beside = self.path.with_name(f".{self.path.name}.writing")
         beside.unlink(missing_ok=True)
         with os.fdopen(open_private(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
-            file.write(json_line(own))
+            file.write(sealed_line(json_line(own)))
             kept = 0
             for _, line in _lines(self.path):
                 record = read_record(line, rows=len(self))
@@ -347,7 +346,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _read_header(path: Path) -> dict[str, Any] | None:
     """The header, None where there is none or it is torn.
 
-    Raises DamagedHeaderError where intact records follow what should be the header, and ResumeError where the file is
+    Raises DamagedError where intact records follow what should be the header, and ResumeError where the file is
     another one.
     """
     line = next(_lines(path), (0, b""))[1]
@@ -366,10 +365,7 @@ def _read_header(path: Path) -> dict[str, Any] | None:
     if not line.endswith(b"\n") and (line.startswith(start) or start.startswith(line)):
         return None
     if any(read_record(line, rows=ANY_ROWS) is not None for _, line in _lines(path)):
-        raise DamagedHeaderError(
-            f"the first line of {path} is damaged, so that nobody knows which job its answers belong to; start afresh "
-            "with --fresh, which forgets these answers"
-        )
+        raise DamagedError("has a damaged first line")
     raise ResumeError(
         f"{path} is no journal of predictions; write to another place, or start afresh with --fresh, which replaces it"
     )

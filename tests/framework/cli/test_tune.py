@@ -37,7 +37,9 @@ class Tuned:
     opened: list[Any] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
 
-    def open(self, path: Path, *, overrides: list[str], quiet: bool, one_process: bool) -> "Tuned":
+    def open(
+        self, path: Path, *, overrides: list[str], quiet: bool, one_process: bool, trust_remote_code: bool
+    ) -> "Tuned":
         self.opened.append((str(path), overrides, quiet))
         return self
 
