@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each makes the environment from the lock when it is missing.
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes the environment from the locks if it is missing.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
