@@ -171,8 +171,8 @@ def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
             measured.compared += 1
             if not wanted.same(answers[row].generated):
                 generated = answers[row].generated
-                told = generated.ids if generated is not None else answers[row].error
-                measured.differing.append(f"{engine}, {len(asked[row])} tokens: {told}, alone {wanted.ids}")
+                answer = generated.ids if generated is not None else answers[row].error
+                measured.differing.append(f"{engine}, {len(asked[row])} tokens: {answer}, alone {wanted.ids}")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """500 random damages of what is saved, each met by a command: is its result right, or is it said what is wrong?
 
 A bit is flipped, a file is cut off or its tail is zeroed, at a random place of a checkpoint, a journal, a manifest or a
-saved model of a tiny run. Then the command that reads it is started, in a process of its own that is forked after the
+saved model of a tiny run. Then the command that reads it is started in a process that is forked after the
 imports. Its result is compared with that of the same command on undamaged files, byte for byte.
 """
 
@@ -166,7 +166,7 @@ def kill_training(folder: Path) -> None:
 
 
 def save(folder: Path) -> None:
-    """Save the finished model in a folder of its own, as `Model.save` does."""
+    """Save the finished model in a new folder, as `Model.save` does."""
     pid = os.fork()
     if pid == 0:
         os.chdir(folder)

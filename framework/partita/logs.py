@@ -68,7 +68,7 @@ def wrapped(text: str, *, width: int) -> str:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal behind standard error, or those that COLUMNS says."""
+    """Return the width that COLUMNS says, else that of the terminal on standard error, else 80."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)

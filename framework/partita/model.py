@@ -113,7 +113,7 @@ class Model(ModelState):
             )
         place = manifest_path(folder)
         if "config" not in manifest:
-            raise PartitaError(f"{place} has no config, so that nobody knows what the model is asked; restore it")
+            raise PartitaError(f"{place} has no config, so it is not known what the model is asked; restore it")
         try:
             model = cls(manifest["config"], overrides=overrides, quiet=quiet)
         except ConfigError as error:
@@ -226,7 +226,7 @@ class Model(ModelState):
         """Answers for every row, in input order, written to `output` (.jsonl, .csv or .parquet) where one is given.
 
         Answers are kept as they are made: called again with the same arguments, only what is missing is generated.
-        `fresh` begins anew, `retry_errors` does rows again that ended in an error. `safe_csv` puts an apostrophe before
+        `fresh` starts over, `retry_errors` repeats rows that ended in an error. `safe_csv` puts an apostrophe before
         text of a .csv output that a spreadsheet would run as a formula. Raises DataError where `output` cannot be
         written, before anything is loaded or answered.
         """

@@ -181,7 +181,7 @@ class Rounds:
         except FileNotFoundError:
             return None
         except DamagedError as error:
-            logger.warning("round %d: what its dialogues left %s; damaged dialogues are had again", number, error)
+            logger.warning("round %d: a file of its dialogues %s; damaged dialogues are run again", number, error)
             return None
         return found
 

@@ -102,8 +102,8 @@ def refused_generation(config: "Config") -> Iterator[Refusal]:
             told = f"the protocol of servers has no {key}"
             yield f"generation.{key}", f"{told}; remove it, or write in backend.extra_body what your server calls it"
     if config.generation.defaults == "none":
-        told = "the server applies the defaults of its checkpoint"
-        yield "generation.defaults", f"{told}; remove it, and start vLLM with --generation-config vllm"
+        advice = "remove it, and start vLLM with --generation-config vllm"
+        yield "generation.defaults", f"the server applies the defaults of its checkpoint; {advice}"
     if not config.generation.slots:
         yield "generation.slots", "the server makes its own batches; remove it"
 

@@ -33,7 +33,7 @@ class PartitaError(Exception):
     """
 
     exit_status: ClassVar[int] = 2
-    """Exit status of a command that ends with this error: 2 for a mistake of the user, 1 for a job that failed."""
+    """Exit status of a command that ends with this error: 2 for a mistake in the input, 1 for a job that failed."""
 
 
 MAX_PATH = 200
@@ -65,7 +65,8 @@ class Problem:
         return ": ".join(part for part in parts if part)
 
 
-def shortened(text: str, length: int) -> str:
+def shortened(text: str, length: int = 60) -> str:
+    """Return the beginning of a text, `length` characters at most."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 

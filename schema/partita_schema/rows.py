@@ -22,6 +22,7 @@ from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_l
 from partita_schema.config import Config
 from partita_schema.dialogue import Dialogue
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
+from partita_schema.errors import shortened
 from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
 from partita_schema.json_values import TOO_DEEP, is_too_deep, json_validator, schema_mistake
 
@@ -58,7 +59,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of 5,000 digits, or lists in lists without end
         text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(text)
 
 
 class TextColumn(fields.Field[str]):

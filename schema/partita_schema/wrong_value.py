@@ -2,6 +2,7 @@
 
 import re
 
+from partita_schema.errors import shortened
 from partita_schema.foreign import ALREADY_AUTO, ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.nearest import nearest
 from partita_schema.shapes import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
@@ -38,8 +39,7 @@ def found(node: Node) -> str:
 
 
 def short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(" ".join(text.split()))
 
 
 def accepts(shape: Shape, kind: str) -> bool:

@@ -1,6 +1,6 @@
 """The `partita` command: its sub-commands, and how errors become exit statuses.
 
-0 done, 1 the job failed, 2 a mistake of the user (file, data, folder, option), 130 interrupted.
+0 done, 1 the job failed, 2 a mistake in the input (file, data, folder, option), 130 interrupted.
 """
 
 import os

@@ -23,7 +23,7 @@ from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
 from partita.data.shaping.encoder import Encoder
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
-from partita.runs.files import WRITE_ERRORS
+from partita.runs.files import WRITE_ERRORS, sync_folder
 from partita.runs.lock import not_inherited
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, WriteError
@@ -146,7 +146,7 @@ class TokenCache:
                     folder.replace(beside.with_name(f"{beside.name}.old"))
                 beside.replace(folder)
                 with self._beating(alive):
-                    sync(self.folder)
+                    sync_folder(self.folder)
                     return read_tokens(folder, made_from=made_from), False
             finally:
                 for left in self.folder.glob(f".{folder.name}.*"):
@@ -240,12 +240,3 @@ def writing_tokens(folder: Path) -> Iterator[None]:
             f"tokens cannot be kept in {folder}: {error.strerror}; free space there, name another folder in the "
             "environment variable PARTITA_CACHE, or write data.encode: online"
         ) from error
-
-
-def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -89,7 +89,7 @@ class Worker:
         return self.lm.why_no_slots(options, tokens=tokens)
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        """Which rows of up to so many tokens can be answered in one batch."""
+        """Return which rows of up to `tokens` tokens can be answered in one batch."""
         return self.lm.batch_way(options, tokens=tokens)
 
     def offer(

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from partita.inference.reading import ReadError, clipped
-from partita_schema.json_values import json_validator, schema_mistake
-
-MAX_DEPTH = 100
-"""Nesting that is read; deeper values could not be written again within Python's recursion limit."""
+from partita_schema.json_values import is_too_deep, json_validator, schema_mistake
 
 MAX_REASON = 200
 """Characters of a reason that are kept."""
@@ -78,7 +75,7 @@ def _embedded(text: str) -> Iterator[Any]:
 
 def _storable(value: Any) -> Any:
     """The value with lone surrogates replaced, which no UTF-8 file can hold. Raises ReadError where it is too deep."""
-    if _too_deep(value):
+    if is_too_deep([value]):  # one level more, as in a row of the output
         raise ReadError("the JSON value is nested too deeply")
     written = json.dumps(value, ensure_ascii=False)
     try:
@@ -86,21 +83,6 @@ def _storable(value: Any) -> Any:
     except UnicodeEncodeError:
         return json.loads(written.encode("utf-8", errors="replace"))
     return value
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        children: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                children.extend(item.values())
-            elif isinstance(item, list):
-                children.extend(item)
-        if not children:
-            return False
-        level = children
-    return True
 
 
 def compact(value: Any) -> str:

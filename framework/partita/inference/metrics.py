@@ -134,7 +134,7 @@ class _CategorySums:
         counts = list(self.pairs.values())
 
         def f1(average: str) -> float:
-            # An unreadable answer misses its label, but is no label of its own, whose F1 would always be 0.
+            # An unreadable answer misses its label, but is not a label itself, whose F1 would always be 0.
             known = list(range(len(labels)))
             return float(
                 f1_score(truths, values, labels=known, average=average, sample_weight=counts, zero_division=0.0)

@@ -15,7 +15,7 @@ from partita_schema.features import NumberDecoder
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
 """What may stand between groups of three digits: the same everywhere in a number."""
 SCALES = {"k": 3, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten by the letter or word right behind a number."""
+"""Powers of ten by the letter or word right after a number."""
 
 # A sign right behind a digit, a letter or a bracket is an operator ("5-3"), not part of the number.
 NUMBER = re.compile(

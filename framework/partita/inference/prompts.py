@@ -301,7 +301,7 @@ class KeptTokens:
 
 
 def sampling_keys(rows: PromptRows) -> Keys:
-    """A key for each row, [rows, 16], of its own key; rows with equal keys are told apart by their order."""
+    """Return a key for each row, [rows, 16], from the row's key and its number among the rows with that key."""
     found = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
     for row in range(len(rows)):
         found[row] = np.frombuffer(row_key("", row=rows.key(row), fingerprint=""), dtype=np.uint8)

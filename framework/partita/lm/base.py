@@ -21,7 +21,7 @@ class BatchWay(NamedTuple):
     """Which rows a model can answer together in one batch, so that each is answered as it would be alone."""
 
     rows: Literal["padded", "equal lengths", "one row"] = "padded"
-    """Rows of any lengths, with padding; rows of equal length; or each row in a batch of its own."""
+    """Rows of any lengths, with padding; rows of equal length; or one row at a time."""
     reason: str | None = None
     """Why not rows of any lengths."""
 

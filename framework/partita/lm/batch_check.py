@@ -158,8 +158,9 @@ def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 @torch.no_grad()
 def logits_of(lm: "HuggingFaceModel", rows: list[list[int]]) -> torch.Tensor | None:
-    """Logits [B, STEPS + 1, V] behind each prompt and its further tokens as `generate` computes them, or None where the
-    model refuses the rows.
+    """Return the logits [B, STEPS + 1, V] that `generate` computes after each prompt and each of its further tokens.
+
+    None where the model refuses the rows.
     """
     from transformers import GenerationConfig, LogitsProcessorList
 

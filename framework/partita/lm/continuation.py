@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CONTROLS = "\x01\x02\x03"
-"""Characters that no token of an ordinary vocabulary contains; byte fallback writes them as a token of their own."""
+"""Characters that no token of an ordinary vocabulary contains; byte fallback writes each as one token."""
 MAX_ANCHORS = 8
 """Neutral characters that are tried before a text is encoded without an anchor."""
 

@@ -20,7 +20,7 @@ from partita.lm.choosing import NOT_NUMBERS, Chooser, Row, row_processors
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation_defaults import BEAMS, SAMPLING, effective_generation
 from partita_schema.config import Config
-from partita_schema.errors import ModelError
+from partita_schema.errors import ModelError, shortened
 from partita_schema.prompt import Generation
 
 if TYPE_CHECKING:
@@ -85,12 +85,7 @@ def log_checkpoint_settings(generation: Generation, checkpoint: Mapping[str, Any
 
 def listed(settings: Mapping[str, Any]) -> str:
     """Return settings in one line, long values cut."""
-    return ", ".join(f"{key} {shorten(json.dumps(value, default=str), 60)}" for key, value in settings.items())
-
-
-def shorten(text: str, most: int) -> str:
-    """Return a text of `most` characters at most."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return ", ".join(f"{key} {shortened(json.dumps(value, default=str))}" for key, value in settings.items())
 
 
 def bad_words_ids(words: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast") -> list[list[int]]:

@@ -390,7 +390,7 @@ class HuggingFaceModel:
         return find_batch_way(self)
 
     def forget_rows(self) -> None:
-        """Drop what layers of RecurrentGemma keep of the last batch: a prompt of one token would go on from there."""
+        """Drop what layers of RecurrentGemma keep of the last batch: a prompt of one token would continue it."""
         for module in self.base.modules():
             if hasattr(module, "conv1d_state"):
                 module.conv1d_state = None

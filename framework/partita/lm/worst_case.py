@@ -65,7 +65,7 @@ def generate_worst_case(
     """Read `rows` prompts of S tokens and decode at the full length of the cache; nothing is kept.
 
     With more than one row, one prompt is a token shorter where such rows can be answered together: rows of different
-    lengths need a mask, which takes memory and time of its own. All prompts begin with the same `shared_tokens`, which
+    lengths need a mask, which takes memory and time. All prompts begin with the same `shared_tokens`, which
     only slots make use of. Raises what the device raises.
     """
     if lm.why_no_slots(options, tokens=prompt_tokens + new_tokens) is None:

@@ -219,7 +219,7 @@ def open_run(
 
 
 def reopen_where_damaged(run: RunDirectory) -> None:
-    """Let a finished run with a damaged result go on from its newest checkpoint, which writes the result again."""
+    """Reopen a finished run with a damaged result: continued from its newest checkpoint, it writes the result again."""
     result = run.folder / "model"
     try:
         check_sums(result)

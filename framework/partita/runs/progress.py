@@ -125,7 +125,7 @@ def rich_bar(stream: TextIO) -> Any:
 
 @dataclass(frozen=True)
 class FittingLine:
-    """A line of progress: text, a bar of so many columns, and text, with a space between them."""
+    """A line of progress: text, a bar of `bar` columns, and text, with a space between them."""
 
     head: str
     bar: int

@@ -2,7 +2,7 @@
 
 A line is a dialogue, and is written once that has ended: what a kill interrupts leaves nothing, and is had again. The
 first line says what decides the dialogues; another file or model does not go on where this one was. Each line ends with
-a checksum: a damaged one counts as absent, and its dialogue is had again.
+a checksum: a damaged line counts as absent, and its dialogue is run again.
 
 Of several processes each has a file of its own, `.predicted.rank-3.jsonl` beside that of rank 0. Whenever a simulation
 is started, by whatever number of processes, what all of them have left is taken over first.
@@ -96,8 +96,8 @@ class Transcripts:
         before = lines[0].get("decided_by") if lines else None
         if not isinstance(before, dict):
             raise ResumeError(
-                f"the first line of {self.growing} is damaged, so that nobody knows what decided its dialogues; write "
-                "--fresh to begin anew, or --output for another folder"
+                f"the first line of {self.growing} is damaged, so it is not known what decided its dialogues; write "
+                "--fresh to start over, or --output for another folder"
             )
         changed = [name for name in {**before, **self.decided_by} if before.get(name) != self.decided_by.get(name)]
         if changed:
@@ -208,7 +208,7 @@ def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             found.append(unsealed_line(line))
     if len(found) < len(written):
         damaged = len(written) - len(found)
-        logger.warning("%s: %d damaged lines; their dialogues are had again", path, damaged)
+        logger.warning("%s: %d damaged lines; their dialogues are run again", path, damaged)
     return found, len(whole) + len(newline)
 
 

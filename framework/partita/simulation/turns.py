@@ -1,9 +1,9 @@
 """Prompts of dialogues that go on: what a model said keeps the tokens that it said it in.
 
 A prompt is rendered whole each time, as rows of dialogues are. Where the text of the turn before stands unchanged at
-its beginning, and a segment and a token begin behind the answer, the tokens up to there are those that the model has
-seen and made. Elsewhere, as with a chat template that writes a whole prompt in one piece, all is encoded anew, as it is
-for the rows that such a model learns from. So it is where exchanges are left out because a dialogue has grown too long.
+its beginning, and a segment and a token begin after the answer, the tokens up to there are those that the model has
+seen and made. Elsewhere, as with a chat template that writes a whole prompt in one piece, all is encoded again, as for
+the rows that such a model learns from. So it is where exchanges are left out because a dialogue has grown too long.
 """
 
 import logging
@@ -110,12 +110,12 @@ def tell_prompts(encoders: Sequence[TurnEncoder]) -> None:
     rewritten, shortened = sum(turns.rewritten for turns in encoders), sum(turns.shortened for turns in encoders)
     if rewritten:
         logger.info(
-            "%s prompts were encoded anew: the template writes earlier turns in one piece, or a token spans two",
+            "%s prompts were encoded as a whole: the template writes earlier turns in one piece, or a token spans two",
             f"{rewritten:,}",
         )
     if shortened:
         dropped = sum(turns.dropped for turns in encoders)
         logger.info(
-            "%s prompts had no room for all that was said, and went without the oldest turns; %s were encoded anew",
+            "%s prompts left out the oldest turns, for which there was no room; %s were encoded as a whole",
             *(f"{count:,}" for count in (shortened, dropped)),
         )

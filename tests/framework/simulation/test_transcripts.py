@@ -55,14 +55,16 @@ def test_a_damaged_line_costs_its_dialogue_and_is_counted(tmp_path: Path, caplog
             found = {key: had.line() for key, had in transcripts.done.items()}
         assert found.items() <= {f"task-{number}": dialogue(number).line() for number in range(3)}.items()
         assert len(found) >= 1
-        assert (len(found) == 3) or "damaged lines; their dialogues are had again" in caplog.text
+        assert (len(found) == 3) or "damaged lines; their dialogues are run again" in caplog.text
 
 
 def test_a_damaged_first_line_is_refused(tmp_path: Path) -> None:
     path = keep(tmp_path, 0, rank=0)
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"b"', 1))
     with (
-        pytest.raises(ResumeError, match="is damaged, so that nobody knows what decided its dialogues; write --fresh"),
+        pytest.raises(
+            ResumeError, match="is damaged, so it is not known what decided its dialogues; write --fresh to start over"
+        ),
         open_transcripts(tmp_path, "gold", decided_by=DECIDED),
     ):
         pass

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from partita.data.reading.csv_rows import CsvRow, CsvRows
 from partita.data.reading.records import MAX_ROW_BYTES, UTF16_MARKS, Record, bad, dump
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 
 
 def read_csv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
@@ -43,10 +43,6 @@ def checked_header(row: CsvRow, name: str) -> tuple[str, ...]:
     if not_text := next((cell for cell in names if not is_utf8(cell)), None):
         raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); save the file as UTF-8")
     return names
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def is_utf8(text: str) -> bool:

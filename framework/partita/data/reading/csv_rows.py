@@ -1,7 +1,7 @@
 """Rows of CSV text, split in time linear in the size of the file.
 
-A quoted cell may hold line breaks, so the row of a quote that is still open at the end of its line goes on in the
-next. Where such a row turns out to be broken, only its first line counts as broken and reading continues at the second
+A quoted cell may hold line breaks, so a row whose quote is still open at the end of its line continues in the next
+line. Where such a row turns out to be broken, only its first line counts as broken and reading continues at the second
 one. That line may open a quote as well, and so may all others: what was learned about the lines after it is therefore
 remembered instead of scanned again. A quote that is open at the start of any line of a broken row is open at the last
 line that was looked at, and fails there for the same reason.

@@ -27,7 +27,7 @@ READ_SIZE = 1 << 20
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
 CUT_OFF = 16
-"""Characters before the end of a text in which the JSON decoder reports that something is missing behind the end."""
+"""Characters before the end of a text in which the JSON decoder reports that something is missing after the end."""
 
 
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:

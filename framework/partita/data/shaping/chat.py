@@ -32,7 +32,7 @@ class Rendered(NamedTuple):
 class ChatTemplate:
     """Renders messages by the tokenizer's chat template.
 
-    Templates that can think are told not to (`enable_thinking=False`): answers are learned and read as they are given.
+    Thinking is switched off (`enable_thinking=False`): answers are learned and read as they are given.
     """
 
     _has_marks = False
@@ -45,9 +45,9 @@ class ChatTemplate:
         self._before, self._behind = self._surroundings()
         end = self._end_of_turn()
         self.needs_end = end is None
-        """Whether the end-of-text token must be added behind an answer."""
+        """Whether the end-of-text token must be added after an answer."""
         self._end = len(self._behind) if end is None else end
-        """Characters behind an answer up to the end of its turn; what follows is not in the loss."""
+        """Characters after an answer up to the end of its turn; what follows is not in the loss."""
 
     def render(
         self, user: str, answer: str | None, *, turns: Sequence[tuple[str, str]]
@@ -116,7 +116,7 @@ class ChatTemplate:
             )
 
     def _surroundings(self) -> tuple[str, str]:
-        """What the template writes between the prompt and an answer, and behind the answer."""
+        """What the template writes between the prompt and an answer, and after the answer."""
         messages = self._messages("QUESTION", [])
         prompt = self.apply(messages, prompt=True)
         whole = self.apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
@@ -129,7 +129,7 @@ class ChatTemplate:
         return before, behind
 
     def _end_of_turn(self) -> int | None:
-        """Characters behind an answer up to the token that ends a text, else the first special token; None without."""
+        """Characters after an answer up to the token that ends a text, else the first special token; None without."""
         tokenizer = self._tokenizer
         ids = tokenizer(self._behind, add_special_tokens=False)["input_ids"] if self._behind else []
         special = {tokenizer.eos_token_id, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}

@@ -2,7 +2,7 @@
 
 A token begins with each answer, so ids of prompts are the same in training and in prediction. Too long an example loses
 the end of its answer, and with it the end-of-text token: a cut answer must not be learned as a whole one. A dialogue
-loses what stands behind the cut, and ends with its last learned token. A row without a learned token is refused.
+loses what stands after the cut, and ends with its last token in the loss. A row without such a token is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class Encoder:
     def encode_turn(self, row: Row, *, key: str, before: Sequence[int], behind: str) -> PromptExample:
         """The prompt of a dialogue that goes on: the text `behind` has the tokens `before`, as it had them then.
 
-        The whole prompt is encoded anew where that text does not stand at the beginning or ends within a segment, or
+        The whole prompt is encoded again where that text does not stand at the beginning or ends within a segment, or
         where a token of the whole prompt spans its end.
         """
         [shaped], [ids] = self._tokens([row], [key], supervised=False)
@@ -319,10 +319,10 @@ def segments_of(shaped: Shaped | RowError) -> tuple[Segment, ...]:
 
 def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: int) -> int:
     """Tokens of the turns behind the answer at `place`, whose own end does not count."""
-    behind = list(zip(segments, ids, strict=True))[place + 1 :]
-    while behind and behind[0][0].supervised:
-        behind.pop(0)
-    return sum(len(part) for _, part in behind) if any(segment.supervised for segment, _ in behind) else 0
+    later = list(zip(segments, ids, strict=True))[place + 1 :]
+    while later and later[0][0].supervised:
+        later.pop(0)
+    return sum(len(part) for _, part in later) if any(segment.supervised for segment, _ in later) else 0
 
 
 def beginning_of(tokenizer: Any) -> tuple[int, ...]:

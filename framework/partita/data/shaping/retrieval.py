@@ -138,7 +138,7 @@ class SemanticRetriever:
 
 
 def load_embedder(name: str) -> Any:
-    """A sentence-transformers model, without code of its own (from version 6 on in local folders as well).
+    """A sentence-transformers model. Code that a model brings is not run (in local folders, from version 6 on).
 
     Raises ModelError where the package or the model is missing, or cannot be loaded.
     """

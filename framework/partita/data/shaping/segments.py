@@ -120,7 +120,7 @@ def parts_of(ids: list[int], encoding: Any, unit: Unit, *, dropped: int, shift: 
 
 
 def first_token(encoding: Any, border: int, characters: int, *, takes_straddler: bool) -> int:
-    """Return the first token after a border between segments, of a text of so many `characters`.
+    """Return the first token after a border between segments, in a text with this number of `characters`.
 
     A token on both sides of the border is the first one after it where the right segment `takes_straddler`, else the
     last one before it.

@@ -128,7 +128,7 @@ class Asker:
         """Say once that a server repeats the key."""
         if "key" not in self.warned:
             self.warned.add("key")
-            logger.warning("the server repeats the API key in its answers; *** stands in its place (told once)")
+            logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
 
     async def exchange(self, body: Mapping[str, Any]) -> Reply:
         """The answer. Raises RequestError, its text not yet redacted, and whatever an odd response leads to."""
@@ -141,11 +141,11 @@ class Asker:
         except (TimeoutError, httpx2.TimeoutException):
             raise RequestError(Failure("server", f"no answer within {seconds:g} s", retry=True)) from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
-            told = deepest_reason(error) or type(error).__name__
-            raise RequestError(Failure("unreachable", f"{url} cannot be reached: {told}", retry=True)) from None
+            reason = deepest_reason(error) or type(error).__name__
+            raise RequestError(Failure("unreachable", f"{url} cannot be reached: {reason}", retry=True)) from None
         except httpx2.RequestError as error:
-            told = f"the connection broke off: {described(error)}"
-            raise RequestError(Failure("server", told, retry=True)) from None
+            reason = f"the connection broke off: {described(error)}"
+            raise RequestError(Failure("server", reason, retry=True)) from None
         except ResponseError as error:
             raise RequestError(Failure("row", str(error))) from None
         if response.status != 200:

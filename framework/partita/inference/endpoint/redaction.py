@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote
 
+from partita_schema.errors import shortened
+
 HIDDEN = "***"
 SHORTEST_SECRET = 8
 """Characters from which on a key is a secret; shorter ones, such as EMPTY, are placeholders for local servers."""
@@ -56,7 +58,7 @@ class Redaction:
         line = " ".join(SURROGATE.sub("\ufffd", self._hide(text, share=3)).split())
         if self._key and not self._forms:
             line = re.sub(rf"(?<!\w){re.escape(self._key)}(?!\w)", HIDDEN, line)
-        return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 3] + "..."
+        return shortened(line, LONGEST_MESSAGE)
 
     def answer(self, text: str) -> str:
         """An answer without the key or half of it; all else stays as it is."""

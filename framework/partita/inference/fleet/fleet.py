@@ -98,7 +98,7 @@ class Fleet:
         return found
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        """Which rows of up to so many tokens can be answered in one batch."""
+        """Return which rows of up to `tokens` tokens can be answered in one batch."""
         found: BatchWay = self.ask("batch_way", options, tokens=tokens)[0]
         return found
 
