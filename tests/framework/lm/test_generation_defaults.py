@@ -22,6 +22,7 @@ from partita.lm.generation_defaults import (
 )
 from partita_schema.errors import ModelError
 from partita_schema.prompt import Generation
+from partita_trainers.file_sums import FILE as SUMS
 
 SIZES = ((3, 20), (17, 12), (9, 6), (1, 7))
 COMMON = 65
@@ -38,6 +39,7 @@ def checkpoint(small: Any, base_folder: Path, tmp_path: Path) -> Callable[..., P
         folder = tmp_path / "checkpoint"
         lm.save(folder)
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0} | settings))
+        (folder / SUMS).unlink()
         return folder
 
     return make

@@ -12,6 +12,7 @@ from partita.lm.noise import row_lengths
 from partita_schema.errors import ModelError
 from partita_schema.model import Architecture
 from partita_trainers.base import Batch
+from partita_trainers.file_sums import FILE as SUMS
 
 LENGTHS = (24, 5, 17, 2, 30, 1, 12)
 LINES = ((0, 2, 1), (4, 6), (3,), (5, 3))
@@ -88,6 +89,7 @@ def test_packed_rows_shorter_and_longer_than_a_sliding_window_are_as_alone(small
     small.load(small.config(architecture="mistral")).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 8}))
+    (tmp_path / SUMS).unlink()
     lm = small.load(small.config(base_model=str(tmp_path)))
     assert lm.base.config.sliding_window == 8
     assert_same_as_alone(lm, small)

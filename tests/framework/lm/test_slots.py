@@ -25,6 +25,7 @@ from partita.lm.slot_pool import SlotPool
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_schema.model import Architecture
+from partita_trainers.file_sums import FILE as SUMS
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 CONTEXT = 64
@@ -73,6 +74,7 @@ def saved(small: Any, folder: Path, **changes: Any) -> str:
     lm.save(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / SUMS).unlink(missing_ok=True)
     return str(folder)
 
 
