@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from partita import Model
+from partita.data.dialogue.expand import Expander, expanded
 from partita.data.reading.sources import open_rows
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.inference.prompts import sampling_keys
+from partita.lm.tokenizers import read_tokenizer
+from partita_trainers.file_sums import FILE as SUMS
 
 OUTPUTS = [{"name": "colour", "type": "text"}]
 
@@ -81,3 +84,73 @@ def test_rows_with_equal_keys_are_told_apart_by_their_number() -> None:
 def test_neither_prompt_nor_selection_changes_the_key_of_a_row(colours: Any) -> None:
     rows = open_rows(colours.rows(9), folder=Path())
     assert np.array_equal(sampling_keys(rows.select([7, 2])), sampling_keys(rows)[[7, 2]])
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}A: {{ m['content'] }}</s>\n"
+    "{% else %}U: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat_colours(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model whose tokenizer has a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    sampling(colours).save(folder)
+    tokenizer = read_tokenizer(str(folder))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / SUMS).unlink()
+    return folder
+
+
+def dialogue(*texts: str) -> dict[str, Any]:
+    """A dialogue that the user begins."""
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]}
+
+
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+@pytest.mark.parametrize("mode", ["packed_dialogue", "squash", "last_turn"])
+def test_evaluate_scores_the_last_answers_of_dialogues_that_predict_gives(
+    chat_colours: Path, mode: str, slots: bool
+) -> None:
+    def model() -> Model:
+        config = {
+            "base_model": str(chat_colours),
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "output_features": [{"name": "reply", "type": "text"}],
+            "generation": {
+                "do_sample": True,
+                "temperature": 1.4,
+                "min_new_tokens": 2,
+                "max_new_tokens": 6,
+                "slots": slots,
+            },
+            "data": {"dialogue": {"mode": mode}},
+            "trainer": {"type": "none"},
+        }
+        return Model(config, quiet=True)
+
+    asked = [dialogue("red", "one", "blue"), dialogue("red"), dialogue("red", "one", "blue", "two", "red")] * 4
+    replies = [row["reply"] for row in model().predict(asked, batch_size=5)]
+    assert len(set(replies)) > 6
+    answered = [
+        {"messages": [*row["messages"], {"role": "assistant", "content": reply}]}
+        for row, reply in zip(asked, replies, strict=True)
+    ]
+    assert [row["reply"] for row in model().predict(answered)] == replies, "an answer that is there is not shown"
+    for batch_size in (3, 40):
+        scores = model().evaluate(answered, batch_size=batch_size)["reply"]
+        assert scores["n"] == 24, "a row for each answer"
+        assert scores["exact_match"] == pytest.approx(12 / 24), "the last answers, and none of the earlier ones"
+
+
+def test_the_answers_of_a_dialogue_draw_independently() -> None:
+    rows = open_rows([dialogue("a", "b", "c", "d", "e", "f"), dialogue("a", "b")], folder=Path())
+    expander = Expander(column="messages", form="auto", mode="squash")
+    made = expanded(rows, expander)
+    keys = [made.sampling_key(place) for place in range(4)]
+    assert keys == [f"{rows.key(0)}#1", f"{rows.key(0)}#2", rows.key(0), rows.key(1)]
+    assert len(set(map(bytes, sampling_keys(made)))) == 4
+    assert np.array_equal(sampling_keys(made.select([3, 2])), sampling_keys(rows)[[1, 0]])

@@ -38,12 +38,20 @@ class RowKeys(Sequence[str]):
     """
 
     def __init__(
-        self, names: Sequence[str], files: np.ndarray, numbers: np.ndarray, *, parts: np.ndarray | None = None
+        self,
+        names: Sequence[str],
+        files: np.ndarray,
+        numbers: np.ndarray,
+        *,
+        parts: np.ndarray | None = None,
+        last: np.ndarray | None = None,
     ) -> None:
+        """Keys `names[files[i]]:numbers[i]#parts[i]`; `last` marks the last part of each row of a file."""
         self.names = tuple(names)
         self.files = np.asarray(files, dtype=np.int32)
         self.numbers = np.asarray(numbers, dtype=np.int64)
         self.parts = None if parts is None else np.asarray(parts, dtype=np.int32)
+        self.last = None if last is None else np.asarray(last, dtype=np.bool_)
 
     @classmethod
     def counted(cls, name: str, length: int) -> "RowKeys":
@@ -57,7 +65,19 @@ class RowKeys(Sequence[str]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         part = "" if self.parts is None else f"#{self.parts[index]}"
-        return f"{self.names[self.files[index]]}:{self.numbers[index]}{part}"
+        return f"{self.source_key(index)}{part}"
+
+    def source_key(self, index: int) -> str:
+        """Return the key of the row of a file that a row was made of."""
+        return f"{self.names[self.files[index]]}:{self.numbers[index]}"
+
+    def sampling_key(self, index: int) -> str:
+        """Return the key that a sampled answer to a row follows from.
+
+        The last part of a row asks what the row itself asks, so it has the key of the row itself.
+        """
+        is_last = self.last is not None and bool(self.last[index])
+        return self.source_key(index) if is_last else str(self[index])
 
     def place(self, index: int) -> tuple[str, int]:
         """File and number of a row."""
@@ -67,7 +87,8 @@ class RowKeys(Sequence[str]):
         """Keys of some rows, in the order asked for."""
         chosen = np.asarray(indices, dtype=np.int64)
         parts = None if self.parts is None else self.parts[chosen]
-        return RowKeys(self.names, self.files[chosen], self.numbers[chosen], parts=parts)
+        last = None if self.last is None else self.last[chosen]
+        return RowKeys(self.names, self.files[chosen], self.numbers[chosen], parts=parts, last=last)
 
     def digest(self) -> bytes:
         """A hash of all keys and their order."""
@@ -115,6 +136,10 @@ class Rows:
     def key(self, index: int) -> str:
         """What names a row in logs, journals and the quarantine."""
         return str(self.keys[index])
+
+    def sampling_key(self, index: int) -> str:
+        """Return the key that a sampled answer to a row follows from."""
+        return self.keys.sampling_key(index)
 
     def get(self, indices: Indices) -> list[dict[str, Any]]:
         """Rows as new dictionaries, in the order asked for."""

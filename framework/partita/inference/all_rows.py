@@ -39,6 +39,11 @@ class AllRows:
         bad = self._bad.get(index)
         return self._rows.key(self._place(index)) if bad is None else bad.key
 
+    def sampling_key(self, index: int) -> str:
+        """Return the key that a sampled answer to a row follows from."""
+        bad = self._bad.get(index)
+        return self._rows.sampling_key(self._place(index)) if bad is None else bad.key
+
     def _place(self, index: int) -> int:
         """Place of a readable row among the readable ones."""
         return index - int(np.searchsorted(self._bad_indices, index))

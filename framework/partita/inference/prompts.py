@@ -44,6 +44,9 @@ class PromptRows(Protocol):
     def key(self, index: int) -> str:
         """What names a row, the same in every run."""
 
+    def sampling_key(self, index: int) -> str:
+        """Return the key that a sampled answer to a row follows from."""
+
 
 class EncodedPrompt(Protocol):
     """One prompt as text and tokens, or why there is none."""
@@ -301,16 +304,16 @@ class KeptTokens:
 
 
 def sampling_keys(rows: PromptRows) -> Keys:
-    """Return a key for each row, [rows, 16], from the row's key and its number among the rows with that key."""
+    """Return a hash of each row's sampling key, [rows, 16], and of its number among the rows with that key."""
     found = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
     for row in range(len(rows)):
-        found[row] = np.frombuffer(row_key("", row=rows.key(row), fingerprint=""), dtype=np.uint8)
+        found[row] = np.frombuffer(row_key("", row=rows.sampling_key(row), fingerprint=""), dtype=np.uint8)
     _, inverse, counts = np.unique(found.view(f"V{KEY_BYTES}")[:, 0], return_inverse=True, return_counts=True)
     seen: dict[int, int] = {}
     for row in np.flatnonzero(counts[inverse] > 1).tolist():
         number = seen[inverse[row]] = seen.get(inverse[row], -1) + 1
         if number:
-            key = row_key("", row=rows.key(row), fingerprint=f"{number}")
+            key = row_key("", row=rows.sampling_key(row), fingerprint=f"{number}")
             found[row] = np.frombuffer(key, dtype=np.uint8)
     return found
 

@@ -185,7 +185,13 @@ def expanded(rows: Rows, expander: Expander | None) -> Rows:
     return Rows(
         DialogueStore(rows, expander, owners_N=owners_N, parts_N=parts_N),
         columns=[expander.column],
-        keys=RowKeys(keys.names, keys.files, keys.numbers, parts=parts_N + 1 if expander.numbered else None),
+        keys=RowKeys(
+            keys.names,
+            keys.files,
+            keys.numbers,
+            parts=parts_N + 1 if expander.numbered else None,
+            last=parts_N + 1 == np.repeat(counts, counts) if expander.numbered else None,
+        ),
         fingerprint=digest(rows.fingerprint, expander.fingerprint),
         bad=[replace(row, place=int(ends[row.place - 1]) if row.place else 0) for row in rows.bad],
     )
