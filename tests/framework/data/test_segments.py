@@ -166,3 +166,13 @@ def make() -> Any:
 
 
 assert {PAD, UNKNOWN}.isdisjoint(PIECES)
+
+
+def test_truncation_and_padding_of_an_earlier_call_do_not_count() -> None:
+    tokenizer = KINDS["prepend"]
+    encode = SegmentTokenizer(tokenizer)
+    rows = [(Segment("a long prompt of words", False), Segment("an answer", True)), (Segment("short", False),)]
+    wanted = encode(rows)
+    tokenizer(["one", "a much longer text"], truncation=True, max_length=3, padding="max_length")
+    assert tokenizer.backend_tokenizer.truncation is not None
+    assert encode(rows) == wanted

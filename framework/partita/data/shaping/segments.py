@@ -31,11 +31,15 @@ class Unit:
     @property
     def text(self) -> str:
         """The joined text."""
+        if len(self.segments) == 1:
+            return self.segments[0].text
         return "".join(segment.text for segment in self.segments)
 
     @property
     def is_mixed(self) -> bool:
         """Whether it matters which segment a token belongs to."""
+        if len(self.segments) == 1:
+            return False
         filled = [segment for segment in self.segments if segment.text]
         return len(filled) > 1 and any(segment.supervised for segment in filled)
 
@@ -48,7 +52,7 @@ class SegmentTokenizer:
         self._continuation = Continuation(tokenizer)
 
     def __call__(self, rows: Sequence[Sequence[Segment]], *, before: str = "") -> list[list[list[int]]]:
-        """Return the token ids of each segment of each row, in one call of the tokenizer. `before` is the text before.
+        """Return the token ids of each segment of each row, encoded together. `before` is the text before.
 
         Raises TypeError or UnicodeEncodeError where a text is no Unicode.
         """
@@ -61,31 +65,38 @@ class SegmentTokenizer:
 
         Where the tokens of an anchor merge with the text that follows, the next anchor is tried.
         """
-        anchors = [self._continuation.anchors(unit.before) for unit in units]
+        anchors = [self._continuation.anchors(unit.before) if unit.before else ("",) for unit in units]
+        texts, mixed = [unit.text for unit in units], [unit.is_mixed for unit in units]
         found: list[list[list[int]]] = [[] for _ in units]
         left, attempt = list(range(len(units))), 0
         while left:
-            encoded = self._tokenizer(
-                [anchors[place][attempt] + units[place].text for place in left],
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
+            encodings = self._encodings(
+                [anchors[place][attempt] + texts[place] for place in left],
+                with_offsets=[mixed[place] for place in left],
             )
             merged: list[int] = []
-            for number, place in enumerate(left):
-                anchor, ids, unit = anchors[place][attempt], encoded["input_ids"][number], units[place]
+            for place, encoding in zip(left, encodings, strict=True):
+                anchor, ids, unit = anchors[place][attempt], encoding.ids, units[place]
                 dropped = self._continuation.anchor_ids(anchor)
                 if ids[: len(dropped)] != dropped:
                     merged.append(place)
-                elif unit.is_mixed:
-                    encoding = encoded.encodings[number]
+                elif mixed[place]:
                     found[place] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
                 else:
                     found[place] = [[] for _ in unit.segments]
-                    found[place][first_filled(unit)] = ids[len(dropped) :]
+                    found[place][first_filled(unit)] = ids[len(dropped) :] if dropped else ids
             left, attempt = merged, attempt + 1
         return found
+
+    def _encodings(self, texts: Sequence[str], *, with_offsets: Sequence[bool]) -> list[Any]:
+        """Return the encoding of each text, with offsets only where they are wanted: they take time."""
+        self._tokenizer("", add_special_tokens=False, verbose=False)  # switches truncation and padding off
+        backend = self._tokenizer.backend_tokenizer
+        slow = [text for text, wanted in zip(texts, with_offsets, strict=True) if wanted]
+        fast = [text for text, wanted in zip(texts, with_offsets, strict=True) if not wanted]
+        exact = iter(backend.encode_batch(slow, add_special_tokens=False) if slow else ())
+        quick = iter(backend.encode_batch_fast(fast, add_special_tokens=False) if fast else ())
+        return [next(exact if wanted else quick) for wanted in with_offsets]
 
 
 def units_of(segments: Sequence[Segment], *, before: str) -> list[Unit]:
