@@ -19,7 +19,7 @@ class AdapterBase(Base):
 
     pretrained_adapter_weights: Name | None = None
     """Folder or Hub id of an adapter to start from."""
-    postprocessor: Postprocessor = Postprocessor()
+    postprocessor: Postprocessor = Postprocessor.model_construct()
     """What is done with the adapter after training."""
 
 

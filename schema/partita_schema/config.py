@@ -9,7 +9,6 @@ from partita_schema.backend import Backend, EndpointBackend, LocalBackend
 from partita_schema.base import Base, Flag, Name, NonNegativeCount, broken, changed
 from partita_schema.constraint_rules import refused_by_constraints
 from partita_schema.data import Data, Preprocessing, RandomSplit, Split
-from partita_schema.dialogue import Dialogue
 from partita_schema.endpoint_rules import refused_by_endpoint
 from partita_schema.features import Defaults, DialogueInput, InputFeature, OutputFeature
 from partita_schema.hogwild_rules import refused_by_hogwild
@@ -31,7 +30,7 @@ class Config(Base):
     """Kind of the model; a language model is all there is."""
     base_model: Annotated[ScratchModel | EmbeddingBagModel, Field(discriminator="type")] | Name
     """A Hub id, a folder, or `{type: scratch, ...}` for a new model; `{type: embedding_bag}` for a bag of words."""
-    model_parameters: ModelParameters = ModelParameters()
+    model_parameters: ModelParameters = ModelParameters.model_construct()
     """How the base model is loaded and run."""
     trust_remote_code: Flag = False
     """Run code that comes with a model."""
@@ -41,27 +40,27 @@ class Config(Base):
     """Columns that go into the prompt; type: text may be left out."""
     output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
     """What the model answers. With several outputs the answer is one JSON object with their names as keys."""
-    prompt: Prompt = Prompt()
+    prompt: Prompt = Prompt.model_construct()
     """How a row becomes a prompt."""
-    generation: Generation = Generation()
+    generation: Generation = Generation.model_construct()
     """How answers are generated."""
     adapter: Adapter | None = None
     """A small trained part on the frozen base model. Default: all weights are trained."""
     quantization: Quantization | None = None
     """Base weights in 4 or 8 bits."""
-    preprocessing: Preprocessing = Preprocessing()
+    preprocessing: Preprocessing = Preprocessing.model_construct()
     """Choice of rows and length limits."""
-    data: Data = Data()
+    data: Data = Data.model_construct()
     """Where rows come from and how they are cut into batches."""
-    trainer: Trainer = NoTrainer(type="none")
+    trainer: Trainer = NoTrainer.model_construct(type="none")
     """How weights change: none for zero-shot, finetune, hogwild for a bag of words, or custom."""
-    backend: Backend = LocalBackend()
+    backend: Backend = LocalBackend.model_construct()
     """Where the run takes place."""
     simulation: Simulation | None = None
     """Dialogues that the model has with a program, or with the questions of a data set (`partita simulate`)."""
     tracking: tuple[Tracker, ...] = ()
     """Experiment trackers that get the metrics, through accelerate."""
-    defaults: Defaults = Defaults()
+    defaults: Defaults = Defaults.model_construct()
     """Defaults by feature type."""
 
     @model_validator(mode="after")
@@ -113,7 +112,7 @@ class Config(Base):
     @model_validator(mode="after")
     def dialogue_is_the_whole_prompt(self) -> "Config":
         if self.dialogue_input is None:
-            if self.data.dialogue != Dialogue():
+            if changed(self.data, "dialogue"):
                 raise broken(
                     "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it",
                     at="data.dialogue",

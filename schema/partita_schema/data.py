@@ -93,11 +93,11 @@ class Data(Base):
     """Rows to test on. Default: a share of source, by split."""
     split: Split | None = None
     """How source is divided. Default: random 90/5/5, less what has a source of its own; a stream is not divided."""
-    dialogue: Dialogue = Dialogue()
+    dialogue: Dialogue = Dialogue.model_construct()
     """How dialogues become rows."""
     shaper: Annotated[str, AfterValidator(check_target)] | None = None
     """`module:Class` that writes rows as text in place of prompt."""
-    batching: Batching = AutoBatching()
+    batching: Batching = AutoBatching.model_construct()
     """How rows are cut into batches."""
     collate: Annotated[str, AfterValidator(check_target)] | None = None
     """`module:Class` that makes tensors of a batch's rows in place of padding on the right."""
@@ -107,7 +107,7 @@ class Data(Base):
     resume: Literal["strict", "restart_epoch", "fresh"] = "strict"
     """When an interrupted run's data or plan have changed. strict: stop and say what. restart_epoch: go on with the
     weights at the beginning of the epoch. fresh: go on with the weights at the beginning of the data."""
-    loader: LoaderOptions = LoaderOptions()
+    loader: LoaderOptions = LoaderOptions.model_construct()
     """How rows are made ready."""
     max_row_bytes: Count = 64_000_000
     """Longest row of a text file in bytes, decompressed. A longer line is a bad row, so that a broken or hostile file

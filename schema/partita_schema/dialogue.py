@@ -47,7 +47,7 @@ class Dialogue(Base):
     """Which of several right answers is learned: the first, each in a row of its own, or one at random, seeded."""
     delimiter: str = "\n"
     """What stands between pieces where there is no chat template."""
-    speakers: Speakers = Speakers()
+    speakers: Speakers = Speakers.model_construct()
     """What stands before a piece where there is no chat template."""
 
     @model_validator(mode="after")

@@ -197,7 +197,7 @@ class TextInput(FeatureBase):
 
     type: Literal["text"] = "text"
     """Inputs are text."""
-    preprocessing: InputPreprocessing = InputPreprocessing()
+    preprocessing: InputPreprocessing = InputPreprocessing.model_construct()
     """How the column becomes part of the prompt."""
 
 
@@ -223,9 +223,9 @@ class TextOutput(FeatureBase):
 
     type: Literal["text"]
     """Free text."""
-    preprocessing: OutputPreprocessing = OutputPreprocessing()
+    preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
     """How the column becomes the answer."""
-    decoder: TextDecoder = TextDecoder()
+    decoder: TextDecoder = TextDecoder.model_construct()
     """How an answer is read."""
 
 
@@ -234,9 +234,9 @@ class CategoryOutput(FeatureBase):
 
     type: Literal["category"]
     """A label."""
-    preprocessing: CategoryPreprocessing = CategoryPreprocessing()
+    preprocessing: CategoryPreprocessing = CategoryPreprocessing.model_construct()
     """How the column becomes a label."""
-    decoder: CategoryDecoder = CategoryDecoder()
+    decoder: CategoryDecoder = CategoryDecoder.model_construct()
     """How a label is found in an answer."""
 
     @model_validator(mode="after")
@@ -275,9 +275,9 @@ class NumberOutput(FeatureBase):
 
     type: Literal["number"]
     """A number."""
-    preprocessing: OutputPreprocessing = OutputPreprocessing()
+    preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
     """How the column becomes the answer."""
-    decoder: NumberDecoder = NumberDecoder()
+    decoder: NumberDecoder = NumberDecoder.model_construct()
     """How a number is found in an answer."""
 
 
@@ -286,9 +286,9 @@ class JsonOutput(FeatureBase):
 
     type: Literal["json"]
     """A JSON value."""
-    preprocessing: OutputPreprocessing = OutputPreprocessing()
+    preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
     """How the column becomes the answer."""
-    decoder: JsonDecoder = JsonDecoder()
+    decoder: JsonDecoder = JsonDecoder.model_construct()
     """How a value is found in an answer."""
 
 
@@ -298,12 +298,12 @@ OutputFeature = Annotated[TextOutput | CategoryOutput | NumberOutput | JsonOutpu
 class InputDefaults(Base):
     """Defaults of all text inputs."""
 
-    preprocessing: InputPreprocessing = InputPreprocessing()
+    preprocessing: InputPreprocessing = InputPreprocessing.model_construct()
     """How a column becomes part of the prompt, where a feature does not say."""
 
 
 class Defaults(Base):
     """Defaults by feature type."""
 
-    text: InputDefaults = InputDefaults()
+    text: InputDefaults = InputDefaults.model_construct()
     """Defaults of text inputs."""

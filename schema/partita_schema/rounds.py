@@ -29,7 +29,7 @@ class TrainOn(Base):
 
     rounds: Count = 1
     """How often."""
-    tasks: RoundTasks = RoundTasks()
+    tasks: RoundTasks = RoundTasks.model_construct()
     """What the dialogues are about. They are had with predicted history."""
     select: Select = "corrected"
     """Dialogues to learn from: corrected, succeeded or all, as of a source of type simulation."""

@@ -125,7 +125,7 @@ TAKEN = ("agent", "user", "partner", "system", "checker")
 class Seats(Base):
     """Who speaks."""
 
-    agent: AgentSeat = ModelSeat(type="model")
+    agent: AgentSeat = ModelSeat.model_construct(type="model")
     """The model of this file, which the simulation is about."""
     user: Seat | None = None
     """Who talks to the agent. Default: the environment, or for replay the data set."""

@@ -97,9 +97,9 @@ class Simulation(Base):
 
     world: World
     """How a dialogue goes."""
-    tasks: Tasks = Tasks()
+    tasks: Tasks = Tasks.model_construct()
     """What about."""
-    seats: Seats = Seats()
+    seats: Seats = Seats.model_construct()
     """Who speaks."""
     repeats: Count = 1
     """Dialogues about each task, with other seeds. Above 1, pass@k and pass^k are told."""
@@ -111,11 +111,11 @@ class Simulation(Base):
     max_dialogue_tokens: Count | None = None
     """Tokens of a prompt and its answer; a dialogue that needs more is truncated. Default: the model's context, or
     2048 where it has none."""
-    context: ContextPolicy = ContextPolicy()
+    context: ContextPolicy = ContextPolicy.model_construct()
     """What a model sees of a dialogue that needs more."""
     checker: Checker | None = None
     """Looks at each dialogue at its end."""
-    limits: Limits = Limits()
+    limits: Limits = Limits.model_construct()
     """What a dialogue may take."""
     rollout: Annotated[str, AfterValidator(check_part)] = "slots"
     """What has the dialogues, many at a time: `slots`; or `module:Class` of a subclass of `partita.simulation.Rollout`,

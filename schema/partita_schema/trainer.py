@@ -171,16 +171,16 @@ class FinetuneTrainer(TrainerBase):
     learning_rate: Positive | Literal["auto"] | None = None
     """Peak learning rate. auto: found by a range test before training. Default: 2e-4 with an adapter, 1e-3 for a new
     model, 2e-5 for a pretrained one."""
-    learning_rate_scheduler: LearningRateScheduler = LearningRateScheduler()
+    learning_rate_scheduler: LearningRateScheduler = LearningRateScheduler.model_construct()
     """How the learning rate changes."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = Optimizer.model_construct()
     """How gradients become changes."""
     gradient_accumulation_steps: Count | None = None
     """Batches that each process takes in a step. Default: what effective_batch_size needs."""
     effective_batch_size: Count | None = None
     """Rows a step; a multiple of batch_size, which auto keeps to. Default: 16, or batch_size where that is a larger
     number."""
-    gradient_clipping: GradientClipping = GradientClipping()
+    gradient_clipping: GradientClipping = GradientClipping.model_construct()
     """Limits on gradients."""
     mixed_precision: Annotated[Literal["no", "bf16", "fp16", "auto"], BeforeValidator(false_is_no)] = "auto"
     """Type of the forward pass's arithmetic. auto: bf16 on a GPU that has it, else no."""
@@ -303,7 +303,7 @@ class HogwildTrainer(TrainerBase):
     """Rows that are evaluated or answered at a time."""
     learning_rate: Positive | None = None
     """The rate of all updates. Default: 0.1 for adagrad, 1 for sgd."""
-    optimizer: SparseOptimizer = SparseOptimizer()
+    optimizer: SparseOptimizer = SparseOptimizer.model_construct()
     """How gradients become changes."""
     evaluate_test: Flag = True
     """Evaluate the result on the test rows, where there are any."""
