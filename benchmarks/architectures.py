@@ -2,7 +2,8 @@
 
 A tiny random model of each is saved and loaded. Greedy answers to short and long prompts, to one token, to none, and to
 prompts that begin alike are generated in slots and in batches, and compared with those of transformers' `generate` to
-each row alone; once more with windows shorter than the rows. Writes docs/guides/architectures.md.
+each row alone; once more with windows shorter than the rows. Every second model ships a generation_config.json with
+penalties and forbidden tokens, which both apply. Writes docs/guides/architectures.md.
 
     python benchmarks/architectures.py [--quick]
 """
@@ -136,9 +137,9 @@ def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> A
 def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
     """Answers of the engines with those of `generate` to each row alone."""
     from partita.inference.engine import generate_rows
-    from partita.lm.base import GenerationOptions
+    from partita.lm.generation import generation_options
 
-    options = GenerationOptions({"do_sample": False, "num_beams": 1})
+    options = generation_options(lm.config, tokenizer=lm.tokenizer, checkpoint=lm.checkpoint_generation)
     asked = prompts()
     try:
         alone = [answer_alone(lm, prompt) if prompt else None for prompt in asked]
@@ -200,6 +201,7 @@ def answer_alone(lm: Any, prompt: list[int]) -> Alone:
     ids = torch.tensor([prompt])
     found = lm.base.generate(
         ids,
+        generation_config=lm.own_settings,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=8,
         do_sample=False,
@@ -208,8 +210,12 @@ def answer_alone(lm: Any, prompt: list[int]) -> Alone:
     )
     margins = []
     for scores in found.scores:
-        first, second = scores[0].float().topk(2).values.tolist()
-        margins.append((first - second) / float(scores[0].float().std()))
+        allowed = scores[0].float()[scores[0].isfinite()]
+        if len(allowed) == 1:  # a forced token
+            margins.append(float("inf"))
+            continue
+        first, second = allowed.topk(2).values.tolist()
+        margins.append((first - second) / float(allowed.std()))
     new = found.sequences[0, len(prompt) :].tolist()
     end = lm.tokenizer.eos_token_id
     return Alone(tuple(new[: new.index(end)] if end in new else new), tuple(margins))

@@ -16,6 +16,8 @@ SHARPER = 4
 """Factor of random weights, so that greedy answers vary."""
 NOISE = 0.1
 """Spread of what is added to biases and scales, which would be 0 and 1: trained ones are not, nor is padding's row."""
+SHIPPED = {"repetition_penalty": 1.3, "suppress_tokens": list(range(40, 60)), "min_new_tokens": 4}
+"""What the generation_config.json of every second architecture says about answers."""
 SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "embed_dim"), 32),
     **dict.fromkeys(("word_embed_proj_dim", "lru_width", "hidden_dim", "out_hidden_size", "projection_dim"), 32),
@@ -161,6 +163,11 @@ def kinds() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
+def ships_settings(kind: str) -> bool:
+    """Return whether a tiny model of this architecture has settings for answers beside it."""
+    return kind in kinds()[::2]
+
+
 def tiny_config(kind: str, *, window: int | None = None, special: Mapping[str, Any]) -> Any:
     """The configuration of a tiny model, with windows of this many tokens where it has windows."""
     from transformers import AutoConfig
@@ -221,5 +228,7 @@ def write_tiny_model(kind: str, folder: Path, *, tokenizer: Any, window: int | N
                     parameter.add_(torch.randn_like(parameter), alpha=NOISE)
             embedding = model.get_input_embeddings().weight
             embedding[tokenizer.pad_token_id] = embedding[BOS]
+        if ships_settings(kind):
+            model.generation_config.update(**SHIPPED)
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
