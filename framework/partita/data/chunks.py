@@ -1,7 +1,7 @@
 """Raw rows in, token ids out: what is done to rows a chunk at a time, here or in worker processes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,8 @@ class EncodedChunk:
     used: UsedRows
     """Rows of which everything is used."""
     bad: tuple[BadPlace, ...] = ()
+    num_unreadable: int = 0
+    """Bad rows that are no rows at all: broken lines, or JSON that is no object."""
 
 
 class ChunkEncoder:
@@ -102,6 +104,7 @@ class ChunkEncoder:
         from partita_schema.rows import check_rows
 
         raw, bad = parsed(chunk.rows)
+        num_unreadable = len(bad)
         expander = self.encoder.expander
         made = [
             (place, number, *row)
@@ -121,7 +124,7 @@ class ChunkEncoder:
             else:
                 examples.append((place, number, example))
         found = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
-        return flat(examples, found, unknown=self.unknown)
+        return replace(flat(examples, found, unknown=self.unknown), num_unreadable=num_unreadable)
 
 
 def made_rows(

@@ -5,9 +5,10 @@ import gzip
 import io
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,8 @@ from partita.data.reading.readers import READERS
 from partita.data.reading.sources import open_rows
 from partita_schema.errors import DataError
 
+T = TypeVar("T")
+
 
 def split(data: bytes, *, max_row_bytes: int = 1000) -> list[tuple[int, list[str], bool]]:
     """Number and cells of each row; of a broken one its line, and True."""
@@ -27,7 +30,10 @@ def split(data: bytes, *, max_row_bytes: int = 1000) -> list[tuple[int, list[str
 
 
 def expected(data: bytes) -> list[tuple[int, list[str], bool]]:
-    """The same in quadratic time: after a broken row, everything behind its first line is read from the start."""
+    """The same in quadratic time: after a broken row, everything behind its first line is read from the start.
+
+    Empty lines are passed over.
+    """
     lines = list(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline=""))
     found, place = [], 0
     while place < len(lines):
@@ -38,7 +44,7 @@ def expected(data: bytes) -> list[tuple[int, list[str], bool]]:
         except csv.Error:
             found.append((place + 1, [lines[place].rstrip("\r\n")], True))
             place += 1
-    return found
+    return [row for row in found if row[1]]
 
 
 PIECES = st.sampled_from(
@@ -54,7 +60,12 @@ def test_rows_are_those_of_reading_every_line_again(text: str, block: int) -> No
 
 
 def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
-    """Functions called, in Python and in C, while the rows of a file are split."""
+    """Functions called while the rows of a file are split."""
+    return counted(lambda: split(data, max_row_bytes=max_row_bytes))[1]
+
+
+def counted(work: Callable[[], T]) -> tuple[T, int]:
+    """What a function returns, and the number of calls, in Python and in C, that it makes."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -64,10 +75,10 @@ def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        split(data, max_row_bytes=max_row_bytes)
+        found = work()
     finally:
         sys.setprofile(before)
-    return count
+    return found, count
 
 
 @pytest.mark.parametrize(
@@ -127,5 +138,30 @@ def test_a_file_that_is_mostly_broken_is_refused_before_its_reasons_fill_the_mem
 
     assert str(error.value) == (
         "a.csv: 100,000 of the first 100,010 rows are broken; the last one is in line 100,011: "
-        "1 cells, the header has 2"
+        "1 cells, the header has 2; repair the file or leave it out"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "blank", "last"),
+    [
+        ("csv", b"a\n1\n", b"\n", b"2\n"),
+        ("csv", b"a\n1\n", b"\r", b"2\n"),
+        ("csv", b"a\n1\n", b"\r\n", b"2\n"),
+        ("csv", b'a\n"1', b"\n", b'"\n2\n'),
+        ("jsonl", b'{"a": "1"}\n', b"\n", b'{"a": "2"}\n'),
+        ("jsonl", b'{"a": "1"}\n', b" \r\n", b'{"a": "2"}\n'),
+        ("json", b'[{"a": "1"},\n', b"\n", b'{"a": "2"}]'),
+        ("json", b'[{"a": "1"}\n', b",", b'{"a": "2"}]'),
+        ("txt", b"1\n", b"\n", b"2\n"),
+        ("parlai", b"text:1\tepisode_done:True\n", b"\n", b"text:2\tepisode_done:True\n"),
+    ],
+)
+def test_blank_lines_take_next_to_no_work_each(kind: str, first: bytes, blank: bytes, last: bytes) -> None:
+    count = 100_000
+
+    found, work = counted(lambda: list(READERS[kind](io.BytesIO(first + blank * count + last), "a", 10_000_000)))
+
+    assert [record.reason for record in found] == ["", ""]
+    assert found[1].number == (2 if kind == "json" else count + first.count(b"\n") + last.startswith(b'"') + 1)
+    assert work < count / 20

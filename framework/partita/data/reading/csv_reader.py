@@ -22,8 +22,6 @@ def read_tsv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) ->
 def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: int) -> Iterator[Record]:
     header: tuple[str, ...] | None = None
     for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=max_row_bytes):
-        if not row.cells:
-            continue
         if header is None:
             header = checked_header(row, name)
         else:

@@ -1,4 +1,4 @@
-"""Rows of CSV text, split in time linear in the size of the file.
+"""Rows of CSV text, split in time linear in the size of the file. Empty lines are passed over.
 
 A quoted cell may hold line breaks, so a row whose quote is still open at the end of its line continues in the next
 line. Where such a row turns out to be broken, only its first line counts as broken and reading continues at the second
@@ -17,6 +17,7 @@ from partita.data.reading.lines import BLOCK
 from partita.data.reading.records import MAX_RAW, MAX_VALUES, too_long
 
 BOM = b"\xef\xbb\xbf"
+LINE_BREAKS = re.compile(rb"[\r\n]*")
 QUOTED = re.compile(r'"[^"]*"')
 NEVER_CLOSED = "a quote opens here that is never closed"
 STILL_OPEN = "a quote is still open at the end of the text"
@@ -28,7 +29,7 @@ class CsvRow(NamedTuple):
     number: int
     """Line where the row starts, from 1."""
     cells: list[str]
-    """Empty for an empty line; the text of the line for a broken row."""
+    """The text of the line for a broken row."""
     reason: str
     """Why the row is broken; empty for a good one."""
     end: int
@@ -71,8 +72,7 @@ class CsvRows:
             yield row
 
     def _next_row(self) -> CsvRow | None:
-        start, number = self._start, self._number
-        self._buffer.forget(start)
+        start, number = self._pass_empty_lines()
         end = self._buffer.line_end(start, limit=self._max_row_bytes)
         if end is None:
             beginning = self._buffer.text(start, start + MAX_RAW)
@@ -90,6 +90,16 @@ class CsvRows:
             cells, reason = [line.rstrip("\r\n")], f"broken CSV: {reason}"
         return CsvRow(number, cells, reason, end, number + 1)
 
+    def _pass_empty_lines(self) -> tuple[int, int]:
+        """Return the place and the number of the first line with text."""
+        start, number = self._start, self._number
+        while True:
+            self._buffer.forget(start)
+            if (found := self._buffer.breaks_end(start)) == start:
+                return start, number
+            number += self._buffer.count_lines(start, found)
+            start = found
+
     def _closed_at(self, start: int, place: int) -> tuple[int, str]:
         """Return where the row ends whose quote is open at the line `place`, or the reason why it is broken."""
         failure = ""
@@ -104,7 +114,7 @@ class CsvRows:
                 self._open_until, self._failure = place, ""
                 return start, NEVER_CLOSED
             elif not self._buffer.has_quote(place, end):
-                place = end
+                place = self._buffer.line_of_quote(end)
             else:
                 _, reason = self._parser.parse('"' + self._buffer.text(place, end))
                 if not reason:
@@ -201,10 +211,29 @@ class LineBuffer:
     def has_quote(self, start: int, end: int) -> bool:
         return self._data.find(b'"', start - self._base, end - self._base) >= 0
 
+    def line_of_quote(self, start: int) -> int:
+        """Return where the first line with a quote begins, or the last line if none was read so far."""
+        begin = start - self._base
+        found = self._data.find(b'"', begin)
+        until = len(self._data) if found < 0 else found
+        last = max(self._data.rfind(b"\n", begin, until), self._data.rfind(b"\r", begin, until))
+        return start if last < 0 else self._base + last + 1
+
     def count_lines(self, start: int, end: int) -> int:
         """Line breaks between two places."""
         data = self._data[start - self._base : end - self._base]
         return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+
+    def breaks_end(self, start: int) -> int:
+        """Return the place after the line breaks that stand at a place, as far as the stream was read."""
+        if start - self._base == len(self._data):
+            self._fill()
+        found = LINE_BREAKS.match(self._data, start - self._base)
+        end = start if found is None else self._base + found.end()
+        if end - self._base == len(self._data) and self._data.endswith(b"\r"):
+            self._fill()  # a line feed that follows belongs to the same line break
+            return end + self._data.startswith(b"\n", end - self._base)
+        return end
 
     def _line_break(self, start: int) -> int | None:
         """The first CR or LF from a place on; None where there is none in what was read so far."""

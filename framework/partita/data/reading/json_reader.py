@@ -24,6 +24,8 @@ BLANKS = b"\xef\xbb\xbf \t\r\n"
 """What may stand before JSON: a byte order mark, spaces and line breaks."""
 READ_SIZE = 1 << 20
 """Bytes of a JSON array that are read at a time."""
+PASSED = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
+"""What stands in a JSON array before its first value, and before another one."""
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
 CUT_OFF = 16
@@ -32,7 +34,9 @@ CUT_OFF = 16
 
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """One JSON object a line; empty lines are passed over."""
-    for number, (line, _) in enumerate(split_lines(stream, max_row_bytes=max_row_bytes), start=1):
+    number = 0
+    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
+        number += count
         if line is None:
             yield bad(number, too_long(max_row_bytes), "")
             continue
@@ -160,8 +164,7 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Reco
     started = False
     try:
         while True:
-            while place < len(buffer) and buffer[place] in " \t\r\n":
-                place += 1
+            place = PASSED[number > 0].match(buffer, place).end()  # type: ignore[union-attr] # it matches nothing, too
             if place == len(buffer):
                 buffer, place = text.read(size), 0
                 if not buffer:
@@ -170,8 +173,6 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Reco
                 started, place = True, place + 1
             elif buffer[place] == "]":
                 return
-            elif buffer[place] == "," and number:
-                place += 1
             else:
                 value, end = decode_next(decoder, buffer, place)
                 # A number at the end of the buffer may go on behind it, so an object or a list is asked for.

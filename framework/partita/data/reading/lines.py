@@ -1,20 +1,35 @@
 """Lines of a file, read in blocks: of a line that is too long only its length is known."""
 
+import re
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 BLOCK = 1 << 18
 """Bytes that are read at a time."""
+SHORT_LINE = 8
+"""Mean bytes of a line below which a block is searched for runs of blank lines: no rows are that short."""
+NOT_BLANK = re.compile(rb"\S[^\n]*")
+
+
+class Line(NamedTuple):
+    """A line, or several blank lines one after the other."""
+
+    text: bytes | None
+    """Without its line break; None for a line above the limit."""
+    end: int
+    """Position of the byte after it."""
+    num_lines: int
+    """Number of lines; 1 for every line that is not blank."""
 
 
 def split_lines(
     stream: BinaryIO, *, max_row_bytes: int, offset: int = 0, end: int | None = None, block: bytes = b""
-) -> Iterator[tuple[bytes | None, int]]:
-    """Yield lines without their line breaks, each with the position of the byte after it.
+) -> Iterator[Line]:
+    """Yield lines without their line breaks. Blank lines one after the other may be yielded as one.
 
     Args:
         stream: The file, at the end of `block`.
-        max_row_bytes: Longest line; None takes the place of a longer one.
+        max_row_bytes: Longest line; the text of a longer one is None.
         offset: Position of the first byte.
         end: Lines that begin at this position or later are not read.
         block: Bytes from `offset` on that were read already.
@@ -23,24 +38,46 @@ def split_lines(
     size, too_long = 0, False
     limit = float("inf") if end is None else end
     while offset < limit and (block := block or stream.read(BLOCK)):
-        *lines, rest = block.split(b"\n")
-        if lines and size:
-            left.append(lines[0])
-            size += len(lines[0])
+        begin, end = 0, block.rfind(b"\n") + 1
+        if end and size:
+            begin = block.index(b"\n") + 1
+            left.append(block[: begin - 1])
+            size += begin - 1
             offset += size + 1
-            yield None if too_long or size > max_row_bytes else b"".join(left), offset
-            del lines[0]
+            yield Line(None if too_long or size > max_row_bytes else b"".join(left), offset, 1)
             left, size, too_long = [], 0, False
-        for line in lines:
+        find_lines = each_line if max_row_bytes < len(block) else lines_and_blank_runs
+        for line, count, length in find_lines(block, begin, end):
             if offset >= limit:
                 return
-            offset += len(line) + 1
-            yield line if len(line) <= max_row_bytes else None, offset
-        block = b""
+            offset += length
+            yield Line(line if length <= max_row_bytes + 1 else None, offset, count)
+        rest, block = block[end:], b""
         if rest:
             size += len(rest)
             left.append(rest)
             if size > max_row_bytes:
                 left, too_long = [], True
     if size and offset < limit:
-        yield None if too_long else b"".join(left), offset + size
+        yield Line(None if too_long else b"".join(left), offset + size, 1)
+
+
+def each_line(block: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the whole lines between two places, with the number of lines and of bytes that each stands for."""
+    for line in block[begin:end].split(b"\n")[:-1]:
+        yield line, 1, len(line) + 1
+
+
+def lines_and_blank_runs(block: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the same, and where lines are very short all blank lines up to the next other one together."""
+    if block.count(b"\n", begin, end) * SHORT_LINE < end - begin:
+        yield from each_line(block, begin, end)
+        return
+    for found in NOT_BLANK.finditer(block, begin, end):
+        start = block.rfind(b"\n", begin, found.start()) + 1 or begin
+        if start > begin:
+            yield b"", block.count(b"\n", begin, start), start - begin
+        begin = found.end() + 1
+        yield block[start : begin - 1], 1, begin - start
+    if begin < end:
+        yield b"", block.count(b"\n", begin, end), end - begin

@@ -19,7 +19,9 @@ LABELS = ("labels", "eval_labels")
 def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """One row an episode, numbered by its first line; an episode with a broken line is bad as a whole."""
     episode = Episode(max_row_bytes)
-    for number, (line, _) in enumerate(split_lines(stream, max_row_bytes=max_row_bytes), start=1):
+    number = 0
+    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
+        number += count
         if line is None:
             episode.leave_out_line(number)
             continue

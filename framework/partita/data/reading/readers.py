@@ -12,7 +12,9 @@ from partita.data.reading.records import MAX_ROW_BYTES, Reader, Record, bad, dum
 
 def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """One row a line, in the column `text`; empty lines are passed over."""
-    for number, (line, _) in enumerate(split_lines(stream, max_row_bytes=max_row_bytes), start=1):
+    number = 0
+    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
+        number += count
         if line is None:
             yield bad(number, too_long(max_row_bytes), "")
             continue

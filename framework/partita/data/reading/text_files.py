@@ -15,7 +15,7 @@ from partita_schema.errors import DataError
 BROKEN_START = 1000
 """A file is refused if this many rows at its beginning are all broken."""
 MOSTLY_BROKEN = 100_000
-"""A file is refused if this many of its rows are broken and fewer are good: reasons are kept in memory."""
+"""A file or a stream is refused if this many of its rows are broken and fewer are good."""
 
 
 def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
@@ -71,8 +71,13 @@ def check_share(name: str, num_bad: int, num_good: int, last: Record) -> None:
     """Raise DataError for a file that is broken as a whole."""
     if num_bad == BROKEN_START and not num_good:
         raise DataError(f"{name}: the first {BROKEN_START:,} rows are broken; {last.reason}")
-    if num_bad >= MOSTLY_BROKEN and num_bad > num_good:
+    if is_mostly_broken(num_bad, num_good):
         raise DataError(
             f"{name}: {num_bad:,} of the first {num_bad + num_good:,} rows are broken; the last one is in line "
-            f"{last.number:,}: {last.reason}"
+            f"{last.number:,}: {last.reason}; repair the file or leave it out"
         )
+
+
+def is_mostly_broken(num_bad: int, num_good: int) -> bool:
+    """Whether so many rows are broken, and fewer good, that the rest of a file or stream is not read."""
+    return num_bad >= MOSTLY_BROKEN and num_bad > num_good

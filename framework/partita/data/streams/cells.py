@@ -31,8 +31,6 @@ def read_cells(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
         at_offset(stream, offset)
         rows = CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, offset=offset, number=passed + 1)
         for row in rows:
-            if not row.cells:
-                continue
             index += 1
             if parts > 1 and (index - 1) % parts != part:
                 continue
@@ -44,8 +42,7 @@ def read_header(piece: Piece, delimiter: str) -> tuple[Sequence[str], tuple[int,
     """Names of the columns, and the bytes and lines up to the first row; None for a file without lines."""
     with opened(piece.path, piece.label) as stream:
         for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=piece.max_row_bytes):
-            if row.cells:
-                return checked_header(row, piece.label), (row.end, row.next_number - 1)
+            return checked_header(row, piece.label), (row.end, row.next_number - 1)
     return None
 
 

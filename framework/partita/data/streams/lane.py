@@ -88,6 +88,8 @@ class SeenWindow:
     bad: Sequence[BadPlace]
     used: UsedRows
     """Rows of which everything is used."""
+    num_unreadable: int
+    """Bad rows that are no rows at all."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +212,15 @@ class Lane:
 
     def _encoded(self, window: ReadWindow) -> tuple[EncodedRows | None, SeenWindow]:
         """The examples of a window, None without any, and what became of its rows."""
-        flat, bad, used = FlatBuilder(), list[BadPlace](), UsedRows()
+        flat, bad, used, num_unreadable = FlatBuilder(), list[BadPlace](), UsedRows(), 0
         for start in range(0, len(window.keys), CHUNK):
             chunk = window.chunks.popleft()()
             flat.add(chunk, start)
             bad += [BadPlace(row.place + start, row.reasons, row.raw) for row in chunk.bad]
             used += chunk.used
+            num_unreadable += chunk.num_unreadable
         encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None
-        return encoded, SeenWindow(window.keys, bad, used)
+        return encoded, SeenWindow(window.keys, bad, used, num_unreadable)
 
     def _cut(self, encoded: EncodedRows, window: int) -> list[PlannedBatch]:
         """Batches of the examples of a window."""

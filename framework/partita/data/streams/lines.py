@@ -30,9 +30,10 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
             offset, begun_block = first_line(stream, offset)
         else:
             at_offset(stream, offset)
-        for line, ended in split_lines(stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block):
+        lines = split_lines(stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block)
+        for line, ended, count in lines:
             begun, offset = offset, ended
-            number += 1
+            number += count
             if begun == 0:
                 refuse_utf16(line or b"", piece.label)
                 line = line and line.removeprefix(BOM)

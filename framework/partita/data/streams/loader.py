@@ -19,6 +19,7 @@ from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger
 from partita.data.loader import check_ranks
 from partita.data.planning.cursor import Cursor, Resume, continued, short_parts
 from partita.data.planning.plan import NOTHING, PlannedBatch
+from partita.data.reading.text_files import is_mostly_broken
 from partita.data.shaping.encoder import Encoder
 from partita.data.splits import TRAINING
 from partita.data.statistics import Statistics
@@ -98,6 +99,7 @@ class StreamLoader:
         lanes = {"lanes": str(plan.lanes), "lane version": str(LANE_VERSION)}
         self._cursor = Cursor(short_parts({**plan.parts, **lanes, **encoder.parts(), **parts}))
         self._notes: list[Note] = []
+        self._num_unreadable = 0
         self._statistics = Statistics()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
         self._started = False
@@ -211,12 +213,34 @@ class StreamLoader:
             file, number = window.keys.place(row.place)
             left_out.append(LeftOut(str(window.keys[row.place]), row.reasons, file, number, row.raw))
         self._notes.append(Note(left_out, used=window.used))
+        self._num_unreadable += window.num_unreadable
+        if self._team.ranks == 1:
+            # Windows without a batch may follow one another to the end of the file: each is judged before the next.
+            self._count(self._notes)
+            self._notes = []
+        self._refuse_mostly_broken(left_out)
+
+    def _refuse_mostly_broken(self, left_out: Sequence[LeftOut]) -> None:
+        """Raise DataError where more rows of this rank are broken than are good, and they are many."""
+        num_bad = self._num_unreadable
+        num_good = self._ledger.split(TRAINING).used + sum(note.used.rows for note in self._notes)
+        if is_mostly_broken(num_bad, num_good):
+            last = left_out[-1]
+            raise DataError(
+                f"{self._plan.names}: {num_bad:,} rows are broken and {num_good:,} are good; the last broken one is "
+                f"{last.key}: {last.reasons[0]}; repair the file or leave it out"
+            )
 
     def _is_left(self, mine: bool) -> bool:
         """Whether any rank has rows left; the ledger is told what became of those that all have seen."""
         told = self._team.gather((mine, self._notes), "rows that are left")
         self._notes = []
-        for note in (note for _, notes in told for note in notes):
+        self._count([note for _, notes in told for note in notes])
+        return any(left for left, _ in told)
+
+    def _count(self, notes: Sequence[Note]) -> None:
+        """Tell the ledger what became of rows. Raises DataError where too many are left out."""
+        for note in notes:
             for row in note.left_out:
                 self._ledger.leave_out(
                     row.key, row.reasons, split=TRAINING, file=row.file, number=row.number, row=row.raw
@@ -224,7 +248,6 @@ class StreamLoader:
             self._ledger.use(note.used, split=TRAINING)
             self._ledger.check_so_far()
             self._ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
-        return any(left for left, _ in told)
 
 
 def read_ahead(lanes: Sequence[Lane], *, windows: int) -> None:

@@ -439,6 +439,31 @@ def test_too_many_bad_rows_stop_the_run(tmp_path: Path) -> None:
         epoch_of(make(folder, ledger=Ledger(None, max_bad_rows=0.1)))
 
 
+def test_too_many_bad_rows_stop_the_run_before_the_rest_of_the_file_is_read(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [20_000], broken=frozenset(range(1, 20_000)))
+    ledger = Ledger(None, max_bad_rows=2)
+
+    with pytest.raises(DataError, match=r"rows cannot be used, and data\.max_bad_rows accepts 2 rows"):
+        list(make(folder, batches_per_step=1, ledger=ledger).steps())
+
+    assert ledger.state()["rows"] <= BUDGET.window
+
+
+def test_a_stream_that_is_mostly_broken_is_refused_before_all_of_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 16 + "x\n" * 300_000, encoding="utf-8")
+    batching = TokenBudgetBatching(type="token_budget", max_tokens=160, window=20_000)
+    ledger = Ledger(None, max_bad_rows=1.0)
+
+    with pytest.raises(DataError) as error:
+        list(make(tmp_path, batching=batching, batches_per_step=1, ledger=ledger).steps())
+
+    assert str(error.value) == (
+        "*.jsonl: 119,984 rows are broken and 16 are good; the last broken one is a.jsonl:120000: not JSON: "
+        "Expecting value at character 1; repair the file or leave it out"
+    )
+    assert ledger.state()["rows"] == 120_000
+
+
 def test_a_stream_without_a_good_row_ends_with_an_error(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [3], broken=frozenset(range(3)))
 
