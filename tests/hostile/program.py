@@ -3,6 +3,9 @@
 Arguments: `configs` or `data`, the folder of this file, the seed, and the first and last number of the mutations.
 """
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import resource
@@ -15,6 +18,21 @@ from typing import Any
 
 LIMIT_SECONDS = 20
 """CPU seconds after which a process is ended by the system."""
+LIMIT_WAITED = 300
+"""Seconds on the clock after which a process is ended, whatever it waits for."""
+IMPORTS = (
+    "partita.cli.main",
+    "partita.data.preview",
+    "partita.lm.generation_defaults",
+    "partita.lm.tokenizers",
+    "partita_schema.load",
+    "rich.console",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "transformers.models.llama.modeling_llama",
+)
+"""What each process would spend its first seconds on."""
 
 
 def main() -> None:
@@ -25,6 +43,8 @@ def main() -> None:
     check: Callable[[Any], dict[str, Any]] = check_config if kind == "configs" else check_data
     if kind == "data":
         warm_up()
+    else:
+        import_all()
     idle = measured(dict)["kilobytes"]
     for number in range(first, last):
         made = mutations.mutated_config(number, seed) if kind == "configs" else mutations.mutated_data(number, seed)
@@ -41,6 +61,7 @@ def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if not pid:
         os.close(reader)
         resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS))
+        signal.alarm(LIMIT_WAITED)
         try:
             found = work()
         except BaseException:
@@ -59,18 +80,44 @@ def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def check_config(text: bytes) -> dict[str, Any]:
-    """Validate a configuration as the command does."""
-    from partita_schema.errors import ConfigError
-    from partita_schema.load import load_config
-    from partita_schema.summary import summary
+    """Give a configuration to `validate`, and a valid one to `explain` and `preview` as well."""
+    Path("run.yaml").write_bytes(text)
+    for name in ("a.csv", "b.jsonl", "c.jsonl"):
+        rows = [{"text": f"row {number}", "label": "ab"[number % 2], "fields": '{"x": 1}'} for number in range(8)]
+        lines = ["text,label,fields\n", *(f'{row["text"]},{row["label"]},"{{}}"\n' for row in rows)]
+        Path(name).write_text("".join(lines if name == "a.csv" else (json.dumps(row) + "\n" for row in rows)))
+    status, said = command("validate", "run.yaml")
+    found = {"outcome": "refused" if status else "good", "said": len(said), "first": said[:200]}
+    if status:
+        return found | wrong_end("validate", status, said)
+    statuses = {}
+    for words in (("explain", "run.yaml", "--all"), ("preview", "run.yaml", "--rows", "1")):
+        status, said = command(*words)
+        found |= wrong_end(words[0], status, said)
+        statuses[words[0]] = status
+    return found | {"statuses": statuses}
 
-    path = Path("run.yaml")
-    path.write_bytes(text)
-    try:
-        loaded = load_config(str(path))
-    except ConfigError as error:
-        return {"outcome": "refused", "said": len(str(error)), "first": str(error)[:200]}
-    return {"outcome": "good", "said": len(summary(loaded.config))}
+
+def wrong_end(name: str, status: int, said: str) -> dict[str, str]:
+    """What shows that a command did not end with a result or with an error for the user; empty otherwise."""
+    if status in (0, 2) and "Traceback" not in said and (said or not status):
+        return {}
+    return {"traceback": f"{name} ended with {status}: {said[-3000:]}"}
+
+
+def command(*words: str) -> tuple[int, str]:
+    """Exit status of a command, and what it prints."""
+    from partita.cli.main import run
+
+    sys.argv = ["partita", *words]
+    said = io.StringIO()
+    status = 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            run()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return status, said.getvalue()
 
 
 def check_data(made: tuple[str, bytes]) -> dict[str, Any]:
@@ -90,7 +137,16 @@ def check_data(made: tuple[str, bytes]) -> dict[str, Any]:
         found["streamed"] = streamed(name)
     except DataError as error:
         found["stream_refused"] = str(error)[:300]
-    return found
+    return found | {"unaccounted": unaccounted(found)}
+
+
+def unaccounted(found: dict[str, Any]) -> int:
+    """Rows that were read and are neither in the output nor counted as bad, by index and as a stream."""
+    if found["outcome"] != "answered":
+        return 0
+    num_rows = found["rows"] + found["bad"]
+    missing = abs(sum(found["statuses"].values()) - num_rows)
+    return missing + (abs(sum(found["streamed"].values()) - num_rows) if "streamed" in found else 0)
 
 
 def config() -> Any:
@@ -127,7 +183,7 @@ def predicted(name: str) -> dict[str, Any]:
         config=plan,
         generation=GenerationOptions({}),
         max_new_tokens=20,
-        capacity=lambda lengths: Capacity(32, limit=BatchLimit(32), written=True),
+        capacity=lambda lengths: Capacity(32, limit=BatchLimit(32)),
         seed=1,
         journal_path=Path("journal.jsonl"),
         output=Path("out.jsonl"),
@@ -143,7 +199,7 @@ def streamed(name: str) -> dict[str, int]:
     """Rows of the file as a stream, good and bad."""
     from partita.data.chunks import Unreadable, parsed
     from partita.data.reading.sources import format_of
-    from partita.data.reading.text_files import MOSTLY_BROKEN
+    from partita.data.reading.text_files import is_mostly_broken
     from partita.data.streams.open import open_stream
     from partita_schema.errors import DataError
     from partita_schema.sources import FileSource
@@ -154,13 +210,20 @@ def streamed(name: str) -> dict[str, int]:
         for row, _ in stream.read(shard, None):
             read, _ = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row])
             good, bad = good + len(read), bad + 1 - len(read)
-            if bad >= MOSTLY_BROKEN and bad > good:  # as a run ends above data.max_bad_rows
+            if is_mostly_broken(bad, good):  # as a run ends
                 raise DataError(f"{name}: too many rows are broken")
     return {"good": good, "bad": bad}
 
 
+def import_all() -> None:
+    """Import what the commands need before there are any processes."""
+    for name in IMPORTS:
+        importlib.import_module(name)
+
+
 def warm_up() -> None:
     """Import what every process needs before there are any."""
+    importlib.import_module("datasets")
     Path("warm.jsonl").write_text('{"question": "a"}\n', encoding="utf8")
     predicted("warm.jsonl")
     for old in Path().iterdir():

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 SEED = int(os.environ.get("PARTITA_FUZZ_SEED", "17"))
-ORDINARY, ALL, PARTS = 60, 2000, 10
-"""Mutations of each kind in the ordinary suite and with its slow part, which is run in parts."""
+ORDINARY, ALL = 40, 190
+"""Mutations of each kind in the ordinary suite, and with its slow part; benchmarks/hostile_input.py has 2,000."""
 MOST_SECONDS = 5
 MOST_MEGABYTES = 500
 MOST_SAID = 60_000
@@ -25,7 +25,10 @@ def outcomes(kind: str, first: int, last: int, folder: Path) -> list[dict[str, A
     """What became of mutations."""
     home = Path(__file__).parent
     words = [sys.executable, home / "program.py", kind, home, SEED, first, last]
-    done = subprocess.run(list(map(str, words)), cwd=folder, capture_output=True, text=True, timeout=880, check=False)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True, timeout=880, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [case["number"] for case in found] == list(range(first, last))
@@ -38,24 +41,13 @@ def check(case: dict[str, Any]) -> None:
     assert case["seconds"] < MOST_SECONDS, place
     assert case["megabytes"] < MOST_MEGABYTES, place
     assert case["said"] < MOST_SAID, place
-
-
-def check_rows(case: dict[str, Any]) -> None:
-    """Rows in are rows out and rows with a reason, by index and as a stream."""
-    if case["outcome"] != "answered":
-        return
-    place = f"mutation {case['number']} with PARTITA_FUZZ_SEED={SEED}: {case}"
-    assert sum(case["statuses"].values()) == case["rows"] + case["bad"], place
-    if "streamed" in case:
-        assert sum(case["streamed"].values()) == case["rows"] + case["bad"], place
+    assert not case.get("unaccounted"), place
 
 
 def check_all(kind: str, first: int, last: int, folder: Path) -> None:
     found = outcomes(kind, first, last, folder)
     for case in found:
         check(case)
-        if kind == "data":
-            check_rows(case)
     assert any(case["outcome"] == "refused" for case in found)  # the mutations do damage
 
 
@@ -67,8 +59,6 @@ def test_mutated_files_end_in_rows_or_a_sentence(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", ["configs", "data"])
-def test_many_mutated_files_end_in_rows_or_a_sentence(kind: str, part: int, tmp_path: Path) -> None:
-    size = (ALL - ORDINARY) // PARTS
-    check_all(kind, ORDINARY + size * part, ORDINARY + size * (part + 1), tmp_path)
+def test_many_mutated_files_end_in_rows_or_a_sentence(kind: str, tmp_path: Path) -> None:
+    check_all(kind, ORDINARY, ALL, tmp_path)
