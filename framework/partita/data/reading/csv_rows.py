@@ -226,9 +226,12 @@ class LineBuffer:
 
     def breaks_end(self, start: int) -> int:
         """Return the place after the line breaks that stand at a place, as far as the stream was read."""
-        if start - self._base == len(self._data):
+        at = start - self._base
+        if at == len(self._data):
             self._fill()
-        found = LINE_BREAKS.match(self._data, start - self._base)
+        if self._data[at : at + 1] not in (b"\r", b"\n"):  # nearly always, so it is asked first
+            return start
+        found = LINE_BREAKS.match(self._data, at)
         end = start if found is None else self._base + found.end()
         if end - self._base == len(self._data) and self._data.endswith(b"\r"):
             self._fill()  # a line feed that follows belongs to the same line break
