@@ -205,7 +205,7 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
         "trainer": {"type": "none", "memory_budget": budget},
     }
     model = Model(config, quiet=True)
-    lm = model.ready().lm
+    lm = model._runtime.ready().lm
     rows = [{"prompt": prompt} for prompt in prompts]
     ids = lm.tokenizer(prompts)["input_ids"]
     cpu = time.process_time()
@@ -232,9 +232,9 @@ def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: i
     from partita.inference.halving import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
 
-    assembly = model.ready()
+    assembly = model._runtime.ready()
     requests = [GenerationRequest(prompt, limit) for prompt, limit in zip(ids, limits, strict=True)]
-    with model.sizing.work("generation", model.sizing.known["generation"].size):
+    with model._runtime.sizing.work("generation", model._runtime.sizing.known["generation"].size):
         found = generate_requests(
             assembly.lm, requests, options=assembly.generation, capacity=Capacity(rows, BatchLimit(rows)), seed=0
         )

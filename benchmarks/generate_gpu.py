@@ -83,8 +83,8 @@ def in_slots(folder: str, *, batch: int) -> tuple[Any, int]:
     from partita.lm.base import GenerationRequest
 
     model = load(folder)
-    assembly = model.ready()
-    batch = batch or model.sizing.generation(np.full(20_000, PROMPT_TOKENS)).rows
+    assembly = model._runtime.ready()
+    batch = batch or model._runtime.sizing.generation(np.full(20_000, PROMPT_TOKENS)).rows
 
     def answer(chosen: list[list[int]]) -> int:
         requests = [GenerationRequest(ids, NEW_TOKENS) for ids in chosen]

@@ -136,7 +136,7 @@ def load(folder: str, name: str, **trainer: Any) -> Any:
         "trainer": {"type": "none", **trainer},
     }
     model = Model(config, quiet=True)
-    model.ready()
+    model._runtime.ready()
     return model
 
 
@@ -180,7 +180,7 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
     from partita.lm.base import GenerationRequest
 
     model = load(folder, name)
-    assembly = model.ready()
+    assembly = model._runtime.ready()
     prompts = [assembly.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
     longest = max(prompts, key=len)
     chance = random.Random(0)

@@ -119,10 +119,10 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     from partita_schema.errors import OutOfMemory
 
     model = load(folder)
-    assembly = model.ready()
+    assembly = model._runtime.ready()
     os.environ["PARTITA_CACHE"] = f"{folder}/cache"
     started = time.perf_counter()
-    found = model.sizing.generation(np.full(ROWS, length))
+    found = model._runtime.sizing.generation(np.full(ROWS, length))
     seconds = time.perf_counter() - started
     fits = found.fits or 0
 

@@ -5,8 +5,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -26,21 +24,16 @@ from partita.inference.fleet.messages import ModelOrder
 from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.predict import ShowProgress
 from partita.runs.files import writing
-from partita.simulation.opening import section_of
-from partita.simulation.report import SimulationReport
-from partita.simulation.transcripts import forget
 from partita.tuning.run import asked_prompts, most_learned
 from partita_schema.backend import RayBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
 from partita_schema.model import ScratchModel
-from partita_trainers.base import Batch, TrainResult
+from partita_trainers.base import Batch
 from partita_trainers.batch_size.trial import BatchSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from partita.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -64,37 +57,6 @@ def refuse_on_ray(config: Config, *, verb: str) -> None:
         raise PartitaError(f"backend: {{type: ray}} does not {verb}: {INSTEAD[verb]}")
 
 
-def train_on_ray(model: "Model", dataset: Any, *, folder: Path) -> TrainResult:
-    """Train in ranks that Ray starts, each of which calls `train_here` with the folder of the run."""
-    if model.config.trainer.type == "none":
-        refuse_on_ray(model.config, verb="train with trainer: {type: none}")
-    check_is_alone()
-    with seen_by_all(folder) as mark:
-        work = partial(train_as_rank, model.sent(), dataset, folder=folder.resolve(), mark=mark, start=Path.cwd())
-        result: TrainResult = done_by_ranks(work, model, storage=mark)
-    return replace(result, run=folder)
-
-
-def simulate_on_ray(model: "Model", *, folder: Path, batch_size: int | None, fresh: bool) -> SimulationReport:
-    """Have dialogues in ranks that Ray starts, each of which calls `simulate_here` with the folder of transcripts."""
-    check_is_alone()
-    if fresh:  # by this process: ranks that are started again go on
-        for history in section_of(model.config).history:
-            forget(folder, history)
-    with seen_by_all(folder) as mark:
-        work = partial(
-            simulate_as_rank,
-            model.sent(),
-            run=model.run.resolve() if model.run is not None else None,
-            folder=folder.resolve(),
-            mark=mark,
-            start=Path.cwd(),
-            batch_size=batch_size,
-        )
-        report: SimulationReport = done_by_ranks(work, model, storage=mark, again="and go on with what is left")
-    return replace(report, folder=str(folder))
-
-
 def check_is_alone() -> None:
     """Raises PartitaError where this is one of several processes that were started."""
     if own_place().ranks > 1:
@@ -105,21 +67,21 @@ def check_is_alone() -> None:
 
 
 def done_by_ranks(
-    work: Callable[[], Any], model: "Model", *, storage: Path, again: str = "at the newest checkpoint"
+    work: Callable[[], Any], config: Config, *, quiet: bool, storage: Path, again: str = "at the newest checkpoint"
 ) -> Any:
     """What rank 0 comes to of those that Ray starts, each of which does the `work`.
 
     `storage` is a folder for Ray's own files. Where one is gone all start `again`, as that says.
     """
-    backend = model.config.backend
+    backend = config.backend
     if not isinstance(backend, RayBackend):
         raise AssertionError("only a file with backend: {type: ray} has ranks on Ray")
     ranks = RayRanks(
         backend,
         work,
-        device=model.config.model_parameters.device,
+        device=config.model_parameters.device,
         threads=os.environ.get("OMP_NUM_THREADS", ""),
-        quiet=model.quiet,
+        quiet=quiet,
         storage=storage,
     )
     return follow(
@@ -127,24 +89,9 @@ def done_by_ranks(
         workers=ranks.workers,
         max_failures=backend.max_failures,
         timeout_seconds=backend.timeout_seconds,
-        quiet=model.quiet,
+        quiet=quiet,
         again=again,
     )
-
-
-def train_as_rank(model: "Model", dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
-    """What a rank does: `train_here`, where the command was started. Raises PartitaError where it has other files."""
-    begin_where_started(start, folder=folder, mark=mark, option="--run")
-    return model.train_here(dataset, folder)
-
-
-def simulate_as_rank(
-    model: "Model", *, run: Path | None, folder: Path, mark: Path, start: Path, batch_size: int | None
-) -> SimulationReport:
-    """What a rank does: `simulate_here` with the model of a run. Raises PartitaError where it has other files."""
-    begin_where_started(start, folder=folder, mark=mark, option="--output")
-    model.run = run
-    return model.simulate_here(folder, batch_size=batch_size)
 
 
 def begin_where_started(start: Path, *, folder: Path, mark: Path, option: str) -> None:

@@ -2,25 +2,36 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partita.identity import model_fingerprint
+from partita.runtime import ModelRuntime
 from partita.served import SIMULATE, is_served
 from partita.simulation.opening import section_of
-from partita.simulation.seating import other_seats, place_of
+from partita.simulation.seating import SeatModel, other_seats, place_of
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.seats import ModelSeat
-
-if TYPE_CHECKING:
-    from partita.model import Model
 
 ASKED_AS_HERE = ("version", "model_parameters", "trust_remote_code", "seed", "prompt", "generation", "preprocessing")
 """Sections that hold for another base model as well."""
 
 
-def other_models(model: "Model") -> dict[str, "Model"]:
+def seat_models(runtime: ModelRuntime) -> dict[str, SeatModel]:
+    """Other models that speak in a simulation, by seat."""
+    return {name: seat_model(other) for name, other in other_models(runtime).items() if other is not runtime}
+
+
+def seat_model(runtime: ModelRuntime) -> SeatModel:
+    """A model for a seat of a simulation."""
+    assembly = runtime.ready()
+    fingerprint = model_fingerprint(assembly, config=runtime.config, result=runtime.result)
+    return SeatModel(assembly, runtime.sizing, fingerprint)
+
+
+def other_models(model: ModelRuntime) -> dict[str, ModelRuntime]:
     """Models in other seats than the agent's, by seat; the file's own is `model` itself. Raises ConfigError."""
-    found: dict[str, Model] = {}
-    named: dict[tuple[str | None, ...], Model] = {}
+    found: dict[str, ModelRuntime] = {}
+    named: dict[tuple[str | None, ...], ModelRuntime] = {}
     for name, seat in other_seats(section_of(model.config)).items():
         if not isinstance(seat, ModelSeat):
             continue
@@ -31,19 +42,18 @@ def other_models(model: "Model") -> dict[str, "Model"]:
     return found
 
 
-def other_model(model: "Model", seat: ModelSeat, *, name: str) -> "Model":
+def other_model(model: ModelRuntime, seat: ModelSeat, *, name: str) -> ModelRuntime:
     """The model of the seat `name` of the file of `model`. Raises ConfigError where it cannot speak there."""
     key = "run" if seat.run is not None else "file" if seat.file is not None else "base_model"
     where = f"{place_of(section_of(model.config), name)}.{key}"
     folder = model.loaded.folder
-    kind = type(model)
     try:
         if seat.run is not None:
-            found = kind.load(folder / seat.run, quiet=model.quiet, trust_remote_code=model.allows_saved_code)
+            found = ModelRuntime.load(folder / seat.run, quiet=model.quiet, trust_remote_code=model.allows_saved_code)
         elif seat.file is not None:
-            found = kind(folder / seat.file, quiet=model.quiet)
+            found = ModelRuntime(folder / seat.file, quiet=model.quiet)
         else:
-            found = kind(with_base_model(model, seat), quiet=model.quiet)
+            found = ModelRuntime(with_base_model(model, seat), quiet=model.quiet)
             found.loaded = replace(found.loaded, folder=folder)
     except (PartitaError, OSError) as error:
         raise ConfigError([Problem(where, str(error))]) from error
@@ -57,7 +67,7 @@ def other_model(model: "Model", seat: ModelSeat, *, name: str) -> "Model":
     return found
 
 
-def with_base_model(model: "Model", seat: ModelSeat) -> Mapping[str, Any]:
+def with_base_model(model: ModelRuntime, seat: ModelSeat) -> Mapping[str, Any]:
     """The file with the base model of a seat, which is only asked."""
     settings = model.config.model_dump(mode="json")
     features = ("input_features", "output_features", "defaults")

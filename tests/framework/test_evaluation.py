@@ -17,6 +17,7 @@ from partita.data.reading.sources import open_rows
 from partita.evaluation import Examination, mean_loss, prepare, score
 from partita.inference.halving import BatchLimit
 from partita.lm.scripted import ScriptedModel
+from partita.runtime import ModelRuntime
 from partita_schema.errors import DataError, OutOfMemory
 
 
@@ -27,7 +28,7 @@ def assembly(colours: Any) -> Any:
         {"name": "number", "type": "number"},
     ]
     config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
-    return Model(config, quiet=True).ready()
+    return ModelRuntime(config, quiet=True).ready()
 
 
 @pytest.fixture(scope="module")

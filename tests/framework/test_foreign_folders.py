@@ -12,6 +12,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel
 
 from partita import ConfigError, Model, ModelError, PartitaError
+from partita.other_models import seat_models
+from partita.runtime import ModelRuntime
+from partita.verbs.train import train_here
 from partita_schema.code import code_of, takes_target
 from partita_schema.config import Config
 from partita_schema.simulation import Simulation
@@ -175,9 +178,9 @@ def test_the_callers_word_lets_it_run(
 
 
 def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[str, Any]], Path]) -> None:
-    copy = Model.load(theirs({"trainer": CUSTOM}), quiet=True).sent()
+    copy = ModelRuntime.load(theirs({"trainer": CUSTOM}), quiet=True).sent()
     with pytest.raises(ConfigError, match=r"trainer\.target: planted:Part"):
-        copy.train_here(ROWS, "run")
+        train_here(copy, ROWS, "run")
 
 
 @pytest.mark.parametrize(
@@ -258,8 +261,8 @@ def test_a_run_in_a_seat_of_the_users_file_is_not_the_users_word(
     own = FILE | simulation(seats={"user": {"type": "model", "run": str(folder), "prompt": "Ask."}})
     own |= {"data": {"source": write_rows(tmp_path)}}
     with pytest.raises(ConfigError, match=r"simulation.seats.user.run: .*\(trust_remote_code: true\)"):
-        Model(own, quiet=True).others()
-    allowed = Model(own | {"trust_remote_code": True}, quiet=True)
+        seat_models(ModelRuntime(own, quiet=True))
+    allowed = ModelRuntime(own | {"trust_remote_code": True}, quiet=True)
     assert allowed.allows_saved_code
 
 

@@ -375,3 +375,9 @@ def test_a_tracker_that_is_not_installed_is_told(colours: Any, tmp_path: Path) -
     settings = colours.config(trainer={"epochs": 1}, tracking=["tensorboard", "wandb"])
     with pytest.raises(ConfigError, match=r"tracking\[1\]: wandb is not installed; pip install wandb, or remove it"):
         Model(settings, quiet=True).train(run=tmp_path / "run")
+
+
+def test_a_model_shows_its_users_only_what_is_for_them(colours: Any) -> None:
+    verbs = ["evaluate", "generate", "load", "predict", "push_to_hub", "save", "simulate", "train", "tune"]
+    shown = [name for name in dir(Model(colours.config(), quiet=True)) if not name.startswith("_")]
+    assert shown == sorted([*verbs, "config", "name", "run"])

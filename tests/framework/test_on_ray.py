@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from partita import Model, PartitaError
-from partita.on_ray import seen_by_all, train_as_rank
+from partita import PartitaError
+from partita.on_ray import seen_by_all
+from partita.runtime import ModelRuntime
+from partita.verbs.train import train_as_rank
 
 
 def test_a_folder_that_not_all_machines_see_is_told_with_its_machine(tmp_path: Path) -> None:
-    model = Model(
+    runtime = ModelRuntime(
         {
             "base_model": "base",
             "input_features": [{"name": "text", "type": "text"}],
@@ -19,7 +21,7 @@ def test_a_folder_that_not_all_machines_see_is_told_with_its_machine(tmp_path: P
     )
 
     with pytest.raises(PartitaError) as error:
-        train_as_rank(model, None, folder=tmp_path, mark=tmp_path / ".ray-of-another-machine", start=tmp_path)
+        train_as_rank(runtime, None, folder=tmp_path, mark=tmp_path / ".ray-of-another-machine", start=tmp_path)
 
     assert str(error.value) == (
         f"the folder of the run, {tmp_path}, is another one on {os.uname().nodename}: name one with --run that all "

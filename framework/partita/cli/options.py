@@ -58,8 +58,8 @@ def check_there(path: Path) -> None:
     """Raise ConfigError for a path that names neither a file nor a run, with the names that there are."""
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return
-    from partita.model_state import RUNS
     from partita.runs.finding import runs_beside
+    from partita.runtime import RUNS
 
     runs = runs_beside(path) or near_files(path) + runs_beside(RUNS / path.name)
     raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita import Model
 from partita.inference.engine import run_of_requests
 from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.runtime import ModelRuntime
 from partita.tuning.sizes import Sizing
 from partita_trainers.batch_size.trial import BatchSize
 
@@ -29,7 +29,7 @@ def lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "data": {"source": "rows.jsonl"},
         "trainer": {"type": "none"},
     }
-    return Model(config, quiet=True).ready().lm
+    return ModelRuntime(config, quiet=True).ready().lm
 
 
 def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple[list[tuple[int, int]], dict[int, Any]]:

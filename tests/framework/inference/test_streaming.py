@@ -26,7 +26,7 @@ PROMPTS = ["one red ball", "two", "three blue balls and a cat"]
 def model(**sections: Any) -> Model:
     made = Model(CONFIG | sections, quiet=True)
     with torch.no_grad():  # a new model repeats itself; a sharp one says various things, half characters among them
-        for parameter in made.ready().lm.module.parameters():
+        for parameter in made._runtime.ready().lm.module.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return made
@@ -88,7 +88,7 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> N
     pieces = made.generate(PROMPTS[0], max_new_tokens=20, stream=True)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert made.ready().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
+    assert made._runtime.ready().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
     assert made.generate(PROMPTS[0], max_new_tokens=20) == whole
 
 

@@ -376,7 +376,7 @@ with open("rows.jsonl", "w") as file:
     file.writelines(json.dumps(row | {"answer": "a"}) + "\\n" for row in rows)
 Model(config(batch_size=4), quiet=True).predict(rows[:2], fresh=True)
 model = Model(config(memory_budget=held("VmRSS") + 50_000_000), quiet=True)
-model.ready()
+model._runtime.ready()
 before = held("VmData")
 stats = model.predict(rows, fresh=True).stats
 print(json.dumps({"ok": stats.ok, "refused": stats.out_of_memory, "more": held("VmData") - before}))

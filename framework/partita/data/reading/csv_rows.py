@@ -229,7 +229,7 @@ class LineBuffer:
         at = start - self._base
         if at == len(self._data):
             self._fill()
-        if self._data[at : at + 1] not in (b"\r", b"\n"):  # nearly always, so it is asked first
+        if bytes(self._data[at : at + 1]) not in (b"\r", b"\n"):  # nearly always, so it is asked first
             return start
         found = LINE_BREAKS.match(self._data, at)
         end = start if found is None else self._base + found.end()

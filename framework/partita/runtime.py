@@ -1,9 +1,10 @@
-"""A file, and what is in memory of its model: what all verbs begin from."""
+"""The internal object behind `Model`: a configuration, its run, and the parts of the model that are in memory."""
 
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from partita.data.shaping.labels import find_labels
 from partita.distributed.joining import own_team
 from partita.on_ray import assemble_on_ray, is_on_ray
 from partita.runs.directory import RunDirectory, open_run_of_team
-from partita.runs.finding import ChosenRun, choose_folder, find_finished
-from partita.runs.manifest import MANIFESTS, read_manifest
+from partita.runs.finding import ChosenRun, choose_folder, find_finished, runs_beside
+from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
 from partita.runs.progress import show_progress
 from partita.served import is_served
 from partita.tuning.sizes import BatchSizes, Sizing
@@ -26,7 +27,6 @@ from partita_schema.dump import resolved_yaml
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
-from partita_schema.summary import summary
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.team import Team, together
 
@@ -38,8 +38,8 @@ RUNS = Path("runs")
 """Where runs go that are not told where."""
 
 
-class ModelState:
-    """A file and its model, as far as it is in memory."""
+class ModelRuntime:
+    """What the public methods of `Model` work on; internal, and also what is sent to other processes."""
 
     def __init__(
         self,
@@ -62,14 +62,59 @@ class ModelState:
         """The manifest that the configuration comes from, where the caller has not allowed the code that it names."""
         self.allows_saved_code = self.config.trust_remote_code
         """Whether code may run that other saved models name, which speak in a simulation of this one."""
-        self._assembly: Assembly | None = None
-        self._served: ServedAssembly | FleetAssembly | None = None
-        self._sizing: Sizing | None = None
-        self._splits: dict[str, Rows] = {}
+        self.assembly: Assembly | None = None
+        self.served: ServedAssembly | FleetAssembly | None = None
+        self.found_sizing: Sizing | None = None
+        self.splits: dict[str, Rows] = {}
 
-    def __repr__(self) -> str:
-        run = f", run {self.run}" if self.run is not None else ""
-        return f"<Model {self.name}: {summary(self.config)}{run}>"
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        quiet: bool = False,
+        trust_remote_code: bool = False,
+    ) -> "ModelRuntime":
+        """Read a run directory or a saved model, as `Model.load` describes."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        if not manifest:
+            raise PartitaError(
+                f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
+                f"{runs_beside(folder)}"
+            )
+        status = manifest.get("status")
+        if status != "done":
+            raise PartitaError(
+                f"the run in {folder} is not finished (status {status}); train again with --run {folder}"
+            )
+        place = manifest_path(folder)
+        if "config" not in manifest:
+            raise PartitaError(f"{place} has no config, so it is not known what the model is asked; restore it")
+        try:
+            runtime = cls(manifest["config"], overrides=overrides, quiet=quiet)
+        except ConfigError as error:
+            problems = [replace(problem, file=problem.file or str(place)) for problem in error.problems]
+            raise ConfigError(problems) from None
+        runtime.loaded = replace(runtime.loaded, folder=Path(manifest.get("folder", ".")))
+        runtime.run = folder
+        runtime.allows_saved_code = trust_remote_code
+        if not trust_remote_code:
+            runtime.distrusted = place
+            runtime.refuse_code("model")
+        return runtime
+
+    def sent(self) -> "ModelRuntime":
+        """A copy for another process: the file, with paths that start where they do here, and nothing in memory."""
+        copy = ModelRuntime(self.config, quiet=self.quiet)
+        copy.loaded = replace(self.loaded, folder=self.loaded.folder.resolve())
+        copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
+        return copy
+
+    def drop_model(self) -> None:
+        """Keep nothing of the model in memory; the next use reads it again."""
+        self.assembly = self.served = self.found_sizing = None
 
     @property
     def config(self) -> Config:
@@ -83,12 +128,12 @@ class ModelState:
 
     def ready(self) -> Assembly:
         """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
-        if self._assembly is None:
+        if self.assembly is None:
             with together(self.team, "loading the model"):
                 self.use_finished_run()
                 labels, training = self.known_labels()
-                self._assembly = self.assemble(labels, training, trainable=False)
-        return self._assembly
+                self.assembly = self.assemble(labels, training, trainable=False)
+        return self.assembly
 
     def answering(self) -> Assembly | ServedAssembly | FleetAssembly:
         """The parts that answer, with a model in this process, on a server or on workers."""
@@ -99,18 +144,18 @@ class ModelState:
                 f"backend: {{type: {self.config.backend.type}}} needs one process, and here are {self.team.ranks}; "
                 "start the command by itself"
             )
-        if self._served is None:
+        if self.served is None:
             folder = self.loaded.folder
             if is_on_ray(self.config):
                 self.use_finished_run()
                 labels, training = self.known_labels()
-                self._served = assemble_on_ray(
+                self.served = assemble_on_ray(
                     self.config, folder=folder, labels=labels, training=training, saved=self.result
                 )
             else:
                 labels, training = self.known_labels()
-                self._served = assemble_served(self.config, folder=folder, labels=labels, training=training)
-        return self._served
+                self.served = assemble_served(self.config, folder=folder, labels=labels, training=training)
+        return self.served
 
     def refuse_code(self, of: str) -> None:
         """Raise ConfigError where a saved model names code that would run now, and the caller has not allowed it.
@@ -188,9 +233,9 @@ class ModelState:
     @property
     def sizing(self) -> Sizing:
         """What finds batch sizes for the model in memory."""
-        if self._sizing is None:
-            self._sizing = Sizing(self.ready(), cache=Cache.of_user(), team=self.team)
-        return self._sizing
+        if self.found_sizing is None:
+            self.found_sizing = Sizing(self.ready(), cache=Cache.of_user(), team=self.team)
+        return self.found_sizing
 
     def note_memory(self, used: BatchSizes) -> None:
         """Keep in the run's manifest which sizes were too large after all, and what fitted."""
@@ -215,7 +260,7 @@ class ModelState:
 
     def evaluation_rows(self) -> Rows:
         """The test rows of the file, else its validation rows. Raises DataError where there are none."""
-        splits = self._splits
+        splits = self.splits
         if not splits:
             self.refuse_code("data")
         if not splits and self.config.data.test is not None:

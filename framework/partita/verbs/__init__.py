@@ -1,0 +1,1 @@
+"""What each public method of `Model` does, as functions on its runtime."""

@@ -1,0 +1,75 @@
+"""Metrics on rows with known answers."""
+
+import logging
+from typing import Any
+
+from partita.assembly import Assembly, FleetAssembly, ServedAssembly
+from partita.data.ledger import Ledger
+from partita.evaluation import Examination, mean_loss, prepare, score, tokens_made_once
+from partita.on_ray import evaluate_on_ray
+from partita.runtime import ModelRuntime
+from partita.served import served_capacity
+from partita.tuning.run import asked_prompts, most_learned
+from partita.tuning.sizes import BatchSizes
+from partita_trainers.team import together
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(
+    runtime: ModelRuntime, dataset: Any = None, *, batch_size: int | None = None
+) -> dict[str, dict[str, float]]:
+    """Compute metrics on rows with known answers."""
+    assembly = runtime.answering()
+    ledger = Ledger(None, max_bad_rows=1.0)
+    with tokens_made_once(runtime.team, assembly, folder=runtime.kept) as parts:
+        with together(runtime.team, "reading the rows"):
+            rows = runtime.evaluation_rows() if dataset is None else runtime.open_dataset(dataset)
+            examination = prepare(parts, rows, split="test", ledger=ledger)
+        ledger.warn_of_unknown_tokens()
+        counts = ledger.split("test")
+        if counts.left_out:
+            logger.warning(
+                "%s of %s rows cannot be scored and are left out of the metrics:\n%s",
+                f"{counts.left_out:,}",
+                f"{counts.rows:,}",
+                ledger.main_reasons(),
+            )
+        metrics = examined(runtime, assembly, examination, batch_size=batch_size)
+    skipped = {"skipped": float(counts.left_out)} if counts.left_out else {}
+    outputs = {output.name for output in runtime.config.output_features}
+    return {name: values | skipped if name in outputs else values for name, values in metrics.items()}
+
+
+def examined(
+    runtime: ModelRuntime,
+    assembly: Assembly | ServedAssembly | FleetAssembly,
+    examination: Examination,
+    *,
+    batch_size: int | None,
+) -> dict[str, dict[str, float]]:
+    """Metrics on rows that are prepared."""
+    if isinstance(assembly, ServedAssembly):
+        requests = served_capacity(assembly, batch_size).rows
+        scores = score(assembly, examination.rows, batch_size=requests, progress=runtime.progress)
+        return {name: dict(values) for name, values in scores.outputs.items()}
+    if isinstance(assembly, FleetAssembly):
+        return evaluate_on_ray(assembly, examination, rows=batch_size, progress=runtime.progress)
+    sizing = runtime.sizing
+    encoded = examination.encoded
+    evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
+    with sizing.work("evaluation", evaluation) as capacity:
+        loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit, team=runtime.team)
+    lengths, shared = asked_prompts(assembly, [examination.rows], team=runtime.team)
+    generation = sizing.generation(lengths, shared_tokens=shared, rows=batch_size)
+    with sizing.work("generation", generation) as capacity:
+        scores = score(
+            assembly,
+            examination.rows,
+            batch_size=capacity.rows,
+            limit=capacity.limit,
+            progress=runtime.progress,
+            team=runtime.team,
+        )
+    runtime.note_memory(BatchSizes(generation=generation, evaluation=evaluation))
+    return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}

@@ -1,0 +1,82 @@
+"""Answers for every row of a data set."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.assembly import FleetAssembly, ServedAssembly
+from partita.data.splits import check_columns
+from partita.identity import answer_fingerprint, journal_path
+from partita.inference.halving import Capacity
+from partita.inference.predict import predict_rows
+from partita.inference.prompts import PromptSource
+from partita.inference.tables import check_output
+from partita.on_ray import fleet_capacity
+from partita.runtime import ModelRuntime
+from partita.served import served_capacity
+from partita.tuning.sizes import BatchSizes
+from partita_schema.errors import DataError
+from partita_schema.rows import row_schema
+from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.team import together
+
+if TYPE_CHECKING:
+    from partita.inference.predictions import Predictions
+
+
+def predict(
+    runtime: ModelRuntime,
+    dataset: Any,
+    output: str | Path | None = None,
+    *,
+    batch_size: int | None = None,
+    retry_errors: bool = False,
+    fresh: bool = False,
+    safe_csv: bool = False,
+) -> "Predictions":
+    """Answer every row, write the answers to `output` where one is given, and keep them as they are made."""
+    target = Path(output) if output is not None else None
+    if safe_csv and target is None:
+        raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
+    if target is not None:
+        runtime.team.lead(lambda: check_output(target, safe_csv=safe_csv), "the file of predictions")
+    assembly = runtime.answering()
+    with together(runtime.team, "opening the data"):
+        rows = runtime.open_dataset(dataset)
+        check_columns(rows, runtime.config, supervised=False)
+    fingerprint = answer_fingerprint(assembly, rows, config=runtime.config, result=runtime.result)
+    used: list[BatchSize] = []
+
+    def capacity(prompts: PromptSource) -> Capacity:
+        if isinstance(assembly, ServedAssembly):
+            return served_capacity(assembly, batch_size)
+        shared = len(prompts.prefix)
+        if isinstance(assembly, FleetAssembly):
+            return fleet_capacity(assembly, prompts.lengths, shared_tokens=shared, rows=batch_size)
+        used.append(runtime.sizing.generation(prompts.lengths, shared_tokens=shared, rows=batch_size))
+        return runtime.sizing.capacity("generation", used[-1])
+
+    try:
+        return predict_rows(
+            lm=assembly.lm,
+            rows=rows,
+            encoder=assembly.encoder,
+            schema=row_schema(runtime.config, supervised=False),
+            decoder=assembly.decoder,
+            config=runtime.config,
+            generation=assembly.generation,
+            max_new_tokens=assembly.max_new_tokens,
+            capacity=capacity,
+            seed=runtime.sampling_seed,
+            journal_path=journal_path(runtime.kept, output=target, fingerprint=fingerprint),
+            output=target,
+            safe_csv=safe_csv,
+            fingerprint=fingerprint,
+            bad=rows.bad,
+            retry_errors=retry_errors,
+            fresh=fresh,
+            progress=runtime.progress,
+            team=runtime.team,
+        )
+    finally:
+        if used:
+            runtime.note_memory(BatchSizes(generation=used[-1]))

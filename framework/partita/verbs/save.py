@@ -1,0 +1,30 @@
+"""Saving the model to a folder, or to the Hub."""
+
+from pathlib import Path
+
+from partita.on_ray import refuse_on_ray
+from partita.runtime import ModelRuntime
+from partita.saving import upload, write_card
+from partita.served import SAVE, refuse_served
+
+
+def save(runtime: ModelRuntime, folder: str | Path) -> Path:
+    """Write the model, and what `Model.load` needs beside it."""
+    return write(runtime, Path(folder), origin=runtime.loaded.folder)
+
+
+def push_to_hub(runtime: ModelRuntime, name: str, *, private: bool = True) -> str:
+    """Upload what `save` writes to a Hub repository and return its address."""
+    refuse_served(runtime.config, what=SAVE)
+    refuse_on_ray(runtime.config, verb="save")
+    return upload(name, private=private, write=lambda folder: write(runtime, folder, origin=None))
+
+
+def write(runtime: ModelRuntime, folder: Path, *, origin: Path | None) -> Path:
+    """Write the model; relative paths of its file start in `origin`, or where it is read."""
+    refuse_served(runtime.config, what=SAVE)
+    refuse_on_ray(runtime.config, verb="save")
+    assembly = runtime.ready()
+    assembly.lm.save(folder)
+    write_card(folder, config=runtime.config, labels=assembly.labels, origin=origin)
+    return folder

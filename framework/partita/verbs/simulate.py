@@ -1,0 +1,85 @@
+"""Simulated dialogues: in this process and its team, or in ranks that Ray starts."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from partita import bag_verbs
+from partita.bag_verbs import refuse_bag
+from partita.identity import model_fingerprint
+from partita.on_ray import begin_where_started, check_is_alone, done_by_ranks, is_on_ray, seen_by_all
+from partita.other_models import seat_models
+from partita.runtime import ModelRuntime
+from partita.served import SIMULATE, refuse_served
+from partita.simulation.opening import section_of
+from partita.simulation.report import SimulationReport
+from partita.simulation.run import simulate as simulate_dialogues
+from partita.simulation.transcripts import forget
+
+
+def simulate(
+    runtime: ModelRuntime, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
+) -> SimulationReport:
+    """Have the dialogues of the file's `simulation`."""
+    refuse_bag(runtime.config, what=bag_verbs.SIMULATE)
+    section_of(runtime.config)
+    runtime.refuse_code("simulation")
+    refuse_served(runtime.config, what=SIMULATE)
+    if not is_on_ray(runtime.config):
+        return simulate_here(runtime, output, batch_size=batch_size, fresh=fresh)
+    runtime.use_finished_run()
+    folder = Path(output) if output is not None else runtime.kept / "transcripts"
+    return simulate_on_ray(runtime, folder=folder, batch_size=batch_size, fresh=fresh)
+
+
+def simulate_here(
+    runtime: ModelRuntime, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
+) -> SimulationReport:
+    """`simulate` in this process and those that it was started with, whatever the backend."""
+    runtime.refuse_code("simulation")
+    assembly = runtime.ready()
+    report, used = simulate_dialogues(
+        assembly,
+        folder=Path(output) if output is not None else runtime.kept / "transcripts",
+        sizing=runtime.sizing,
+        seed=runtime.sampling_seed,
+        model=model_fingerprint(assembly, config=runtime.config, result=runtime.result),
+        others=seat_models(runtime),
+        batch_size=batch_size,
+        fresh=fresh,
+        progress=runtime.progress,
+        team=runtime.team,
+    )
+    runtime.note_memory(used)
+    return report
+
+
+def simulate_on_ray(runtime: ModelRuntime, *, folder: Path, batch_size: int | None, fresh: bool) -> SimulationReport:
+    """Have dialogues in ranks that Ray starts, each of which calls `simulate_here` with the folder of transcripts."""
+    check_is_alone()
+    if fresh:  # by this process: ranks that are started again go on
+        for history in section_of(runtime.config).history:
+            forget(folder, history)
+    with seen_by_all(folder) as mark:
+        work = partial(
+            simulate_as_rank,
+            runtime.sent(),
+            run=runtime.run.resolve() if runtime.run is not None else None,
+            folder=folder.resolve(),
+            mark=mark,
+            start=Path.cwd(),
+            batch_size=batch_size,
+        )
+        report: SimulationReport = done_by_ranks(
+            work, runtime.config, quiet=runtime.quiet, storage=mark, again="and go on with what is left"
+        )
+    return replace(report, folder=str(folder))
+
+
+def simulate_as_rank(
+    runtime: ModelRuntime, *, run: Path | None, folder: Path, mark: Path, start: Path, batch_size: int | None
+) -> SimulationReport:
+    """What a rank does: `simulate_here` with the model of a run. Raises PartitaError where it has other files."""
+    begin_where_started(start, folder=folder, mark=mark, option="--output")
+    runtime.run = run
+    return simulate_here(runtime, folder, batch_size=batch_size)

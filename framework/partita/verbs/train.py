@@ -1,0 +1,127 @@
+"""Training: in this process and its team, or in ranks that Ray starts."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from partita.data.run_data import RunData
+from partita.data.shaping.labels import find_labels
+from partita.on_ray import begin_where_started, check_is_alone, done_by_ranks, is_on_ray, refuse_on_ray, seen_by_all
+from partita.other_models import other_models, seat_models
+from partita.rounds import Rounds, check_rounds, rounds_of
+from partita.runs.directory import RunDirectory
+from partita.runs.finding import ChosenRun
+from partita.runs.manifest import read_manifest
+from partita.runtime import ModelRuntime
+from partita.served import TRAIN, refuse_served
+from partita.training import check_same_rows, check_shared, check_validation_metric, finished_result, train_in
+from partita_schema.rounds import TrainOn
+from partita_trainers.base import TrainResult
+from partita_trainers.registry import build_trainer
+from partita_trainers.team import together
+
+logger = logging.getLogger(__name__)
+
+
+def train(runtime: ModelRuntime, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
+    """Train, or evaluate what is not trained; with `backend: {type: ray}`, on workers that Ray starts."""
+    runtime.refuse_code("training")
+    refuse_served(runtime.config, what=TRAIN)
+    if not is_on_ray(runtime.config):
+        return train_here(runtime, dataset, run)
+    check_validation_metric(runtime.config)
+    build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
+    chosen = ChosenRun(Path(run)) if run is not None else runtime.choose_run()
+    folder = chosen.folder
+    manifest = read_manifest(folder)
+    if manifest.get("status") == "done" and manifest.get("config") == runtime.config.model_dump(mode="json"):
+        return train_here(runtime, dataset, folder)
+    runtime.drop_model()
+    if chosen.not_continued:
+        logger.info("%s", chosen.not_continued)
+    result = train_on_ray(runtime, dataset, folder=folder)
+    runtime.run, runtime.splits = folder, {} if dataset is None else runtime.open_data(dataset).splits
+    return result
+
+
+def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
+    """`train` in this process and those that it was started with, whatever the backend."""
+    runtime.refuse_code("training")
+    check_validation_metric(runtime.config)
+    check_rounds(runtime.config, dataset, folder=runtime.loaded.folder)
+    trainer = build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
+    team, rounds = runtime.team, rounds_of(runtime.config)
+    if rounds is not None:
+        other_models(runtime)  # where one is not there, that is told before anything is trained
+    check_shared(trainer, runtime.config, team)
+    chosen = ChosenRun(Path(run)) if run is not None else team.lead(runtime.choose_run, "the folder of the run")
+    folder = chosen.folder
+    with runtime.open_run(folder) as directory:
+        if chosen.not_continued:
+            logger.info("%s", chosen.not_continued)
+        if directory.finished:
+            logger.info("the run in %s is finished already", folder)
+            if dataset is not None:
+                check_same_rows(directory, runtime.open_data(dataset))
+            runtime.run = folder
+            runtime.drop_model()
+            return finished_result(directory)
+        with together(team, "opening the data"):
+            data = runtime.open_data(dataset)
+            labels = find_labels(runtime.config, data.training)
+        trains = runtime.config.trainer.type != "none"
+        if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
+            runtime.assembly, runtime.found_sizing, result = train_in(
+                directory,
+                data,
+                trainer=trainer,
+                team=team,
+                assemble=partial(runtime.assemble, labels, data.training, trains),
+            )
+            directory.note(steps=result.steps, stopped_early=result.stopped_early)
+        if rounds is not None:
+            # The model of each round is read anew, and memory may have no room for two.
+            runtime.drop_model()
+            result = train_rounds(runtime, rounds, directory, data)
+        model = "model" if (folder / "model").is_dir() else None
+        directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
+    team.gather(None, "the end of the run")  # no rank may look for it before it is there
+    runtime.run, runtime.splits = folder, data.splits
+    return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
+
+
+def train_rounds(runtime: ModelRuntime, plan: TrainOn, directory: RunDirectory, data: RunData) -> TrainResult:
+    """The rounds of dialogues and training of a run that has been trained on data."""
+    if "rounds" not in directory.manifest:
+        before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
+        directory.note(rounds=[], before_rounds=before)
+    return Rounds(
+        config=runtime.config,
+        plan=plan,
+        origin=runtime.loaded.folder,
+        directory=directory,
+        team=runtime.team,
+        seed=runtime.sampling_seed,
+        data=data,
+        open_run=runtime.open_run,
+        others=partial(seat_models, runtime),
+    ).train()
+
+
+def train_on_ray(runtime: ModelRuntime, dataset: Any, *, folder: Path) -> TrainResult:
+    """Train in ranks that Ray starts, each of which calls `train_here` with the folder of the run."""
+    if runtime.config.trainer.type == "none":
+        refuse_on_ray(runtime.config, verb="train with trainer: {type: none}")
+    check_is_alone()
+    with seen_by_all(folder) as mark:
+        work = partial(train_as_rank, runtime.sent(), dataset, folder=folder.resolve(), mark=mark, start=Path.cwd())
+        result: TrainResult = done_by_ranks(work, runtime.config, quiet=runtime.quiet, storage=mark)
+    return replace(result, run=folder)
+
+
+def train_as_rank(runtime: ModelRuntime, dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
+    """What a rank does: `train_here`, where the command was started. Raises PartitaError where it has other files."""
+    begin_where_started(start, folder=folder, mark=mark, option="--run")
+    return train_here(runtime, dataset, folder)

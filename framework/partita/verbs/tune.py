@@ -1,0 +1,45 @@
+"""Batch sizes that this machine allows, measured."""
+
+from typing import Any
+
+from partita import bag_verbs
+from partita.bag_verbs import refuse_bag
+from partita.data.shaping.labels import find_labels
+from partita.on_ray import refuse_on_ray
+from partita.runtime import ModelRuntime
+from partita.served import TUNE, refuse_served
+from partita.training import find_sizes
+from partita.tuning.run import answering_sizes
+from partita.tuning.sizes import BatchSizes, Sizing
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.registry import build_trainer
+from partita_trainers.team import in_turn, together
+
+
+def tune(runtime: ModelRuntime, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
+    """Find the best batch sizes for this machine."""
+    refuse_bag(runtime.config, what=bag_verbs.TUNE)
+    refuse_served(runtime.config, what=TUNE)
+    refuse_on_ray(runtime.config, verb="tune")
+    if runtime.config.trainer.type != "none" and runtime.run is None:
+        return tune_training(runtime, dataset, fresh=fresh)
+    assembly = runtime.ready()
+    with together(runtime.team, "opening the data"):
+        rows = runtime.evaluation_rows() if dataset is None else runtime.open_dataset(dataset)
+    sizing = runtime.found_sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=runtime.team)
+    sizes = answering_sizes(assembly, rows, sizing=sizing)
+    sizing.fresh = False  # what comes after uses what was found
+    return sizes
+
+
+def tune_training(runtime: ModelRuntime, dataset: Any, *, fresh: bool) -> BatchSizes:
+    """The sizes that `train` would find; nothing is written but what earlier runs have found."""
+    runtime.refuse_code("training")
+    trainer = build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
+    with together(runtime.team, "opening the data"):
+        data = runtime.open_data(dataset)
+        labels = find_labels(runtime.config, data.training)
+    with in_turn(runtime.team, "loading the model"):
+        assembly = runtime.assemble(labels, data.training, trainable=True)
+    sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=runtime.team)
+    return find_sizes(trainer, assembly, data, sizing=sizing)
