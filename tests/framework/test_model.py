@@ -224,7 +224,7 @@ def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) 
     ("metric", "hint"),
     [
         ("acuracy", "did you mean accuracy"),
-        ("number.mea", "did you mean number.mae"),
+        ("number.maee", "did you mean number.mae"),
         ("x", "there are loss, colour."),
         ("colour.n", "did you mean "),
         ("exact_match", "did you mean number.exact_match"),

@@ -51,6 +51,11 @@ def test_a_class_of_the_users_is_made_from_its_section() -> None:
             "partita_trainers.zero_shot:ZeroShott",
             "trainer.target: module partita_trainers.zero_shot has no class ZeroShott; did you mean ZeroShot?",
         ),
+        (
+            "argparse:Action",
+            "trainer.target: Action is made with the trainer section as its only argument, and missing a required "
+            "argument: 'dest'; write def __init__(self, section)",
+        ),
     ],
 )
 def test_a_place_that_is_not_there_is_told(target: str, message: str) -> None:

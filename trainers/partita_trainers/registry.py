@@ -1,6 +1,7 @@
 """From the trainer section of a file to a trainer: one table, loaded on first use."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ def build_trainer(
     """
     if isinstance(section, CustomTrainer):
         with importable(folder):
+            check_signature(load_class(section.target), section)
             trainer = make(section.target, section)
         check_trial(trainer, section)
         return trainer
@@ -56,6 +58,15 @@ def importable(folder: Path | None) -> Iterator[None]:
 def make(target: str, section: object) -> Trainer:
     trainer: Trainer = load_class(target)(section)
     return trainer
+
+
+def check_signature(kind: type, section: CustomTrainer) -> None:
+    """Raise ConfigError where a class cannot be made with the trainer's section as its only argument."""
+    try:
+        inspect.signature(kind).bind(section)
+    except TypeError as error:
+        message = f"{kind.__name__} is made with the trainer section as its only argument, and {error}"
+        raise ConfigError([Problem("trainer.target", f"{message}; write def __init__(self, section)")]) from None
 
 
 def check_trial(trainer: Trainer, section: CustomTrainer) -> None:
