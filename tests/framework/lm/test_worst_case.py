@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from partita.lm import slots
-from partita.lm.base import GenerationOptions
+from partita.lm.base import PADDED, GenerationOptions
 from partita.lm.slot_pool import SlotPool
 from partita.lm.worst_case import worst_requests
 
@@ -89,8 +89,8 @@ def models(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def watched(lm: Any) -> Iterator[Any]:
     """Inside, passes are taken down: rows, tokens that are read, tokens in the cache after them; and the caches.
 
-    `pools` are slots and tokens of a slot, of each pass in slots. What a model is looked at for once, to see if it can
-    answer in slots, is not among them.
+    `pools` are slots and tokens of a slot, of each pass in slots. What a model is looked at for once, to see how it can
+    answer rows together, is not among them.
     """
 
     class Passes:
@@ -101,6 +101,7 @@ def watched(lm: Any) -> Iterator[Any]:
     passes = Passes()
     passes.seen, passes.caches, passes.pools = [], [], []
     assert lm.slot_way
+    assert lm.short_batch_way
 
     def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -307,14 +308,12 @@ def test_a_model_that_would_end_every_answer_at_once_goes_on(
 
 
 def test_one_row_of_several_is_a_token_shorter_so_that_there_is_a_mask(models: Any) -> None:
-    requests = worst_requests(models("llama"), 4, prompt_tokens=9, new_tokens=2)
+    requests = worst_requests(models("llama"), 4, prompt_tokens=9, new_tokens=2, way=PADDED)
     assert [len(request.input_ids) for request in requests] == [9, 9, 9, 8]
-    assert [
-        len(request.input_ids) for request in worst_requests(models("llama"), 1, prompt_tokens=9, new_tokens=2)
-    ] == [9]
-    assert {
-        len(request.input_ids) for request in worst_requests(models("llama"), 3, prompt_tokens=1, new_tokens=1)
-    } == {1}
+    (alone,) = worst_requests(models("llama"), 1, prompt_tokens=9, new_tokens=2, way=PADDED)
+    assert len(alone.input_ids) == 9
+    shortest = worst_requests(models("llama"), 3, prompt_tokens=1, new_tokens=1, way=PADDED)
+    assert {len(request.input_ids) for request in shortest} == {1}
 
 
 ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -500,7 +499,8 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
     assert (lm.why_no_slots(chosen, tokens=prompt + new) is None) == slots
 
     # Made before anything is measured: 700 prompts as Python's lists come to 3 MB.
-    requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new)
+    way = lm.batch_way(chosen, tokens=prompt + new)
+    requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new, way=way)
     begun = requests[0].input_ids[:prefix]
     # More than there are slots, so that prompts are read into slots that were full.
     longer = [GenerationRequest([*begun, *one.input_ids[prefix:]], new) for one in requests]
