@@ -11,6 +11,7 @@ from partita import Model
 from partita.data.preview import preview
 from partita.lm.tokenizers import read_tokenizer
 from partita_schema.errors import DataError
+from partita_trainers.file_sums import FILE as SUMS
 
 SGD = Path(__file__).parents[3] / "shared" / "data" / "sgd" / "dialogues.jsonl"
 COLOURS = ("red", "blue", "green", "white")
@@ -65,6 +66,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = read_tokenizer(str(folder / "model"))
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / "model")
+    (folder / "model" / SUMS).unlink()
     return folder / "model"
 
 
@@ -128,7 +130,7 @@ def test_dialogues_of_speakers_and_texts_are_read_as_they_are(tmp_path: Path) ->
 
     feature = {"name": "dialogue", "type": "dialogue", "column": "turns"}
     written = make_config(input_features=[feature], base_model=NANO | {"context_length": 1024})
-    with pytest.raises(DataError, match=r"can be used; such as dialogues.jsonl:1: column turns: message 1 has state, "):
+    with pytest.raises(DataError, match=r"such as dialogues.jsonl:1#1: column turns: message 1 has state, "):
         preview(Config.model_validate(written), folder=Path(), dataset=str(SGD), count=1)
     written["data"]["dialogue"]["ignore_keys"] = ["state"]
 
