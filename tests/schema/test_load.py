@@ -183,3 +183,8 @@ def test_a_key_of_any_length_takes_one_line() -> None:
         load_config("base_model: m\n" + "x" * 100_000 + ": 1\n")
 
     assert max(len(line) for line in str(error.value).splitlines()) < 600
+
+
+def test_a_number_beside_a_control_character_is_a_wrong_value() -> None:
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        load_config({"base_model": "some/model", "trust_remote_code": "0\x1f"})

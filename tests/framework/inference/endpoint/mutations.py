@@ -193,7 +193,8 @@ class Mutator:
             elif change == "copy":
                 holder[name] = [copy.deepcopy(holder[name])] * 3
             else:
-                holder[name] = self.text() if change == "text" else self.random.choice(ODD_VALUES)
+                # A copy, since a later mutation may put the same value into it.
+                holder[name] = self.text() if change == "text" else copy.deepcopy(self.random.choice(ODD_VALUES))
         return self.response(json.dumps(made).encode())
 
     def values(self) -> bytes:
