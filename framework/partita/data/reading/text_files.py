@@ -79,5 +79,5 @@ def check_share(name: str, num_bad: int, num_good: int, last: Record) -> None:
 
 
 def is_mostly_broken(num_bad: int, num_good: int) -> bool:
-    """Whether so many rows are broken, and fewer good, that the rest of a file or stream is not read."""
+    """Return whether most of many rows are broken, so that the rest of a file or stream is not read."""
     return num_bad >= MOSTLY_BROKEN and num_bad > num_good
