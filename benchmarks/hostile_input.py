@@ -1,9 +1,12 @@
 """2,000 mutated configurations and 2,000 mutated data files: rows or an error message, in little time and memory.
 
-Configurations go through `partita validate`, and valid ones through `partita explain` and `partita preview`. Data files
-are read by index and predicted with a model of fixed answers, and read as a stream. Each is a process of its own with
-a limit of CPU seconds; its memory is what it adds to that of the imports. CSV files of broken quotes are read at three
-sizes, to see that time is linear in the size. The mutations are those of tests/hostile, with another seed.
+Each configuration goes through `partita validate`. A valid one also goes through `partita explain` and `partita
+preview`. Each data file is read twice: by index, where a model with fixed answers predicts its rows, and as a stream.
+
+Every input is handled in a process of its own. Time is CPU time without the imports; a data file may take 0.3 ms more
+for each row that is answered. Memory is what an input adds to that of the imports. CSV files with broken quotes are
+read at three sizes, which shows whether time is linear in size. The mutations are those of tests/hostile, with another
+seed.
 """
 
 import io
@@ -22,6 +25,8 @@ from partita.data.reading.csv_reader import read_csv
 SEED = 4
 PART = 100
 """Mutations of one program, so that progress is seen."""
+SECONDS_A_ROW = 0.0003
+"""CPU seconds for which a good row is encoded, answered, recorded and written."""
 BROKEN_QUOTES = {"shifted": 'x","y"\n"', "never closed": '"x\n', "closed too late": '"x\ny"z\n', "escaped": '"""\n'}
 """Lines that are repeated."""
 MEGABYTES = (0.25, 0.5, 1.0)
@@ -41,7 +46,7 @@ def main() -> None:
             "tracebacks, wrong exit statuses and killed processes", sum("traceback" in case for case in cases), 0, "max"
         ),
         Limit("rows unaccounted for", sum(case.get("unaccounted", 0) for case in cases), 0, "max"),
-        Limit("most CPU seconds of one input", max(case["seconds"] for case in cases), 5, "max"),
+        Limit("most CPU seconds of one input, without its answers", max(map(seconds_of_reading, cases)), 5, "max"),
         Limit("most megabytes added by one input", max(case["megabytes"] for case in cases), 500, "max"),
         Limit("CPU seconds of 1 MB of broken quotes", max(times[-1] for times in quotes.values()), 2, "max"),
         Limit(
@@ -82,9 +87,14 @@ def outcomes_of_part(kind: str, first: int, last: int, folder: str) -> list[dict
         sys.exit(done.stderr)
     cases = [json.loads(line) for line in done.stdout.splitlines()]
     for case in cases:
-        if "traceback" in case or case.get("unaccounted") or case["seconds"] > 5 or case["megabytes"] > 500:
+        if "traceback" in case or case.get("unaccounted") or seconds_of_reading(case) > 5 or case["megabytes"] > 500:
             print(json.dumps(case), flush=True)
     return cases
+
+
+def seconds_of_reading(case: dict[str, Any]) -> float:
+    """CPU seconds of an input, less what its answers may take."""
+    return float(case["seconds"] - SECONDS_A_ROW * case.get("rows", 0))
 
 
 def row(kind: str, cases: list[dict[str, Any]]) -> dict[str, Any]:

@@ -77,13 +77,17 @@ class LoaderOptions(Base):
     """Seconds of waiting in which no process finishes any chunk of rows; then they count as hung."""
 
 
+MOST_SOURCES = 1000
+"""Sources of a mix: each keeps a file open, and more than these are a list of files rather than a mix."""
+
+
 class Data(Base):
     """The rows of a run."""
 
     source: Source | Name | None = None
     """Rows to train on: a path, a glob, a Hub id, or a mapping with type. Default: what `train` is given."""
     mix: tuple[WeightedSource, ...] | None = None
-    """Several sources in place of source, each with a weight."""
+    """Several sources in place of source, each with a weight; at most 1,000."""
     stop: Literal["first", "all", "all_once"] = "all"
     """When an epoch of a mix ends. first: with the first source that ends. all: when each has ended once, the shorter
     ones begin again. all_once: when each has ended, none begins again."""
@@ -121,6 +125,12 @@ class Data(Base):
             raise broken("source and mix both say where rows come from; move source into mix", at="mix")
         if self.mix is not None and len(self.mix) < 2:
             raise broken("a mix needs two sources; write source for a single one", at="mix")
+        if self.mix is not None and len(self.mix) > MOST_SOURCES:
+            raise broken(
+                f"got {len(self.mix):,} sources, at most {MOST_SOURCES:,} can be mixed; write a glob (data/*.jsonl) to "
+                "read many files as one source",
+                at="mix",
+            )
         if self.mix is None and changed(self, "stop"):
             raise broken("stop has no effect without mix; remove it", at="stop")
         return self

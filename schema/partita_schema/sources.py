@@ -103,14 +103,18 @@ def default_name(source: Source | str) -> str:
 
 def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
     """A name for each source of a mix, as the file says or after what it reads; no two are the same."""
-    names = [part.name for part in mix if part.name is not None]
+    taken = {part.name for part in mix if part.name is not None}
+    last_numbers: dict[str, int] = {}
     found: list[str] = []
     for part in mix:
-        name = part.name or default_name(part.source)
-        taken = {*found, *names} if part.name is None else set()
-        number = 2
-        wanted = name
-        while name in taken:
-            name, number = f"{wanted}-{number}", number + 1
+        if part.name is not None:
+            found.append(part.name)
+            continue
+        wanted = default_name(part.source)
+        number = last_numbers.get(wanted, 0) + 1
+        while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
+            number += 1
+        last_numbers[wanted] = number
+        taken.add(name)
         found.append(name)
     return tuple(found)

@@ -164,7 +164,7 @@ HOSTILE_YAML: list[Callable[[random.Random], str]] = [
     lambda draw: "a: " * draw.choice([2, 5000]),
     lambda draw: "\ta: 1\n" * draw.choice([1, 5000]),
     lambda draw: "input_features: [" + "{name: a, type: text}, " * 20_000 + "]\n",
-    lambda draw: yaml.safe_dump({**CONFIG, "data": {"mix": [{"source": "a.csv"}] * 1000}}),
+    lambda draw: yaml.safe_dump({**CONFIG, "data": {"mix": [{"source": "a.csv"}] * 5000}}),
     lambda draw: yaml.safe_dump({**CONFIG, "prompt": {"examples": [{"text": "a"}] * 5000}}),
     lambda draw: yaml.safe_dump({**CONFIG, "prompt": {"template": "{text}" * 20_000}}),
     lambda draw: "base_model: m\n" * 2 + "a" * 900_000 + ": 1\n",
@@ -217,7 +217,7 @@ def hostile_text(kind: str, draw: random.Random) -> bytes:
         head = f"question{mark}answer\n"
         return draw.choice(
             [
-                lambda: head + f'x"{mark}"y"\n"' * draw.choice([1000, 10_000]),
+                lambda: head + f'x"{mark}"y"\n"' * draw.choice([1000, 100_000]),
                 lambda: head + '"x\n' * draw.choice([500, 50_000]),
                 lambda: head + '"' * draw.choice([999, 1_000_000]),
                 lambda: head + mark * 1_500_000,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LIMIT_SECONDS = 20
+LIMIT_SECONDS = 60
 """CPU seconds after which a process is ended by the system."""
 LIMIT_WAITED = 300
 """Seconds on the clock after which a process is ended, whatever it waits for."""

@@ -38,6 +38,13 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
             "data.mix: source and mix both say where rows come from; move source into mix",
         ),
         (mix("a.csv"), "data.mix: a mix needs two sources; write source for a single one"),
+        (
+            mix(*["a.csv"] * 1001),
+            (
+                "data.mix: got 1,001 sources, at most 1,000 can be mixed; write a glob (data/*.jsonl) to read many "
+                "files as one source"
+            ),
+        ),
         ({"stop": "first"}, "data.stop: stop has no effect without mix; remove it"),
         (
             {"validation": STREAM},
