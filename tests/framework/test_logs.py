@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from partita.cli.main import fail
 from partita.logs import show_log
 
 
@@ -51,3 +52,12 @@ def test_warnings_of_libraries_are_hidden_and_those_of_the_user_are_not() -> Non
         for module in ("transformers.modeling", "torch", "partita.lm.loading", "my_trainer", "torchmetrics"):
             warnings.warn_explicit(f"of {module}", UserWarning, "file.py", 1, module=module)
     assert [str(one.message) for one in seen] == ["of my_trainer", "of torchmetrics"]
+
+
+def test_errors_on_a_terminal_break_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    fail("error: the rows cannot be read; repair the file /a/b/c.jsonl", code=2)
+
+    assert sys.stderr.getvalue() == "error: the rows cannot be\n  read; repair the file\n  /a/b/c.jsonl\n"

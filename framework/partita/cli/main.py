@@ -102,8 +102,9 @@ def is_first_to_speak() -> bool:
 
 
 def fail(message: str, *, code: int) -> int:
+    from partita.cli.options import print_wrapped
     from partita.distributed.place import own_place
 
     rank = own_place().rank
-    print(f"rank {rank}: {message}" if rank else message, file=sys.stderr)
+    print_wrapped(f"rank {rank}: {message}" if rank else message, sys.stderr)
     return code

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -85,6 +85,14 @@ def start_model(
     if rank > 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- until the process ends
     return model
+
+
+def print_wrapped(text: str, file: TextIO | None = None) -> None:
+    """Print to standard output, or to `file`; on a terminal lines break at spaces."""
+    from partita.logs import terminal_width, wrapped
+
+    stream = sys.stdout if file is None else file
+    print(wrapped(text, width=terminal_width()) if stream.isatty() else text, file=stream)
 
 
 def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, title: str) -> None:

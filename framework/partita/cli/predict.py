@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, BatchSize, FileOrRun, Overrides, Quiet, TrustRemoteCode, start_model
+from partita.cli.options import (
+    AsJson,
+    BatchSize,
+    FileOrRun,
+    Overrides,
+    Quiet,
+    TrustRemoteCode,
+    print_wrapped,
+    start_model,
+)
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path, print_rows, stdout_for_data
 
 
@@ -64,6 +73,6 @@ def predict(
 
         print(strict_json(asdict(found.stats) | {"path": str(found.path)}, indent=2))
     elif not to_stdout:
-        print(f"{found.stats}; written to {found.path}")
+        print_wrapped(f"{found.stats}; written to {found.path}")
     elif not quiet:
-        print(found.stats, file=sys.stderr)
+        print_wrapped(str(found.stats), sys.stderr)
