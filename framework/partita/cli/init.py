@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.errors import ConfigError, DataError, Problem, shortened
 from partita_schema.templates import TASKS, template
 
 if TYPE_CHECKING:
-    from partita.data.proposal import Proposal
+    from partita.data.proposal import FirstRows
 
 
 def init(
@@ -31,10 +31,11 @@ def init(
     if task is not None and task not in TASKS:
         raise ConfigError([Problem("--task", f"got {task}; write one of {', '.join(TASKS)}")])
     data = ask(data, "Rows: a csv, jsonl or parquet file", default="train.jsonl")
-    proposal = propose(data, task=task)
+    rows = read_first_rows(data)
+    proposal = rows.propose(task) if rows else None
     asked = ask(task, "What should the model do", default=proposal.task if proposal else "answer", choices=tuple(TASKS))
-    if proposal is None or asked != proposal.task:
-        proposal = propose(data, task=asked)
+    if rows and (proposal is None or asked != proposal.task):
+        proposal = rows.propose(asked)
     model = ask(model, "Model: Hub id, folder, or scratch", default="meta-llama/Llama-3.2-1B-Instruct")
     if train is None:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
@@ -47,18 +48,21 @@ def init(
     file.write_text(text, encoding="utf-8")
     if proposal is not None:
         print(f"{data}: {proposal.summary}")
-    elif known:
-        print(f"{data}: no column fits the task {asked}; write the names of its columns in {file}")
+        if proposal.warning:
+            print(f"warning: {data}: {proposal.warning}", file=sys.stderr)
+    elif rows:
+        names = shortened(", ".join(rows.names), 300)
+        print(f"{data}: its columns ({names}) do not fit the task {asked}; replace the example features in {file}")
     print(f"wrote {file}; next: partita validate {file}")
 
 
-def propose(data: str, *, task: str | None) -> "Proposal | None":
-    """What the first rows of the data suggest; None where they suggest nothing, or cannot be read here."""
+def read_first_rows(data: str) -> "FirstRows | None":
+    """The columns of the data; None where there is no such file, or none that is read here."""
     if not Path(data).exists() and not has_magic(data):
         return None
-    from partita.data.proposal import propose as propose_features
+    from partita.data import proposal
 
-    return propose_features(data, task=task)
+    return proposal.read_first_rows(data)
 
 
 def ask(given: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:

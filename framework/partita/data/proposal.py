@@ -15,8 +15,9 @@ from partita.data.reading import arrow_rows
 from partita.data.reading.readers import READERS
 from partita.data.reading.records import MAX_ROW_BYTES
 from partita.data.reading.sources import find_files, format_of
+from partita_schema.counted import counted
 from partita_schema.dump import scalar
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 
 FIRST_ROWS = 2000
 """Rows that are looked at."""
@@ -54,6 +55,8 @@ class Column:
     """Where all values are numbers, the smallest and the largest."""
     example: Mapping[str, Any] = field(default_factory=dict)
     """Of JSON, an object."""
+    only_value: str | None = None
+    """The value that all of several rows have; None where they differ."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,32 @@ class Proposal:
     """YAML of input_features, output_features and prompt."""
     summary: str
     """One line for the terminal."""
+    warning: str = ""
+    """Why a model would learn nothing from the rows; empty where nothing speaks against it."""
 
 
-def propose(path: str, *, task: str | None) -> Proposal | None:
-    """Return what the first rows of a local file suggest, for `task` where one is given.
+@dataclass(frozen=True)
+class FirstRows:
+    """The columns of a file, by its first rows."""
 
-    None where the rows have no column that fits the task, or the path names no local file that is read here. Raises
-    DataError where the file has no row that can be read.
+    columns: Sequence[Column]
+    complete: bool
+    """Whether these are all rows of the file."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [column.name for column in self.columns]
+
+    def propose(self, task: str | None) -> Proposal | None:
+        """Return what the rows suggest, for `task` where one is given; None where no column fits it."""
+        return proposal_of(self.columns, task=task, complete=self.complete)
+
+
+def read_first_rows(path: str) -> FirstRows | None:
+    """Return the columns of a local file; None where the path names no local file that is read here.
+
+    Raises DataError where the file has no row that can be read.
     """
     kind = format_of(path)
     if "://" in path or kind is None or kind == "arrow" or kind == "parlai":
@@ -89,7 +111,7 @@ def propose(path: str, *, task: str | None) -> Proposal | None:
         raise DataError(f"{path} has no row that can be read")
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [column_of(name, [row.get(name) for row in rows[:FIRST_ROWS]]) for name in names]
-    return proposal_of(columns, task=task, complete=len(rows) <= FIRST_ROWS)
+    return FirstRows(columns, complete=len(rows) <= FIRST_ROWS)
 
 
 def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
@@ -109,12 +131,18 @@ def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
-    """Return the kind of a column with these values."""
+    """Return what the values say of a column."""
     present = [value for value in map(parsed, values) if value is not None]
     missing = len(present) < len(values)
     if not present:
         return Column(name, "empty", missing)
     counts = Counter(map(str, present))
+    only_value = next(iter(counts)) if len(counts) == 1 < len(present) else None
+    return replace(column_of_kind(name, present, counts, missing=missing), only_value=only_value)
+
+
+def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, missing: bool) -> Column:
+    """Return the kind of a column with these values, and what its features need to know of it."""
     named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
     if len(counts) == len(present) > 1 and (named_key or is_numbering(present)):
         return Column(name, "key", missing)
@@ -195,10 +223,23 @@ def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) 
     features = "".join(
         (inputs_yaml(inputs, unused), output_yaml(output, complete=complete), prompt_yaml(inputs, output))
     )
-    kind = f"{output.kind}, {len(output.labels)} labels" if output.kind == "category" else output.kind
+    labels = f", {counted(len(output.labels), 'label')}" if output.kind == "category" else ""
     rest = f"; not used: {', '.join(unused)}" if unused else ""
     return Proposal(
-        task, features, f"input {', '.join(one.name for one in inputs)}, output {output.name} ({kind}){rest}"
+        task,
+        features,
+        f"input {', '.join(one.name for one in inputs)}, output {output.name} ({output.kind}{labels}){rest}",
+        warning=one_value_warning(output, complete=complete),
+    )
+
+
+def one_value_warning(output: Column, *, complete: bool) -> str:
+    if output.only_value is None:
+        return ""
+    rows = "all rows" if complete else f"the first {FIRST_ROWS:,} rows"
+    return (
+        f"the output {output.name} is {shortened(output.only_value)!r} in {rows}, so there is nothing to learn; "
+        "name another output column, or use rows with different answers"
     )
 
 

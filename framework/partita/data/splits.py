@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.reading.csv_reader import other_separator
 from partita.data.reading.mixed import joined, open_mix
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
@@ -121,8 +122,14 @@ def require_column(rows: Rows, column: str, *, user: str) -> None:
         near = nearest(column, rows.columns)
         raise DataError(
             f"{rows.keys.names[0]} has no column {column!r}, which {user} needs; its columns are "
-            f"{', '.join(rows.columns)}" + (f"; did you mean {near[0]!r}?" if near else "")
+            f"{', '.join(rows.columns)}" + (f"; did you mean {near[0]!r}?" if near else separator_hint(rows))
         )
+
+
+def separator_hint(rows: Rows) -> str:
+    """How to read the rows of a table, such as a data frame, that was split at the wrong character."""
+    separator = other_separator(rows.columns)
+    return f"; the separator looks like {separator}, read the file with that one" if separator else ""
 
 
 def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[str]) -> dict[str, Rows]:

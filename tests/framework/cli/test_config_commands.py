@@ -184,11 +184,40 @@ def test_init_proposes_the_columns_of_the_data(
     assert (config.output_features[0].name, config.output_features[0].type) == ("team", "category")
     words = ("init", "other", "--model", "scratch", "--data", "rows.csv", "--task", "extract")
     assert partita(*words, monkeypatch=monkeypatch) == 0
-    note = "rows.csv: no column fits the task extract; write the names of its columns in other/run.yaml\n"
-    assert capsys.readouterr().out.startswith(note)
+    assert capsys.readouterr().out.startswith(
+        "rows.csv: its columns (id, message, team) do not fit the task extract; replace the example features in "
+        "other/run.yaml\n"
+    )
     (tmp_path / "broken.parquet").write_text("no parquet")
     assert partita("init", "third", "--data", "broken.parquet", monkeypatch=monkeypatch) == 2
     assert capsys.readouterr().err.startswith("error: broken.parquet cannot be read: ")
+
+
+def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text;label\nyes, please;a\nno;b\n")
+    assert partita("init", "new", "--model", "scratch", "--data", "rows.csv", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == (
+        "error: rows.csv has a single column, 'text;label'; its separator looks like ';': save it with a comma between "
+        "cells; rename the column if it really is the only one\n"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_init_warns_of_an_output_that_is_the_same_in_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\nyes,a\nno,a\nwell,a\n")
+    assert partita("init", "new", "--model", "scratch", "--data", "rows.csv", monkeypatch=monkeypatch) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("rows.csv: input text, output label (category, 1 label)\n")
+    assert printed.err == (
+        "warning: rows.csv: the output label is 'a' in all rows, so there is nothing to learn; name another output "
+        "column, or use rows with different answers\n"
+    )
 
 
 def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.proposal import FIRST_ROWS, Column, column_of, proposal_of, propose
+from partita.data.proposal import FIRST_ROWS, Column, Proposal, column_of, proposal_of, read_first_rows
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
@@ -28,6 +28,11 @@ def rows_file(folder: Path, rows: list[dict[str, Any]], ending: str = "jsonl") -
     else:
         pd.DataFrame(rows).to_parquet(path)
     return str(path)
+
+
+def propose(path: str, *, task: str | None) -> Proposal | None:
+    rows = read_first_rows(path)
+    return rows.propose(task) if rows else None
 
 
 def config_of(path: str, task: str | None = None) -> tuple[str, Config]:
@@ -97,20 +102,34 @@ def test_without_a_fitting_column_or_file_there_is_no_proposal(tmp_path: Path) -
     path = rows_file(tmp_path, [{"text": f"{n} words"} for n in range(9)])
     assert propose(path, task=None) is None
     assert propose(rows_file(tmp_path, [{"q": f"a {n}", "a": f"b {n}"} for n in range(9)]), task="classify") is None
-    assert propose("s3://bucket/rows.jsonl", task=None) is None
-    assert propose("owner/dataset", task=None) is None
+    assert read_first_rows("s3://bucket/rows.jsonl") is None
+    assert read_first_rows("owner/dataset") is None
+
+
+@pytest.mark.parametrize(("count", "rows"), [(3, "all rows"), (FIRST_ROWS + 1, "the first 2,000 rows")])
+def test_an_output_with_one_value_is_warned_of(count: int, rows: str, tmp_path: Path) -> None:
+    same = [{"text": f"text {number}", "label": "x" * 200} for number in range(count)]
+    proposal = propose(rows_file(tmp_path, same), task=None)
+    assert proposal is not None
+    assert proposal.warning == (
+        f"the output label is '{'x' * 57}...' in {rows}, so there is nothing to learn; name another output column, or "
+        "use rows with different answers"
+    )
+    different = propose(rows_file(tmp_path, [*same[:2], {"text": "other", "label": "y"}]), task=None)
+    assert different is not None
+    assert not different.warning
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{broken\n", encoding="utf8")
     with pytest.raises(DataError, match="has no row that can be read"):
-        propose(str(tmp_path / "rows.jsonl"), task=None)
+        read_first_rows(str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read"):
-        propose(str(tmp_path / "rows.jsonl.gz"), task=None)
+        read_first_rows(str(tmp_path / "rows.jsonl.gz"))
     (tmp_path / "rows.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match="cannot be read"):
-        propose(str(tmp_path / "rows.parquet"), task=None)
+        read_first_rows(str(tmp_path / "rows.parquet"))
 
 
 JSON = st.recursive(

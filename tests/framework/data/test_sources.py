@@ -328,6 +328,30 @@ def test_an_unknown_ending_is_told_with_the_known_ones(tmp_path: Path) -> None:
         ("a.csv", b"a,b,a\n1,2,3\n", "a.csv: the header names 'a' twice; rename one"),
         (
             "a.csv",
+            b"text;label\nWell, yes;x\n",
+            (
+                "a.csv has a single column, 'text;label'; its separator looks like ';': save it with a comma between "
+                "cells; rename the column if it really is the only one"
+            ),
+        ),
+        (
+            "a.csv",
+            b"text\tlabel\nyes\tx\n",
+            (
+                "a.csv has a single column, 'text\\tlabel'; its separator looks like tab: save it with a comma between "
+                "cells, or name it .tsv or write type: tsv for it; rename the column if it really is the only one"
+            ),
+        ),
+        (
+            "a.tsv",
+            b"text|label\nyes|x\n",
+            (
+                "a.tsv has a single column, 'text|label'; its separator looks like '|': save it with a tab between "
+                "cells; rename the column if it really is the only one"
+            ),
+        ),
+        (
+            "a.csv",
             b'"a\n1\n',
             "a.csv: the header cannot be read: broken CSV: a quote opens here that is never closed",
         ),

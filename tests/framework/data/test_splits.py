@@ -196,6 +196,10 @@ def test_wrong_columns_are_told(make_config: Make) -> None:
     assert failure(make_config(prompt={"template": "{question} {hint}"}), table(2)) == (
         "dataset has no column 'hint', which prompt.template needs; its columns are question, answer, kind, place"
     )
+    assert failure(make_config(), [{"question;answer": "x;y"}]) == (
+        "dataset has no column 'question', which input question needs; its columns are question;answer; the separator "
+        "looks like ';', read the file with that one"
+    )
     split = {"type": "fixed", "column": "fold"}
     assert failure(make_config(data={"split": split}), table(2)).startswith(
         "dataset has no column 'fold', which data.split needs"

@@ -8,6 +8,9 @@ from partita.data.reading.csv_rows import CsvRow, CsvRows
 from partita.data.reading.records import MAX_ROW_BYTES, UTF16_MARKS, Record, bad, dump
 from partita_schema.errors import DataError, shortened
 
+SEPARATORS = {";": "';'", "\t": "tab", "|": "'|'"}
+"""What stands between cells of files that are called CSV, besides commas, and its name in messages."""
+
 
 def read_csv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
     """Rows under a header, separated by commas. Every cell stays text."""
@@ -23,13 +26,13 @@ def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: in
     header: tuple[str, ...] | None = None
     for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=max_row_bytes):
         if header is None:
-            header = checked_header(row, name)
+            header = checked_header(row, name, delimiter)
         else:
             yield csv_record(row, header, delimiter)
 
 
-def checked_header(row: CsvRow, name: str) -> tuple[str, ...]:
-    """Names of the columns. Raises DataError where the first row cannot be a header."""
+def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
+    """Names of the columns. Raises DataError where the first row cannot be a header, or has another separator."""
     if row.cells[0].encode("utf-8", "surrogateescape").startswith(UTF16_MARKS):
         raise DataError(f"{name} is UTF-16; save it as UTF-8")
     if row.reason:
@@ -40,7 +43,21 @@ def checked_header(row: CsvRow, name: str) -> tuple[str, ...]:
         raise DataError(f"{name}: the header names {shortened(twice)!r} twice; rename one")
     if not_text := next((cell for cell in names if not is_utf8(cell)), None):
         raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); save the file as UTF-8")
+    if separator := other_separator(names):
+        wanted = "comma" if delimiter == "," else "tab"
+        known = ", or name it .tsv or write type: tsv for it" if separator == "tab" else ""
+        raise DataError(
+            f"{name} has a single column, {shortened(names[0])!r}; its separator looks like {separator}: save it with "
+            f"a {wanted} between cells{known}; rename the column if it really is the only one"
+        )
     return names
+
+
+def other_separator(columns: Sequence[str]) -> str | None:
+    """Return what separates cells that were all read as one column, in words; None where nothing looks like it."""
+    if len(columns) != 1:
+        return None
+    return next((word for mark, word in SEPARATORS.items() if mark in columns[0]), None)
 
 
 def is_utf8(text: str) -> bool:

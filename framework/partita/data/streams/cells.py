@@ -42,7 +42,7 @@ def read_header(piece: Piece, delimiter: str) -> tuple[Sequence[str], tuple[int,
     """Names of the columns, and the bytes and lines up to the first row; None for a file without lines."""
     with opened(piece.path, piece.label) as stream:
         for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=piece.max_row_bytes):
-            return checked_header(row, piece.label), (row.end, row.next_number - 1)
+            return checked_header(row, piece.label, delimiter), (row.end, row.next_number - 1)
     return None
 
 

@@ -356,6 +356,13 @@ def test_a_line_that_is_too_long_is_a_bad_row_and_is_not_kept(tmp_path: Path, mo
     check_resume(stream)
 
 
+def test_a_stream_of_csv_with_another_separator_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text;label\nyes;x\n")
+
+    with pytest.raises(DataError, match=r"^a\.csv has a single column, 'text;label'; its separator looks like ';': "):
+        read(stream_of(tmp_path, "a.csv", "csv", 1))
+
+
 def test_bad_rows_of_csv_are_told_and_reading_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3\n"4,5\n6,7\n\xff,1\n')
     stream = stream_of(tmp_path, "a.csv", "csv", 2)
