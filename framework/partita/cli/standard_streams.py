@@ -1,6 +1,7 @@
 """`-` for standard input after --dataset, and for standard output after --output."""
 
 import atexit
+import re
 import shutil
 import sys
 import tempfile
@@ -11,10 +12,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from partita_schema.errors import DataError, shortened
+
 if TYPE_CHECKING:
     from partita.inference.predictions import Predictions
 
 STREAM = "-"
+BEGINNING = 64_000
+"""Bytes in which a row of JSON lines begins, else the format is another one."""
 
 StdinFormat = Annotated[
     Literal["jsonl", "csv", "tsv", "json", "txt"],
@@ -25,7 +30,8 @@ StdinFormat = Annotated[
 def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
     """Return the dataset as it was named; for `-` a file that holds what standard input has, removed at exit.
 
-    The name of the file is always `stdin.FORMAT`, so that the same input again has the same keys and is resumed.
+    The name of the file is always `stdin.FORMAT`, so that the same input again has the same keys and is resumed. Raises
+    DataError where it is empty, and for `jsonl` where no row is JSON lines.
     """
     if dataset != STREAM:
         return dataset
@@ -34,7 +40,25 @@ def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
     path = Path(folder) / f"stdin.{stdin_format}"
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
+    if not path.stat().st_size:
+        raise DataError("standard input is empty; pipe the rows into the command, or name a file after --dataset")
+    if stdin_format == "jsonl":
+        with path.open("rb") as file:
+            check_json_lines(file.read(BEGINNING).decode("utf-8-sig", "replace").strip())
     return str(path)
+
+
+def check_json_lines(text: str) -> None:
+    """Raise DataError for the beginning of another format, with the option to write; UTF-16 is for the reader."""
+    is_array = re.match(r"\[\s*\{", text)
+    if not text or "\0" in text or (re.search(r"^\s*\{", text, re.MULTILINE) and not is_array):
+        return
+    line = text.splitlines()[0]
+    wanted = "json" if is_array else "tsv" if "\t" in line else "csv" if re.search(r"[,;|]", line) else "FORMAT"
+    known = " (csv, tsv, json or txt)" if wanted == "FORMAT" else ""
+    raise DataError(
+        f"standard input is not JSON lines, its first line is {shortened(line)!r}; write --stdin-format {wanted}{known}"
+    )
 
 
 @contextmanager

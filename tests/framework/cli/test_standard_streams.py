@@ -42,8 +42,8 @@ def piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """piped(words, text): exit status, standard output and standard error of a command that reads `text`."""
     monkeypatch.chdir(tmp_path)
 
-    def call(words: str, text: str) -> tuple[int, str, str]:
-        (tmp_path / "input").write_text(text, encoding="utf8")
+    def call(words: str, text: str, *, encoding: str = "utf8") -> tuple[int, str, str]:
+        (tmp_path / "input").write_text(text, encoding=encoding)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["partita", *words.split()])
             patch.setattr(sys, "stdin", Stdin(tmp_path / "input"))
@@ -90,9 +90,46 @@ def test_another_format_of_standard_input_is_named(colours: Any, piped: Piped) -
     text = pd.DataFrame(colours.rows(3)).to_csv(index=False)
     code, out, _ = piped("predict zero.yaml --dataset - --stdin-format csv --output - -q", text)
     assert (code, len(out.splitlines())) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "wanted"),
+    [
+        ("text,colour\na,red\n", "text,colour", "csv"),
+        ("\ufefftext\tcolour\na, b\tred\n", "text\\tcolour", "tsv"),
+        ('[\n  {"text": "a"}\n]\n', "[", "json"),
+        ('[{"text": "a"}]', '[{"text": "a"}]', "json"),
+        ("x" * 100, f"{'x' * 57}...", "FORMAT (csv, tsv, json or txt)"),
+    ],
+)
+def test_another_format_than_json_lines_is_refused_with_the_option_to_write(
+    text: str, line: str, wanted: str, piped: Piped
+) -> None:
     code, out, err = piped("predict zero.yaml --dataset - --output - -q", text)
     assert (code, out) == (2, "")
-    assert err.startswith("error: stdin.jsonl has no good row")
+    assert err == (
+        f"error: standard input is not JSON lines, its first line is '{line}'; write --stdin-format {wanted}\n"
+    )
+
+
+def test_a_broken_line_before_json_lines_is_one_bad_row(colours: Any, piped: Piped) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in colours.rows(2))
+    code, out, _ = piped("predict zero.yaml --dataset - --output - -q", f"half a line\n\n {text}")
+    assert (code, [json.loads(line)["status"] for line in out.splitlines()]) == (0, ["error", "ok", "ok"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "standard input is empty; pipe the rows into the command, or name a file after --dataset"),
+        ("\n", "stdin.jsonl has no rows"),
+        ('\ufeff{"text": "a"}\n', "stdin.jsonl is UTF-16; save it as UTF-8"),
+    ],
+)
+def test_standard_input_without_rows_is_refused(text: str, message: str, piped: Piped) -> None:
+    encoding = "utf-16-le" if text.startswith("\ufeff") else "utf8"
+    words = "predict zero.yaml --dataset - --output - -q"
+    assert piped(words, text, encoding=encoding) == (2, "", f"error: {message}\n")
 
 
 def test_evaluate_reads_standard_input(colours: Any, piped: Piped) -> None:
