@@ -14,7 +14,8 @@ SECOND_COLON = re.compile(r"\s*(?:- +)*(?P<key>[^\s:#'\"{\[][^:#]*): +(?P<value>
 CLOSED = r"(?:\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|'[^']*')"
 AFTER_CLOSING = re.compile(rf"\s*(?:- +)?(?P<key>[\w-]+): +(?P<value>{CLOSED}[^,#\s].*|{CLOSED} +[^#\s].*)")
 """A value that goes on after its closing brace or quote."""
-KEY_VALUE = re.compile(r"(?P<indent>\s*)(?P<dash>- +)?[\w-]+: +\S")
+PLAIN_TEXT = re.compile(r"(?:\$\{[^{}]*\}|[^\s,\[\]{}'\"])+")
+"""Text without quotes inside braces or brackets, with the variables in it."""
 
 
 def syntax_words(error: yaml.YAMLError, text: str, *, file: str | None) -> Problem:
@@ -59,6 +60,9 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
     if "quoted scalar" in problem or "end of stream" in problem:
         return *start, "a quote opens here and is never closed; close it"
     if "expected ',' or" in problem:
+        if variable := unquoted_variable(current, column):
+            message = f'the braces of a variable need quotes inside {{}} and []; write "{variable[0]}"'
+            return line, variable.start(), message
         mark = lines[start[0]][start[1] : start[1] + 1]
         return *start, f"{mark} opens here and is not closed, or a comma is missing; close it or add the comma"
     if "cannot start" in problem:
@@ -78,6 +82,13 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
 
 def indentation(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def unquoted_variable(line: str, column: int) -> re.Match[str] | None:
+    """The text with a variable whose brace stands at `column`; None for another brace."""
+    if not line.startswith("${", column - 1):
+        return None
+    return next((found for found in PLAIN_TEXT.finditer(line) if found.start() < column < found.end()), None)
 
 
 def missing_space(lines: list[str], line: int, start: int) -> tuple[int, int, str] | None:

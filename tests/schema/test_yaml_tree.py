@@ -80,6 +80,14 @@ def test_anchors_and_merges_work() -> None:
         ("t: {{x}}\n", "1:5: t: a key is a mapping in braces; put quotes around text with braces or brackets"),
         ("t: @x\n", "1:4: text cannot start with @; put quotes around it"),
         ("a: 'x\nb: 1\n", "1:4: a quote opens here and is never closed; close it"),
+        (
+            "a: {type: x, path: ${VAR}}\n",
+            '1:20: the braces of a variable need quotes inside {} and []; write "${VAR}"',
+        ),
+        (
+            "a:\n  [b, /data/${A}/${B:-no c}.csv]\n",
+            '2:7: the braces of a variable need quotes inside {} and []; write "/data/${A}/${B:-no c}.csv"',
+        ),
         ("a: [1, 2\nb: 3\n", "1:4: [ opens here and is not closed, or a comma is missing; close it or add the comma"),
         (
             "a: 1\n  b: 2\n",
