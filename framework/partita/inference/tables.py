@@ -2,7 +2,6 @@
 
 import csv
 import datetime
-import errno
 import io
 import json
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from partita.inference.record import json_line
-from partita.runs.files import new_file, open_beside, why_not_written
+from partita.runs.files import new_file, open_beside, output_file, why_not_written
 from partita_schema.errors import DataError, WriteError
 
 if TYPE_CHECKING:
@@ -45,10 +44,9 @@ def check_output(path: Path, *, safe_csv: bool = False) -> None:
     if safe_csv and path.suffix.lower() != ".csv":
         raise DataError(f"safe_csv is for .csv files, and {path} is another one; leave it out")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        tried, descriptor = open_beside(path)
+        file = output_file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tried, descriptor = open_beside(file)
         os.close(descriptor)
         tried.unlink()
     except OSError as error:
@@ -58,13 +56,14 @@ def check_output(path: Path, *, safe_csv: bool = False) -> None:
 def write_table(path: Path, rows: Iterable[Row], *, columns: Mapping[str, ColumnType], safe_csv: bool = False) -> None:
     """Write rows under `path`, in the format of its ending, one at a time; the file is complete or as it was before.
 
-    With `safe_csv`, text that a spreadsheet would run as a formula is marked as text. Raises DataError for another
-    ending, and WriteError where it cannot be written.
+    Where `path` is a symbolic link, the file that it names is written. With `safe_csv`, text that a spreadsheet would
+    run as a formula is marked as text. Raises DataError for another ending, and WriteError where it cannot be written.
     """
     check_ending(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as file:
+        target = output_file(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(target) as file:
             if safe_csv:
                 _write_csv(file, rows, columns, safe=True)
             else:

@@ -31,6 +31,8 @@ WRITE_ERRORS = (
 """What the system says when a folder takes no more, or not from this user, or is none."""
 
 
+MAX_LINKS = 40
+"""Symbolic links that lead from one to the next, as many as Linux follows."""
 WRITE_ADVICE = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room within the quota",
@@ -38,7 +40,7 @@ WRITE_ADVICE = {
     errno.EROFS: "write to another place",
     errno.EACCES: "change the permissions there, or write to another place",
     errno.EPERM: "change the permissions there, or write to another place",
-    errno.ENOENT: "make its folder first, or write to another place",
+    errno.ENOENT: "its folder is gone or takes no new files; write to another place",
     errno.ENOTDIR: "a file stands where a folder is needed; write to another place",
     errno.EEXIST: "a file stands where a folder is needed; write to another place",
     errno.EISDIR: "name a file in that directory",
@@ -70,6 +72,28 @@ def open_private(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def output_file(path: Path) -> Path:
+    """Return the file that an output path of the user names: symbolic links are followed, as a shell's `>` does.
+
+    A link that another user has put into a folder that everybody may write is refused, by the rule of Linux's
+    fs.protected_symlinks. Raises OSError for such a link, and for anything that is not a regular file.
+    """
+    for _ in range(MAX_LINKS):
+        if not path.is_symlink():
+            break
+        folder = path.parent.stat()
+        if folder.st_mode & stat.S_IWOTH and path.lstat().st_uid not in (os.geteuid(), folder.st_uid):
+            raise OSError(errno.ELOOP, "A symbolic link of another user in a folder that everybody may write")
+        path = path.parent / path.readlink()
+    else:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    if path.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "Not a regular file")
+    return path
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from partita.inference.tables import check_output, column_types, plain, write_table
 from partita.runs.files import new_file, why_not_written
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, WriteError
 
 ROWS: list[dict[str, Any]] = [
     {"a": 1, "b": 'x, "y"\nz', "c": {"k": [1, None]}, "d": None, "e": True, "f": 1},
@@ -135,7 +135,7 @@ def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
         (errno.ENOSPC, "No space left on device; make room"),
         (errno.EROFS, "Read-only file system; write to another place"),
         (errno.EACCES, "Permission denied; change the permissions there, or write to another place"),
-        (errno.ENOENT, "No such file or directory; make its folder first, or write to another place"),
+        (errno.ENOENT, "No such file or directory; its folder is gone or takes no new files; write to another place"),
         (errno.EISDIR, "Is a directory; name a file in that directory"),
         (errno.EIO, "Input/output error; write to another place"),
     ],
@@ -161,14 +161,66 @@ def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_link_in_the_place_of_the_output_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_stays_a_link_and_the_file_that_it_names_is_written(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "rows.dat").write_text("before", encoding="utf-8")
+    (tmp_path / "second").symlink_to("there/rows.dat")
+    for name, target in (("t.jsonl", "second"), ("new.jsonl", "there/new/rows.dat")):
+        (tmp_path / name).symlink_to(target)
+        check_output(tmp_path / name)
+        write_table(tmp_path / name, [{"a": 1}], columns={"a": "json"})
+        assert (tmp_path / name).readlink() == Path(target)
+        assert (tmp_path / name).read_text(encoding="utf-8") == '{"a": 1}\n'
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "second", "t.jsonl", "new.jsonl"}
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"rows.dat", "new"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of other users")
+def test_a_link_of_another_user_in_a_folder_of_everybody_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("untouched", encoding="utf-8")
-    for name in ("t.jsonl", "t.jsonl.partial"):
-        (tmp_path / name).symlink_to(tmp_path / "secret")
+    (tmp_path / "t.jsonl").symlink_to("secret")
+    os.chown(tmp_path / "t.jsonl", 12345, 12345, follow_symlinks=False)
+    tmp_path.chmod(0o1777)
+    told = (
+        f"{tmp_path / 't.jsonl'} cannot be written: A symbolic link of another user in a folder that everybody may "
+        "write; symbolic links are not followed there; remove the link, or name its target"
+    )
+    with pytest.raises(DataError) as caught:
+        check_output(tmp_path / "t.jsonl")
+    assert str(caught.value) == told
+    with pytest.raises(WriteError) as failed:
+        write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})
+    assert str(failed.value).startswith(told)
+    assert (tmp_path / "secret").read_text(encoding="utf-8") == "untouched"
+    tmp_path.chmod(0o755)
+    write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})
+    assert (tmp_path / "secret").read_text(encoding="utf-8") == '{"a": 1}\n'
+
+
+def test_files_beside_an_output_are_not_opened_through_links(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("untouched", encoding="utf-8")
+    for name in ("t.jsonl.partial", ".t.jsonl.partial", ".t.jsonl.0123456789abcdef.partial"):
+        (tmp_path / name).symlink_to("secret")
     write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})
     assert (tmp_path / "secret").read_text(encoding="utf-8") == "untouched"
-    assert not (tmp_path / "t.jsonl").is_symlink()
-    assert (tmp_path / "t.jsonl").read_text(encoding="utf-8") == '{"a": 1}\n'
+
+
+def test_links_that_lead_to_each_other_or_to_a_device_are_refused(tmp_path: Path) -> None:
+    for name, target in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl"), ("null.jsonl", "/dev/null")):
+        (tmp_path / name).symlink_to(target)
+    for name, reason in (
+        (
+            "a.jsonl",
+            (
+                "Too many levels of symbolic links; symbolic links are not followed there; remove the link, or name "
+                "its target"
+            ),
+        ),
+        ("null.jsonl", "Not a regular file; write to another place"),
+    ):
+        with pytest.raises(DataError) as caught:
+            check_output(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name} cannot be written: {reason}"
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_still_written_stays(tmp_path: Path) -> None:
