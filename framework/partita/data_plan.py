@@ -16,6 +16,7 @@ from partita.data.streams.lane import LanePlan
 from partita.data.streams.loader import count_lanes
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import DataError
 from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
 from partita_trainers.batch_size.trial import BatchSize
@@ -103,7 +104,7 @@ def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
         return shape.with_tokens(BatchSize(rows=written, origin="file", device="none")), ""
     taken = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
     size = shape.with_tokens(BatchSize(rows=taken, origin="default", device="none"))
-    told = f"{size.max_tokens:,} tokens" if size.max_tokens is not None else f"{taken:,} rows"
+    told = counted(size.max_tokens, "token") if size.max_tokens is not None else counted(taken, "row")
     return size, f"batch_size is auto and found when the run begins (partita tune); taken as {told} here"
 
 

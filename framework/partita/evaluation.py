@@ -24,6 +24,7 @@ from partita.inference.halving import BatchLimit, in_parts
 from partita.inference.metrics import Scorer, Scores
 from partita.inference.predict import ShowProgress, answer_rows
 from partita.inference.predictions import answer_of
+from partita_schema.counted import counted
 from partita_schema.data import Data
 from partita_schema.errors import OutOfMemory
 from partita_schema.rows import row_schema
@@ -140,7 +141,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
         return int(batch.lengths_B[places.start : places.stop].max())
 
     def describe(places: range) -> str:
-        return f"{len(places):,} rows of {longest(places):,} tokens"
+        return f"{counted(len(places), 'row')} of {counted(longest(places), 'token')}"
 
     total = 0.0
     for part in in_parts(batch.rows, work, limit=limit, tokens=longest, describe=describe):

@@ -27,6 +27,7 @@ from partita.runs.files import writing
 from partita.tuning.run import asked_prompts, most_learned
 from partita_schema.backend import RayBackend
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import PartitaError
 from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch
@@ -141,7 +142,7 @@ def assemble_on_ray(
 
     assembly = assemble_fleet(config, start, folder=folder, labels=labels, training=training, saved=saved)
     workers = crew.workers
-    logger.info("%s with the model on Ray", "1 worker" if workers == 1 else f"{workers:,} workers")
+    logger.info("%s with the model on Ray", counted(workers, "worker"))
     return assembly
 
 

@@ -28,6 +28,7 @@ from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import Sizing
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
 from partita_schema.rounds import TrainOn
 from partita_schema.sealed import DamagedError, sealed, unsealed, unsealed_line
@@ -332,4 +333,4 @@ def told_of(dialogues: dict[str, Any]) -> str:
     """What dialogues came to, in a line."""
     success = dialogues.get("success")
     share = "" if success is None else f", {success:.3f} of them succeed"
-    return f"{dialogues['dialogues.n']:,} dialogues{share}"
+    return f"{counted(dialogues['dialogues.n'], 'dialogue')}{share}"

@@ -19,6 +19,7 @@ from partita.runs.directory import RunDirectory
 from partita.tuning.run import run_sizes
 from partita.tuning.sizes import BatchSizes, Sizing
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.metrics import direction_of
 from partita_schema.trainer import FinetuneTrainer
@@ -245,10 +246,11 @@ def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
     ledger.warn_of_unknown_tokens()
     for split, counts in ledger.splits.items():
         if counts.left_out:
-            told = (split, counts.left_out, counts.rows, counts.reasons.most_common(1)[0][0])
-            logger.warning("%s: %d of %d rows left out (%s); see %s", *told, directory.folder / "quarantine.jsonl")
+            told = (split, counts.left_out, counted(counts.rows, "row"), counts.reasons.most_common(1)[0][0])
+            logger.warning("%s: %d of %s left out (%s); see %s", *told, directory.folder / "quarantine.jsonl")
         if counts.cut:
-            logger.warning("%s: %d rows cut to the length limit, %d tokens lost", split, counts.cut, counts.cut_tokens)
+            cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
+            logger.warning("%s: %s cut to the length limit, %s lost", split, cut, lost)
 
 
 def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from partita_schema.counted import counted
+
 
 class PartitaError(Exception):
     """Base of every error that partita raises on purpose.
@@ -76,7 +78,7 @@ class ConfigError(PartitaError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         lines = [str(problem) for problem in problems[:MAX_SHOWN]]
         if len(problems) > MAX_SHOWN:
-            lines.append(f"... and {len(problems) - MAX_SHOWN:,} more mistakes")
+            lines.append(f"... and {counted(len(problems) - MAX_SHOWN, 'more mistake')}")
         super().__init__("\n".join(lines))
         self.problems = tuple(problems)
 

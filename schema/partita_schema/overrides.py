@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.tree import Node, Path, Place, dotted
 from partita_schema.variables import expand_variables
@@ -62,7 +63,7 @@ def step(node: Node, part: str | int, place: Place) -> Node | str:
         if not isinstance(node.value, list):
             return "is no list; write a key instead of a number"
         if part >= len(node.value):
-            return f"the list has {len(node.value)} items, counted from 0; write a smaller number"
+            return f"the list has {counted(len(node.value), 'item')}, counted from 0; write a smaller number"
         item: Node = node.value[part]
         return item
     if node.value is None:

@@ -1,6 +1,7 @@
 """One line about a configuration."""
 
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.model import EmbeddingBagModel, ScratchModel
 
 
@@ -19,7 +20,3 @@ def model_name(config: Config) -> str:
     if isinstance(model, ScratchModel):
         return f"scratch {model.architecture}"
     return "an embedding bag" if isinstance(model, EmbeddingBagModel) else model
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

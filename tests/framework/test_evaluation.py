@@ -149,5 +149,5 @@ def test_an_evaluation_of_unusable_rows_alone_is_refused_with_the_reasons(colour
     with pytest.raises(DataError) as caught:
         model.evaluate([{"text": "x", "colour": None, "number": 1}])
     assert str(caught.value) == (
-        "none of the 1 test rows can be used:\n  1 x column colour is missing or empty (such as dataset:1)"
+        "no test row can be used, of 1:\n  1 x column colour is missing or empty (such as dataset:1)"
     )

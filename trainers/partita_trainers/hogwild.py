@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, cast
 
+from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.trainer import HogwildTrainer
 from partita_trainers.bags import BagModel, Bags, joined
@@ -103,7 +104,9 @@ class Training:
             )
         if self.step == total:
             return
-        logger.info("%d workers, %d updates an epoch", self.config.workers, shared.steps_per_epoch)
+        logger.info(
+            "%s, %s an epoch", counted(self.config.workers, "worker"), counted(shared.steps_per_epoch, "update")
+        )
         self.counts.step.value = self.step
         with (
             interruption("stopping after this batch") as asked,

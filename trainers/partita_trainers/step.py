@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from partita_schema.counted import counted
 from partita_schema.errors import DivergenceError, OtherRankError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, Batches, Step
 from partita_trainers.batch_size.memory import attempt
@@ -145,7 +146,7 @@ class Cutting:
         rows, tokens = failed.input_ids_BT.shape
         if failed.rows == 1:
             raise TrainingError(
-                f"step {number}: out of memory with 1 row of {tokens:,} tokens; lower "
+                f"step {number}: out of memory with 1 row of {counted(tokens, 'token')}; lower "
                 "preprocessing.global_max_sequence_length, write trainer.gradient_checkpointing: true or "
                 "quantization: {bits: 4}, or take a smaller base_model"
             ) from failure
@@ -153,11 +154,11 @@ class Cutting:
         now = -(-rows // 2)
         self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
         if failed.position_ids_BT is None:
-            told = (number, rows, tokens, now)
-            logger.warning("step %d: out of memory with %d rows of %d tokens; going on with %d at a time", *told)
+            message = "step %d: out of memory with %s of %d tokens; going on with %d at a time"
+            logger.warning(message, number, counted(rows, "row"), tokens, now)
         else:
-            told = (number, failed.rows, rows, tokens)
-            logger.warning("step %d: out of memory with %d packed rows (%d x %d tokens); going on with half", *told)
+            message = "step %d: out of memory with %s (%d x %d tokens); going on with half"
+            logger.warning(message, number, counted(failed.rows, "packed row"), rows, tokens)
         logger.debug("the device said: %s", failure)
 
     def state(self) -> dict[str, Any]:
@@ -323,10 +324,12 @@ def collect_together(step: Step, *, number: int, learner: Learner, seed: int, sh
         _, failure = attempt(work)
     if failure is not None:
         rows, tokens = parts[min(len(sums), len(parts) - 1)].input_ids_BT.shape if parts else (1, 2)
+        shown = counted(rows, "row")
         raise OutOfStepError(
-            f"step {number}: out of memory on rank {learner.team.rank} with {rows} rows of {tokens:,} tokens, and "
-            "processes that share the weights cannot take a step again in smaller parts: lower trainer.batch_size, "
-            "write trainer.gradient_checkpointing: true, or take more processes, and start the same command again"
+            f"step {number}: out of memory on rank {learner.team.rank} with {shown} of {tokens:,} tokens, "
+            "and processes that share the weights cannot take a step again in smaller parts: lower "
+            "trainer.batch_size, write trainer.gradient_checkpointing: true, or take more processes, and start the "
+            "same command again"
         ) from failure
     losses = torch.stack(sums).tolist() if sums else []
     check_losses(losses, parts, number=number)

@@ -7,6 +7,7 @@ import typer
 
 from partita.cli.options import Overrides
 from partita.cli.standard_streams import StdinFormat, dataset_path
+from partita_schema.counted import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,10 +115,8 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     first = "the first " if preview.streamed else ""
     console.print(f"{first}{preview.num_rows:,} {what}, {told}{learned}")
     if preview.left_out:
-        console.print(
-            f"{preview.left_out:,} of {len(preview.lengths) + preview.left_out:,} measured rows cannot be used",
-            style=REFUSED,
-        )
+        measured = counted(len(preview.lengths) + preview.left_out, "measured row")
+        console.print(f"{preview.left_out:,} of {measured} cannot be used", style=REFUSED)
     print_lengths(preview.lengths, limit=preview.limit, console=console)
 
 
@@ -125,7 +124,7 @@ def about(row: "PreviewRow") -> str:
     if row.reasons:
         return "left out"
     cut = f", {row.cut_tokens:,} cut" if row.cut_tokens else ""
-    return f"{row.tokens:,} tokens, {row.learned_tokens:,} learned{cut}"
+    return f"{counted(row.tokens, 'token')}, {row.learned_tokens:,} learned{cut}"
 
 
 def marked(row: "PreviewRow", *, colours: bool) -> "Text":
@@ -152,7 +151,7 @@ def print_lengths(lengths: "np.ndarray", *, limit: int | None, console: "Console
     if not bins:
         return
     at_most = f", at most {limit:,} fit" if limit is not None else ""
-    console.print(f"tokens of {len(lengths):,} rows{at_most}:")
+    console.print(f"tokens of {counted(len(lengths), 'row')}{at_most}:")
     most = max(number for _, _, number in bins)
     width = len(f"{bins[-1][1]:,}")
     for low, high, number in bins:

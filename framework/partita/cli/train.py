@@ -8,6 +8,7 @@ import typer
 
 from partita.cli.options import AsJson, File, Overrides, Quiet, print_metrics, print_wrapped, start_model
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
+from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem
 
 
@@ -46,4 +47,4 @@ def train(
     print_metrics(result.metrics, as_json=False, title="metrics")
     continued = "" if result.resumed_from is None else f", continued from step {result.resumed_from}"
     early = ", stopped early" if result.stopped_early else ""
-    print_wrapped(f"{result.steps:,} steps{early}{continued}; the run is in {result.run}")
+    print_wrapped(f"{counted(result.steps, 'step')}{early}{continued}; the run is in {result.run}")

@@ -9,6 +9,7 @@ from partita.data.collate import Collate, collate
 from partita.data.encoded import EncodedRows
 from partita.data.parts import load_part, source_digest
 from partita.data.planning.plan import PlannedBatch
+from partita_schema.counted import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
 
@@ -46,16 +47,17 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
         raise DataError(f"data.collate: {target} gave a {type(batch).__name__}; give a partita_trainers.base.Batch")
     if batch.keys != wanted:
         raise DataError(
-            f"data.collate: {target} gave {batch.rows} rows for {len(wanted)}, or others; give the same keys"
+            f"data.collate: {target} gave {counted(batch.rows, 'row')} for {len(wanted)}, or others; give the same keys"
         )
     shapes = tuple(batch.input_ids_BT.shape), tuple(batch.labels_BT.shape)
     if shapes[0] != shapes[1]:
         raise DataError(f"data.collate: {target} gave ids of shape {shapes[0]} and labels of shape {shapes[1]}")
     rows_B = np.bincount(lines)
     if len(shapes[0]) != 2 or shapes[0][0] != len(rows_B):
+        found = counted(len(rows_B), "line")
         raise DataError(
-            f"data.collate: {target} gave ids of shape {shapes[0]} for {len(rows_B)} lines; put each row into the line "
-            "that planned.lines says"
+            f"data.collate: {target} gave ids of shape {shapes[0]} for {found}; put each row into the line that "
+            "planned.lines says"
         )
     lengths = batch.lengths_B.tolist()
     if len(lengths) != len(rows_B) or any(not 0 <= length <= shapes[0][1] for length in lengths):
@@ -71,9 +73,10 @@ def check_positions(batch: Batch, *, rows_B: np.ndarray, target: str) -> None:
     positions_BT = batch.position_ids_BT
     if positions_BT is None:
         if len(rows_B) < batch.rows:
+            found = counted(len(rows_B), "line")
             raise DataError(
-                f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {len(rows_B)} lines; give "
-                "the place of each token in its row, 0 at the first"
+                f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {found}; give the place of "
+                "each token in its row, 0 at the first"
             )
         return
     if positions_BT.shape != batch.input_ids_BT.shape:

@@ -8,6 +8,7 @@ import numpy as np
 from partita.data.planning.choice import expected_padding
 from partita.data.planning.policies import Policy
 from partita_schema.batching import Batching
+from partita_schema.counted import counted
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,17 @@ class DataPlan:
 
     def lines(self) -> list[str]:
         """The plan in words: what there is, and what is made of it."""
-        steps = [f"{self.steps_per_epoch:,} steps an epoch"] if self.steps_per_epoch is not None else []
-        steps += [f"{self.steps:,} in all" if steps else f"{self.steps:,} steps"] if self.steps is not None else []
-        batches = "1 batch" if self.batches_per_step == 1 else f"{self.batches_per_step:,} batches"
+        steps = [f"{counted(self.steps_per_epoch, 'step')} an epoch"] if self.steps_per_epoch is not None else []
+        steps += [f"{self.steps:,} in all" if steps else counted(self.steps, "step")] if self.steps is not None else []
+        batches = counted(self.batches_per_step, "batch", "batches")
         cut = f"{self.batching}, {batches} a step, {100 * self.padding:.1f} % padding expected"
         told = [f"{self._rows()}; {', '.join(steps)}" if steps else self._rows(), cut]
         return [*told, self.reason] if self.reason else told
 
     def _rows(self) -> str:
         if self.rows is not None:
-            return f"{self.rows:,} training rows, {self.tokens or 0:,} tokens, longest {self.longest:,}"
+            rows, tokens = counted(self.rows, "training row"), counted(self.tokens or 0, "token")
+            return f"{rows}, {tokens}, longest {self.longest:,}"
         return (
             f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.lanes or 1, 'lane')}; its first "
             f"{counted(self.measured_rows, 'row')}: {self.mean_tokens:,.0f} tokens on average, longest {self.longest:,}"
@@ -129,18 +131,15 @@ def plan_of_stream(
 def batching_text(batching: Batching, policy: Policy) -> str:
     """Batching in words: `bucket of 16 rows in windows of 2,048`."""
     size = getattr(policy, "batch_size", None)
-    tokens = f"{policy.most_tokens:,} tokens" if policy.most_tokens is not None else ""
+    window = counted(policy.window, "row")
+    tokens = counted(policy.most_tokens, "token") if policy.most_tokens is not None else ""
     if batching.type == "pack":
         lines = counted(getattr(policy, "lines", 1), "line")
-        return f"pack: {lines} of {tokens} a batch, windows of {policy.window:,} rows"
+        return f"pack: {lines} of {tokens} a batch, windows of {window}"
     if batching.type == "token_budget":
-        most = f" and {batching.max_rows:,} rows" if batching.max_rows is not None else ""
-        return f"token_budget: up to {tokens}{most} a batch, windows of {policy.window:,} rows"
+        most = f" and {counted(batching.max_rows, 'row')}" if batching.max_rows is not None else ""
+        return f"token_budget: up to {tokens}{most} a batch, windows of {window}"
     if batching.type == "bucket":
-        return f"bucket: {counted(size or 1, 'row')} a batch, windows of {policy.window:,} rows"
+        return f"bucket: {counted(size or 1, 'row')} a batch, windows of {window}"
     shuffled = "shuffled" if policy.shuffle_rows else "in their order"
     return f"fixed: {counted(size or 1, 'row')} a batch, {shuffled}"
-
-
-def counted(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"

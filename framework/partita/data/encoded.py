@@ -65,7 +65,7 @@ class EncodedRows:
         ledger.save()
         if not flat:
             met = len(rows) + len(rows.bad)
-            raise DataError(f"none of the {met:,} {split} rows can be used:\n{ledger.main_reasons()}")
+            raise DataError(f"no {split} row can be used, of {met:,}:\n{ledger.main_reasons()}")
         parts = {"files": rows.fingerprint} | encoder.parts()
         return flat.finish(keys=rows.keys, parts=parts)
 
@@ -210,4 +210,4 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
             shaped = shaper.shape(row) if supervised else shaper.shape_prompt(row)
             yield from (segment.text for segment in shaped.segments)
     if not good:
-        raise DataError(f"none of the {len(made):,} rows for the tokenizer of the new model can be used{reason}")
+        raise DataError(f"no row for the tokenizer of the new model can be used, of {len(made):,}{reason}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
+from partita_schema.counted import counted
 from partita_schema.errors import DataError
 from partita_schema.sealed import parse_json
 
@@ -190,11 +191,11 @@ class Ledger:
         accepted = limit * total if isinstance(limit, float) else limit
         if left_out <= accepted:
             return
-        shown = f"{limit:g} of all rows" if isinstance(limit, float) else f"{limit:,} rows"
+        shown = f"{limit:g} of all rows" if isinstance(limit, float) else counted(limit, "row")
         place = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""
         self.save()
         raise DataError(
-            f"{left_out:,} of {total:,} rows cannot be used, and data.max_bad_rows accepts {shown}{place}:\n"
+            f"{left_out:,} of {counted(total, 'row')} cannot be used, and data.max_bad_rows accepts {shown}{place}:\n"
             + self.main_reasons()
         )
 

@@ -116,7 +116,7 @@ class TokenCache:
         ledger.save()
         if not len(encoded):
             met = len(rows) + len(rows.bad)
-            raise DataError(f"none of the {met:,} {split} rows can be used:\n{ledger.main_reasons()}")
+            raise DataError(f"no {split} row can be used, of {met:,}:\n{ledger.main_reasons()}")
         return encoded
 
     def record(self) -> dict[str, dict[str, Any]]:

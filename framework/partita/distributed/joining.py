@@ -7,6 +7,7 @@ from functools import cache
 from partita.distributed.place import Place, own_place
 from partita_schema.backend import RayBackend, TorchrunBackend
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_trainers.team import ALONE, Team
 
@@ -51,11 +52,11 @@ def join(timeout_seconds: float, *, on_cpu: bool) -> Team:
     threads = own_threads(place, cores=available_cores(), environment=dict(os.environ))
     torch.set_num_threads(threads)
     logger.info(
-        "%d processes, %d of them on %s with %s each",
-        place.ranks,
+        "%s, %d of them on %s with %s each",
+        counted(place.ranks, "process", "processes"),
         place.local_ranks,
         place.node,
-        "1 thread" if threads == 1 else f"{threads} threads",
+        counted(threads, "thread"),
     )
     return Group(place, device=device, timeout_seconds=timeout_seconds)
 

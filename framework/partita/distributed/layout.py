@@ -6,6 +6,7 @@ from typing import Any
 from partita_schema.backend import RayBackend, TorchrunBackend
 from partita_schema.batching import PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.trainer import FinetuneTrainer
 
 
@@ -40,14 +41,14 @@ class Layout:
         found = [self.processes_line]
         if self.step_rows is not None and self.ranks is not None and self.step_rows % self.ranks:
             found.append(
-                f"a step: {self.step_rows} rows, which {self.ranks} processes cannot share evenly; write another "
-                "trainer.effective_batch_size"
+                f"a step: {counted(self.step_rows, 'row')}, which {self.ranks} processes cannot share evenly; write "
+                "another trainer.effective_batch_size"
             )
         elif self.step_rows is not None:
-            parts = [f"{self.ranks} processes" if self.ranks is not None else "the processes"]
+            parts = [counted(self.ranks, "process", "processes") if self.ranks is not None else "the processes"]
             parts += [counted(self.accumulation, "batch", "batches")] if self.accumulation is not None else []
-            parts += [counted(self.batch_size, "row", "rows")] if self.batch_size is not None else []
-            found.append(f"a step: {self.step_rows} rows = {' x '.join(parts)}" + self.open_size)
+            parts += [counted(self.batch_size, "row")] if self.batch_size is not None else []
+            found.append(f"a step: {counted(self.step_rows, 'row')} = {' x '.join(parts)}" + self.open_size)
         elif self.accumulation is not None:
             found.append(f"a step: {counted(self.accumulation, 'batch', 'batches')} for each process")
         if self.sharded:
@@ -61,9 +62,9 @@ class Layout:
         if self.nodes is None:
             if self.processes is None:
                 return "one worker for each GPU of the Ray cluster, else one"
-            return f"{counted(self.processes, 'worker', 'workers')}, on machines that Ray finds"
+            return f"{counted(self.processes, 'worker')}, on machines that Ray finds"
         each = "one process for each GPU" if self.processes is None else counted(self.processes, "process", "processes")
-        machines = counted(self.nodes, "machine", "machines")
+        machines = counted(self.nodes, "machine")
         whole = f", {self.ranks} in all" if self.ranks is not None and self.nodes > 1 else ""
         return f"{machines}, {each} on each{whole}"
 
@@ -108,8 +109,3 @@ def step_of(
     if trainer.effective_batch_size is None:
         rows = max(rows, size * ranks)
     return rows, size, rows // (size * ranks) if rows % (size * ranks) == 0 else None
-
-
-def counted(number: int, one: str, several: str) -> str:
-    """A number with its noun."""
-    return f"{number} {one if number == 1 else several}"

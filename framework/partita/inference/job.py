@@ -72,7 +72,9 @@ class Tally:
     @property
     def shown(self) -> dict[str, float | str]:
         """What a progress display shows beside the rows."""
-        shown: dict[str, float | str] = {"tokens_per_second": self.tokens_per_second}
+        shown: dict[str, float | str] = {}
+        if self.generated_tokens:
+            shown["tokens_per_second"] = self.tokens_per_second
         if self.slot_steps:
             shown["slots"] = f"{self.row_steps / self.slot_steps:.0%} of {self.batch_size:,}"
         if self.padded_tokens:

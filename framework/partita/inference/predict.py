@@ -27,6 +27,7 @@ from partita.inference.record import fingerprint_of
 from partita.inference.stopping import finish_what_was_begun, terminate_as_interrupt
 from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
 from partita_trainers.team import ALONE, Team
 
@@ -139,8 +140,11 @@ def _tell_unanswered(stats: PredictionStats) -> None:
     """Say how many rows have no answer, and where their reasons stand."""
     if stats.errors or stats.skipped:
         logger.warning(
-            "%s of %s rows have no answer (%s errors, %s skipped); their reasons stand in the column error",
-            *(f"{count:,}" for count in (stats.errors + stats.skipped, stats.rows, stats.errors, stats.skipped)),
+            "without an answer: %s of %s (%s, %s skipped); the column error holds the reasons",
+            f"{stats.errors + stats.skipped:,}",
+            counted(stats.rows, "row"),
+            counted(stats.errors, "error"),
+            f"{stats.skipped:,}",
         )
 
 

@@ -17,6 +17,7 @@ from partita.inference.prompts import PromptRows
 from partita.inference.record import Record
 from partita.inference.tables import CHUNK_ROWS, ColumnType, arrow_tables, column_types, write_table
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.features import CategoryOutput
 
 if TYPE_CHECKING:
@@ -99,27 +100,33 @@ class PredictionStats:
     """Share of the slots that were in use, on average over the steps."""
 
     def __str__(self) -> str:
-        parts = [f"{self.rows:,} rows", f"{self.ok:,} answered"]
+        parts = [counted(self.rows, "row"), f"{self.ok:,} answered"]
         for count, name in (
             (self.unreadable, "unreadable"),
-            (self.errors, "errors"),
+            (self.errors, "error" if self.errors == 1 else "errors"),
             (self.skipped, "skipped"),
             (self.resumed, "done before"),
         ):
             parts += [f"{count:,} {name}"] if count else []
-        rate = f"{self.generated_tokens:,} tokens in {self.seconds:.1f} s ({self.tokens_per_second:,.0f} tokens/s)"
+        rate = f"{counted(self.generated_tokens, 'token')} in {self.seconds:.1f} s{rate_of(self.tokens_per_second)}"
         if not self.generated_tokens and self.seconds:
             read = self.prompt_tokens / self.seconds
-            rate = f"{self.prompt_tokens:,} prompt tokens in {self.seconds:.1f} s ({read:,.0f} tokens/s)"
+            rate = f"{counted(self.prompt_tokens, 'prompt token')} in {self.seconds:.1f} s{rate_of(read)}"
         parts += [rate] if self.batches else []
         if self.slots_in_use:
             spent = {"prompts": self.prefill_seconds, "answers": self.decode_seconds, "host": self.host_seconds}
             parts.append(", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items()))
-            parts.append(f"{self.slots_in_use:.0%} of {self.batch_size:,} slots in use")
+            parts.append(f"{self.slots_in_use:.0%} of {counted(self.batch_size, 'slot')} in use")
         if self.out_of_memory:
             times = "once" if self.out_of_memory == 1 else f"{self.out_of_memory:,} times"
-            parts.append(f"out of memory {times}, at most {self.batch_size:,} rows at a time at the end")
+            parts.append(f"out of memory {times}, at most {counted(self.batch_size, 'row')} at a time at the end")
         return ", ".join(parts)
+
+
+def rate_of(tokens_per_second: float) -> str:
+    """The rate in parentheses; empty for 0."""
+    shown = f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
+    return f" ({shown} tokens/s)" if tokens_per_second else ""
 
 
 class Predictions(Sequence[dict[str, Any]]):
@@ -193,7 +200,7 @@ class Predictions(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         written = f", written to {self.path}" if self.path is not None else ""
-        return f"<Predictions: {len(self):,} rows with {', '.join(self.columns)}{written}>"
+        return f"<Predictions: {counted(len(self), 'row')} with {', '.join(self.columns)}{written}>"
 
     def head(self, rows: int = 5) -> "pd.DataFrame":
         """Return the first rows as a frame."""

@@ -28,6 +28,7 @@ from partita.inference.halving import BatchLimit, Capacity, in_parts
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
 from partita.lm.base import PADDED, BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita_schema.counted import counted
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.interrupt import never
@@ -134,7 +135,7 @@ def requests_in_batches(
             return max(len(batch[place].input_ids) + batch[place].max_new_tokens for place in places)
 
         def describe(places: range, batch: list[GenerationRequest] = batch) -> str:
-            return f"{len(places):,} prompts of {len(batch[places[0]].input_ids):,} tokens"
+            return f"{counted(len(places), 'prompt')} of {counted(len(batch[places[0]].input_ids), 'token')}"
 
         for part in in_parts(len(batch), work, limit=capacity.limit, tokens=longest, describe=describe):
             if part.result is None:
@@ -201,7 +202,7 @@ class PlannedBatch:
 
     def describe(self, places: range) -> str:
         """A part in words."""
-        return f"{len(places):,} rows of {self.lengths[places[0]]:,} prompt tokens"
+        return f"{counted(len(places), 'row')} of {counted(self.lengths[places[0]], 'prompt token')}"
 
     def attempt_part(self, places: range) -> tuple[list[RowResult] | None, Exception | None]:
         """What became of a part's rows that are asked for, or the failure where it does not fit: for `in_parts`."""
@@ -243,7 +244,9 @@ class PlannedBatch:
         ]
         answers = self.lm.generate(requests, self.options, seed=self.seed)
         if len(answers) != len(requests):
-            raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} prompts")
+            raise RuntimeError(
+                f"the model gave {counted(len(answers), 'answer')} to {counted(len(requests), 'prompt')}"
+            )
         return answers
 
     def too_large(self, place: int) -> RowResult:

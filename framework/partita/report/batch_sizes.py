@@ -6,6 +6,7 @@ Needs no heavy library. Memory is in powers of 1000, as in the file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from partita_schema.counted import counted
 from partita_trainers.batch_size.trial import BatchSize, Probe
 
 PREFILL_TITLES = {"generation": "prefill s", "evaluation": "forward s", "training": "step s"}
@@ -27,7 +28,7 @@ class ProbeTable:
 def heading(purpose: str, size: BatchSize) -> str:
     """One sentence: the size, where it comes from, and what it was measured for."""
     facts = [f"{name} {rows:,}" for name, rows in (("fits", size.fits), ("best", size.best)) if rows is not None]
-    found = f"{purpose}: {count(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
+    found = f"{purpose}: {counted(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
     told = [text for text in (worst_case(purpose, size), token_limit(size), allowance(size), refusal(size)) if text]
     return f"{found}, {origin(size)}" + (f"; {', '.join(told)}" if told else "")
 
@@ -47,8 +48,8 @@ def worst_case(purpose: str, size: BatchSize) -> str:
     if size.prompt_tokens is None:
         return ""
     if purpose != "generation":
-        return f"rows of at most {count(size.prompt_tokens, 'token')}"
-    return f"prompts of at most {count(size.prompt_tokens, 'token')} and {size.new_tokens or 0:,} new ones"
+        return f"rows of at most {counted(size.prompt_tokens, 'token')}"
+    return f"prompts of at most {counted(size.prompt_tokens, 'token')} and {size.new_tokens or 0:,} new ones"
 
 
 def token_limit(size: BatchSize) -> str:
@@ -137,7 +138,3 @@ def digits(number: float | None) -> str:
         if 0 < number < limit:
             return f"{number:.{places}f}"
     return f"{number:,.0f}"
-
-
-def count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")

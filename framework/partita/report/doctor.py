@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from partita_schema.counted import counted
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.linux import cgroup_room, cgroup_total, meminfo, processor
 
@@ -149,7 +150,8 @@ def look_for_devices() -> tuple[list[str], list[str]]:
     except (ImportError, OSError) as error:
         return [], [f"torch cannot be imported: {error}; install it again"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = [f"cpu: {processor() or platform.machine()}, {cores} cores, {torch.get_num_threads()} threads of torch"]
+    threads = counted(torch.get_num_threads(), "thread")
+    found = [f"cpu: {processor() or platform.machine()}, {counted(cores or 1, 'core')}, {threads} of torch"]
     if not torch.cuda.is_available():
         return found, []
     for number in range(torch.cuda.device_count()):

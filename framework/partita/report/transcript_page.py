@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from partita.report.page_head import HEAD
 from partita.simulation.dialogue import AGENT, Dialogue
 from partita.simulation.report import Outcomes, column
+from partita_schema.counted import counted
 
 MOST = 200
 """Dialogues on a page, over all histories."""
@@ -88,7 +89,7 @@ def page(outcomes: Mapping[str, Outcomes], dialogues: Mapping[str, Sequence[Dial
     for history, all_of_it in dialogues.items():
         chosen = choose(all_of_it, most=MOST // len(dialogues))
         left_out = len(all_of_it) - len(chosen)
-        sentence = f"{len(all_of_it):,} dialogues, those first that went worst."
+        sentence = f"{counted(len(all_of_it), 'dialogue')}, those first that went worst."
         if left_out:
             sentence += f" {left_out:,} of them are not on this page; all are in {history}.jsonl."
         parts.append({"name": history, "sentence": sentence, "dialogues": [told(found) for found in chosen]})
@@ -167,7 +168,7 @@ def told(dialogue: Dialogue) -> dict[str, Any]:
         )
     more = len(dialogue.messages) - len(turns)
     if more:
-        turns.append({"seat": "", "text": f"{more:,} more messages", "beside": "", "is_wrong": False})
+        turns.append({"seat": "", "text": counted(more, "more message"), "beside": "", "is_wrong": False})
     return {"key": dialogue.key, "verdict": verdict(dialogue), "turns": turns}
 
 

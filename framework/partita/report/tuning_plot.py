@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from partita.report.batch_sizes import (
     budget_in_sight,
-    count,
     measured,
     memory,
     memory_points,
@@ -21,6 +20,7 @@ from partita.report.batch_sizes import (
     speed_points,
 )
 from partita.runs.files import write_atomically
+from partita_schema.counted import counted
 from partita_schema.errors import DataError, PartitaError, WriteError
 from partita_trainers.batch_size.search import between
 from partita_trainers.batch_size.trial import BatchSize, Probe
@@ -75,7 +75,7 @@ def write_plot(path: Path, sizes: Mapping[str, BatchSize], *, title: str) -> Non
     """
     check_plot(path)
     if not measured(sizes) and path.suffix.lower() != ".html":
-        sources = ", ".join(f"{name} is {count(size.rows, 'row')}" for name, size in sizes.items()) or "nothing to do"
+        sources = ", ".join(f"{name} is {counted(size.rows, 'row')}" for name, size in sizes.items()) or "nothing to do"
         raise DataError(
             f"{path}: no size was measured, so there is nothing to draw ({sources}); write batch_size: auto"
         )

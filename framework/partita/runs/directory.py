@@ -21,6 +21,7 @@ from partita.runs.manifest import now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import OtherRankError, ResumeError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
 from partita_schema.sealed import DamagedError, parse_json, sealed
@@ -75,7 +76,7 @@ class RunDirectory:
                 kept.append(line.removesuffix(b"\n") + b"\n")
             damaged += logged is None and line.endswith(b"\n")
         if damaged:
-            logger.warning("%s: %d damaged lines are left out", path, damaged)
+            logger.warning("%s: %s left out", path, counted(damaged, "damaged line"))
         write_atomically(path, b"".join(kept))
         evaluations = [found for found in self.manifest.get("evaluations", []) if found["step"] <= step]
         self.note(evaluations=evaluations)

@@ -21,6 +21,7 @@ from typing import Any
 
 from partita.runs.files import open_private, writing
 from partita.simulation.dialogue import Dialogue, from_line
+from partita_schema.counted import counted
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
 from partita_trainers.team import ALONE, Team, in_turn
@@ -208,7 +209,7 @@ def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             found.append(unsealed_line(line))
     if len(found) < len(written):
         damaged = len(written) - len(found)
-        logger.warning("%s: %d damaged lines; their dialogues are run again", path, damaged)
+        logger.warning("%s: %s; their dialogues are run again", path, counted(damaged, "damaged line"))
     return found, len(whole) + len(newline)
 
 

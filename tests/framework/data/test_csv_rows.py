@@ -138,7 +138,7 @@ def test_a_file_that_is_mostly_broken_is_refused_before_its_reasons_fill_the_mem
 
     assert str(error.value) == (
         "a.csv: 100,000 of the first 100,010 rows are broken; the last one is in line 100,011: "
-        "1 cells, the header has 2; repair the file or leave it out"
+        "1 cell, the header has 2; repair the file or leave it out"
     )
 
 

@@ -196,7 +196,7 @@ def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Ma
     ("name", "told"),
     [
         ("Nothing", "gave a NoneType; give a partita_trainers.base.Batch"),
-        ("OtherRows", "gave 1 rows for 2, or others; give the same keys"),
+        ("OtherRows", "gave 1 row for 2, or others; give the same keys"),
         ("OtherShapes", "gave ids of shape (2, 5) and labels of shape (2, 4)"),
     ],
 )
@@ -213,10 +213,10 @@ def test_a_collate_that_gives_something_else_is_told(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("OwnLines", "gave ids of shape (2, 5) for 1 lines; put each row into the line that planned.lines says"),
+        ("OwnLines", "gave ids of shape (2, 5) for 1 line; put each row into the line that planned.lines says"),
         (
             "NoPositions",
-            "gave no position_ids_BT for 2 rows in 1 lines; give the place of each token in its row, 0 at the first",
+            "gave no position_ids_BT for 2 rows in 1 line; give the place of each token in its row, 0 at the first",
         ),
         ("OtherPositions", "gave ids of shape (1, 9) and positions of shape (1, 8)"),
         (

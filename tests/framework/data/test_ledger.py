@@ -123,7 +123,7 @@ def test_a_number_of_bad_rows_is_a_limit_too() -> None:
     leave_out(ledger, 2, "x")
 
     with pytest.raises(
-        DataError, match=r"^2 of 50 rows cannot be used, and data.max_bad_rows accepts 1 rows:\n  2 x x "
+        DataError, match=r"^2 of 50 rows cannot be used, and data.max_bad_rows accepts 1 row:\n  2 x x "
     ):
         ledger.check(50)
 
@@ -228,7 +228,7 @@ def test_a_share_says_nothing_before_a_thousand_rows_of_a_stream() -> None:
 def test_a_number_of_bad_rows_stops_a_stream_at_once() -> None:
     ledger = Ledger(None, max_bad_rows=0)
     leave_out(ledger, 1, "x")
-    with pytest.raises(DataError, match="1 of 1 rows"):
+    with pytest.raises(DataError, match="1 of 1 row"):
         ledger.check_so_far()
 
 

@@ -403,7 +403,7 @@ def encode_file(path: Path, ledger: Ledger) -> EncodedRows:
 
 
 def test_rows_that_are_all_bad_stop_the_run() -> None:
-    with pytest.raises(DataError, match=r"^none of the 1 training rows can be used:\n  1 x "):
+    with pytest.raises(DataError, match=r"^no training row can be used, of 1:\n  1 x "):
         encode([{"question": "", "answer": "a"}], ledger=Ledger(None, max_bad_rows=1.0))
 
 

@@ -138,7 +138,7 @@ def test_broken_csv_rows_are_told_and_the_others_kept(tmp_path: Path) -> None:
     assert all_of(rows) == [{"a": "1", "b": "2"}, {"a": "11", "b": "12"}]
     assert [(bad.number, bad.reason) for bad in rows.bad] == [
         (3, "3 cells, the header has 2"),
-        (4, "1 cells, the header has 2"),
+        (4, "1 cell, the header has 2"),
         (5, "not UTF-8"),
         (6, "broken CSV: ',' expected after '\"'"),
         (7, "broken CSV: a quote opens here that is never closed"),

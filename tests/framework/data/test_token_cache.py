@@ -241,7 +241,7 @@ def test_too_many_bad_rows_are_told_of_cached_rows_too(
 def test_rows_of_which_none_can_be_used_are_an_error(tmp_path: Path, make_encoder: Callable[..., Encoder]) -> None:
     rows = open_rows([{"question": "a", "answer": ""}], folder=tmp_path)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"^none of the 1 training rows can be used:\n  1 x "):
+        with pytest.raises(DataError, match=r"^no training row can be used, of 1:\n  1 x "):
             cached(tmp_path / "tokens", rows, make_encoder())
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from partita.inference.decode import Decoder
+from partita.inference.job import Tally
 from partita.inference.predict import answer_rows, default_new_tokens
+from partita.inference.predictions import PredictionStats
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ResumeError
@@ -49,6 +51,38 @@ def test_what_it_came_to_is_counted(make_rows: Any, predict: Any) -> None:
     assert stats.tokens_per_second == pytest.approx(stats.generated_tokens / stats.seconds)
 
 
+@pytest.mark.parametrize(
+    ("rate", "tokens", "text"),
+    [
+        (1234.5, 5, "5 tokens in 2.0 s (1,234 tokens/s)"),
+        (2.54, 5, "5 tokens in 2.0 s (2.5 tokens/s)"),
+        (0.04, 1, "1 token in 2.0 s (0.04 tokens/s)"),
+        (0.0, 0, "3 prompt tokens in 2.0 s (1.5 tokens/s)"),
+    ],
+)
+def test_one_row_and_slow_rates_are_shown_as_they_are(rate: float, tokens: int, text: str) -> None:
+    stats = PredictionStats(
+        rows=1,
+        ok=0,
+        errors=1,
+        skipped=0,
+        batches=1,
+        seconds=2.0,
+        prompt_tokens=3,
+        generated_tokens=tokens,
+        tokens_per_second=rate,
+    )
+    assert str(stats) == f"1 row, 0 answered, 1 error, {text}"
+
+
+def test_progress_shows_no_rate_of_tokens_where_none_are_generated() -> None:
+    assert Tally(prompt_tokens=8, seconds=2.0).shown == {"prompt_tokens_per_second": 4.0}
+    assert Tally(prompt_tokens=8, generated_tokens=1, seconds=2.0).shown == {
+        "tokens_per_second": 0.5,
+        "prompt_tokens_per_second": 4.0,
+    }
+
+
 def test_answers_that_cannot_be_read_are_counted_and_said(make_config: Any, make_rows: Any, predict: Any) -> None:
     lm = ScriptedModel(lambda prompt: "even" if len(prompt) % 2 else "neither")
     stats = predict(lm, make_rows(QUESTIONS), config=make_config(KIND)).stats
@@ -85,9 +119,7 @@ def test_errors_and_unusable_rows_stand_among_the_others(make_rows: Any, predict
         ("ok", "FINE", None),
     ]
     assert (predictions.stats.ok, predictions.stats.errors, predictions.stats.skipped) == (2, 2, 1)
-    assert (
-        "3 of 5 rows have no answer (2 errors, 1 skipped); their reasons stand in the column error" in caplog.messages
-    )
+    assert "without an answer: 3 of 5 rows (2 errors, 1 skipped); the column error holds the reasons" in caplog.messages
 
 
 def test_only_errors_are_tried_again_when_asked_for(make_rows: Any, predict: Any, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_model_that_loses_rows_is_noticed() -> None:
             return []
 
     silent = Silent(str.upper)
-    assert answers(run(silent, texts(silent, "a"))) == {0: "RuntimeError: the model gave 0 answers to 1 prompts"}
+    assert answers(run(silent, texts(silent, "a"))) == {0: "RuntimeError: the model gave 0 answers to 1 prompt"}
 
 
 def test_every_request_has_the_key_of_its_row_whatever_is_done_and_whoever_is_beside_it() -> None:

@@ -380,4 +380,4 @@ def test_damaged_lines_of_the_log_are_left_out_and_counted(tmp_path: Path, caplo
         path.write_bytes(path.read_bytes().replace(b'{"step": 2}', b'{"stfp": 2}') + b'{"st')
         run.truncate_log(3)
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
-    assert f"{path}: 1 damaged lines are left out" in caplog.text
+    assert f"{path}: 1 damaged line left out" in caplog.text

@@ -1,6 +1,7 @@
 """Files that dialogues are kept in: what ranks have left is taken over once, and nobody else's."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_damaged_line_costs_its_dialogue_and_is_counted(tmp_path: Path, caplog
             found = {key: had.line() for key, had in transcripts.done.items()}
         assert found.items() <= {f"task-{number}": dialogue(number).line() for number in range(3)}.items()
         assert len(found) >= 1
-        assert (len(found) == 3) or "damaged lines; their dialogues are run again" in caplog.text
+        assert (len(found) == 3) or re.search(r"damaged lines?; their dialogues are run again", caplog.text)
 
 
 def test_a_damaged_first_line_is_refused(tmp_path: Path) -> None:

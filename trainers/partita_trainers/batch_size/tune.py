@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from partita_schema.counted import counted
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.memory import gigabytes
@@ -327,18 +328,22 @@ def judged(probe: Probe, budget: int) -> Probe:
 
 def told(found: BatchSize, trial: Trial) -> str:
     """A line for the log."""
-    new = f" and {trial.new_tokens:,} new ones" if trial.new_tokens else ""
-    how = f"{len(found.probes)} probes, {found.seconds:.1f} s" if found.origin == "tuned" else "known, tried again"
+    new = f" and {counted(trial.new_tokens, 'new one')}" if trial.new_tokens else ""
+    how = (
+        f"{counted(len(found.probes), 'probe')}, {found.seconds:.1f} s"
+        if found.origin == "tuned"
+        else "known, tried again"
+    )
     return (
-        f"batch size for {trial.purpose}: {found.rows:,} rows (up to {found.fits:,} fit) of at most "
-        f"{trial.prompt_tokens:,} tokens{new}, on {found.device}; {how}"
+        f"batch size for {trial.purpose}: {counted(found.rows, 'row')} (up to {found.fits:,} fit) of at most "
+        f"{counted(trial.prompt_tokens, 'token')}{new}, on {found.device}; {how}"
     )
 
 
 def too_large(bench: Bench, probe: Probe, *, budget: int) -> str:
     """Why nothing can be done on this device, and what would help."""
     trial = bench.trial
-    new = f" and {trial.new_tokens:,} new tokens" if trial.new_tokens else ""
+    new = f" and {counted(trial.new_tokens, 'new token')}" if trial.new_tokens else ""
     needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)
     short = f", {gigabytes(probe.taken_bytes - budget)} too much" if probe.taken_bytes is not None else ""
     shorter = "preprocessing.global_max_sequence_length"
@@ -348,7 +353,8 @@ def too_large(bench: Bench, probe: Probe, *, budget: int) -> str:
     sum_of_it = bench.memory.describe()
     more = "a larger trainer.memory_budget, " if sum_of_it.startswith("memory_budget") else ""
     return (
-        f"not even one row fits for {trial.purpose}: one of {trial.prompt_tokens:,} tokens{new} takes {needs}{short}; "
+        f"not even one row fits for {trial.purpose}: one of {counted(trial.prompt_tokens, 'token')}{new} takes "
+        f"{needs}{short}; "
         f"{gigabytes(budget)} may be taken ({sum_of_it}). Write {more}a smaller {shorter}{less}, "
         "quantization: {bits: 4}, or a smaller base_model"
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from partita.data.planning.plan import NOTHING, PlannedBatch
 from partita.data.planning.policies import Policy, longest_to_front, refuse_longer
+from partita_schema.counted import counted
 from partita_schema.errors import DataError, ResumeError
 
 PLANNER_VERSION = 3
@@ -89,8 +90,8 @@ class IndexedPlanner:
                 count = sum(len(self._cut(epoch, window)) for window in range(windows.number))
             if not count:
                 raise DataError(
-                    f"no batch of {rows:,} rows is full, so that all are left out; remove data.batching.drop_last or "
-                    "write a smaller trainer.batch_size"
+                    f"no batch of {counted(rows, 'row')} is full, so that all are left out; remove "
+                    "data.batching.drop_last or write a smaller trainer.batch_size"
                 )
             self._counts[epoch] = count
         return self._counts[epoch]

@@ -6,6 +6,7 @@ from typing import BinaryIO
 
 from partita.data.reading.csv_rows import CsvRow, CsvRows
 from partita.data.reading.records import MAX_ROW_BYTES, UTF16_MARKS, Record, bad, dump
+from partita_schema.counted import counted
 from partita_schema.errors import DataError, shortened
 
 SEPARATORS = {";": "';'", "\t": "tab", "|": "'|'"}
@@ -73,7 +74,7 @@ def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> Record:
     if row.reason:
         return bad(row.number, row.reason, row.cells[0])
     if len(row.cells) != len(header):
-        reason = f"{len(row.cells)} cells, the header has {len(header)}"
+        reason = f"{counted(len(row.cells), 'cell')}, the header has {len(header)}"
         return bad(row.number, reason, delimiter.join(row.cells))
     try:
         return Record(row.number, dump(dict(zip(header, row.cells, strict=True))), tuple(header))

@@ -7,6 +7,7 @@ from typing import Any
 from partita.data.parts import load_part, source_digest
 from partita.data.shaping.prompt import Row, Shaped
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import DataError
 
 
@@ -36,9 +37,8 @@ class CustomShaper:
         """Rows as text. Raises DataError where the class does not give a Shaped for each row."""
         found = list(self._shaper.shape_all(rows, keys, supervised=supervised))
         if len(found) != len(rows):
-            raise DataError(
-                f"data.shaper: {self._target} gave {len(found):,} texts for {len(rows):,} rows; give a Shaped for each"
-            )
+            texts, given = counted(len(found), "text"), counted(len(rows), "row")
+            raise DataError(f"data.shaper: {self._target} gave {texts} for {given}; give a Shaped for each")
         odd = next((type(item).__name__ for item in found if not isinstance(item, Shaped)), None)
         if odd is not None:
             raise DataError(f"data.shaper: {self._target} gave a {odd} for a row; give a Shaped for each")

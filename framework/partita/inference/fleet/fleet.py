@@ -26,6 +26,7 @@ from partita.inference.results import BatchResult
 from partita.inference.slots import Work
 from partita.inference.static import way_for
 from partita.lm.base import BatchWay, GenerationOptions
+from partita_schema.counted import counted
 from partita_schema.errors import JobError
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Fleet:
                 f"({described(member)}) so: {clipped(reason, most=LONGEST_REASON)}. Answers up to here are kept; see "
                 "whether the machine has the memory for it, and start the same command again to go on"
             )
-        dealt = f", and the {rows:,} rows that it had are dealt again" if rows else ""
+        dealt = f", and what it had is dealt again: {counted(rows, 'row')}" if rows else ""
         logger.warning("%s is gone; another one takes its place%s", described(member), dealt)
 
     def dismiss(self, member: Member) -> None:

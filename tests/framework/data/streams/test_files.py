@@ -369,7 +369,7 @@ def test_bad_rows_of_csv_are_told_and_reading_goes_on(tmp_path: Path) -> None:
 
     assert keyed(stream) == indexed(tmp_path, "a.csv", "csv")
     assert {row.number: row.reason for row in read(stream) if row.reason} == {
-        3: "1 cells, the header has 2",
+        3: "1 cell, the header has 2",
         4: "broken CSV: a quote opens here that is never closed",
         6: "not UTF-8",
     }

@@ -55,7 +55,7 @@ def test_a_row_that_fails_is_told_at_the_end(
 ) -> None:
     server.reply = lambda body: error(400, "no") if body["messages"][0]["content"] == "b" else answer(body, "fine")
     assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
-    assert "2 rows, 1 answered, 1 errors" in capsys.readouterr().out
+    assert "2 rows, 1 answered, 1 error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""Numbers in messages stand with the right form of their noun."""
+
+import pytest
+
+from partita_schema.counted import counted
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "plural", "text"),
+    [
+        (0, "row", None, "0 rows"),
+        (1, "row", None, "1 row"),
+        (2, "row", None, "2 rows"),
+        (1, "batch", "batches", "1 batch"),
+        (12_000, "batch", "batches", "12,000 batches"),
+    ],
+)
+def test_a_noun_is_plural_unless_there_is_one(number: int, noun: str, plural: str | None, text: str) -> None:
+    assert counted(number, noun, plural) == text
