@@ -125,12 +125,29 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise ConfigError([Problem("", f"there is no such file{near_files(path)}", file)]) from None
     except IsADirectoryError:
-        raise ConfigError([Problem("", "is a folder; write the YAML file in it", file)]) from None
+        raise ConfigError([Problem("", about_folder(path), file)]) from None
     except (OSError, ValueError) as error:
         raise ConfigError([Problem("", f"cannot be read ({error}); check the path", file)]) from None
     if len(raw) > MAX_BYTES:
         raise ConfigError([Problem("", f"holds more than {MAX_BYTES:,} bytes; a configuration is a few lines", file)])
     return decoded(raw, file)
+
+
+def about_folder(path: Path) -> str:
+    """What to write in place of a folder; that of a run holds every value in resolved.yaml."""
+    resolved = path / "resolved.yaml"
+    if resolved.is_file():
+        return f"is the folder of a run; write {resolved}, which holds every value of the run with its origin"
+    names = yaml_names(path)
+    return "is a folder; write the YAML file in it" + (f": {', '.join(names[:5])}" if names else "")
+
+
+def yaml_names(folder: Path) -> list[str]:
+    """Names of the YAML files of a folder, of the first thousand."""
+    try:
+        return sorted(child.name for child in folder.iterdir() if child.suffix in (".yaml", ".yml"))[:1000]
+    except OSError:
+        return []
 
 
 def decoded(raw: bytes, file: str) -> str:
@@ -141,7 +158,8 @@ def decoded(raw: bytes, file: str) -> str:
         return raw.decode("utf-16" if utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        message = f"byte 0x{raw[error.start]:02x} is no UTF-8; save the file as UTF-8"
+        name = "UTF-16, with whose mark the file begins" if utf16 else "UTF-8"
+        message = f"byte 0x{raw[error.start]:02x} is no {name}; save the file as UTF-8"
         raise ConfigError([Problem("", message, file, line)]) from None
 
 
@@ -150,10 +168,7 @@ def near_files(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"
-    try:
-        names = sorted(child.name for child in folder.iterdir() if child.suffix in (".yaml", ".yml"))[:1000]
-    except OSError:
-        return ""
+    names = yaml_names(folder)
     near = nearest(path.name, names) or [name for name in names if Path(name).stem == path.stem]
     if near:
         return f"; did you mean {' or '.join(str(folder / name) for name in near)}?"

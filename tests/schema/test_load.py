@@ -1,8 +1,7 @@
-"""Files, texts, dictionaries and configurations are loaded, and what cannot be one is refused quickly."""
+"""Files, texts, dictionaries and configurations are loaded, and what cannot be one is refused with little work."""
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ import pytest
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
+
+from ..work import counted_calls
 
 TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
 
@@ -79,6 +80,16 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"{tmp_path}: is a folder; write the YAML file in it"
 
 
+def test_of_a_folder_the_file_to_write_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(TEXT)
+    assert message_of(tmp_path) == f"{tmp_path}: is a folder; write the YAML file in it: run.yaml"
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(TEXT)
+    assert message_of(tmp_path) == (
+        f"{tmp_path}: is the folder of a run; write {resolved}, which holds every value of the run with its origin"
+    )
+
+
 def test_utf16_with_a_mark_and_utf8_with_a_mark_are_read(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     for encoding in ("utf-16", "utf-8-sig"):
@@ -94,6 +105,10 @@ def test_utf16_with_a_mark_and_utf8_with_a_mark_are_read(tmp_path: Path) -> None
         (TEXT.encode("utf-16-le"), " holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8"),
         (b"\x89PNG\x00\x00", " holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8"),
         (b"a: b\nc: caf\xe9\n", "2: byte 0xe9 is no UTF-8; save the file as UTF-8"),
+        (
+            TEXT.encode("utf-16") + b"x",
+            "4: byte 0x78 is no UTF-16, with whose mark the file begins; save the file as UTF-8",
+        ),
         (b"- a\n- b\n", "1:1: holds a list; write keys and values at the top, such as base_model: ..."),
         (b"hello\n", "1:1: holds a single text; write keys and values at the top, such as base_model: ..."),
     ],
@@ -103,31 +118,36 @@ def test_what_is_no_configuration_is_said(raw: bytes, message: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("raw", [b"[" * 10_000_000, b"a: 1\n" * 2_000_000, bytes(range(256)) * 40_000, b"x" * 10**7])
-def test_ten_megabytes_of_garbage_are_refused_at_once(raw: bytes, tmp_path: Path) -> None:
+def test_ten_megabytes_of_garbage_are_refused(raw: bytes, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_bytes(raw)
-    started = time.process_time()
     assert message_of(file) == f"{file}: holds more than 1,000,000 bytes; a configuration is a few lines"
-    assert time.process_time() - started < 0.5
 
 
 @pytest.mark.parametrize(
     "text", ["[" * 900_000, "a: {" * 200_000, "- " * 400_000, "a: 1\n" * 190_000, "a: \n" + "? " * 9000]
 )
-def test_a_megabyte_of_garbage_is_refused_quickly(text: str, tmp_path: Path) -> None:
+def test_a_megabyte_of_garbage_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    started = time.process_time()
     assert str(file) in message_of(file)
-    assert time.process_time() - started < 5
 
 
-def test_a_bomb_of_anchors_is_refused_quickly() -> None:
+@pytest.mark.parametrize(
+    "piece", ["[", "a: {", "- ", "a: 1\n", "? ", "key_{n}: 1\n", "- {n}: &a{n} [*a{n}]\n", "a: ${B}\n"]
+)
+def test_twice_the_garbage_takes_twice_the_work(piece: str) -> None:
+    message_of("key: 1\n")  # what is made once is no work of the text
+    texts = ["".join(piece.replace("{n}", str(number)) for number in range(count)) for count in (2_000, 4_000)]
+    few, many = (counted_calls(lambda text=text: message_of(f"\n{text}"))[1] for text in texts)
+
+    assert many < 2.5 * few
+
+
+def test_a_bomb_of_anchors_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    started = time.process_time()
     assert message_of("\n".join(lines)).endswith("holds more than 100,000 values, anchors counted; write less")
-    assert time.process_time() - started < 2
 
 
 def test_half_a_character_in_a_text_is_refused() -> None:
@@ -138,15 +158,6 @@ def test_a_dictionary_inside_itself_is_refused() -> None:
     raw: dict[str, object] = {"base_model": "m"}
     raw["prompt"] = raw
     assert message_of(raw) == "is nested more than 64 levels deep; write it flatter"
-
-
-def test_loading_a_typical_file_takes_less_than_twenty_milliseconds() -> None:
-    text = (Path(__file__).parent / "wrong" / "good.yaml").read_text()
-    load_config(text)
-    started = time.process_time()
-    for _ in range(10):
-        load_config(text)
-    assert (time.process_time() - started) / 10 < 0.02
 
 
 def test_the_schema_imports_no_heavy_library() -> None:

@@ -3,12 +3,8 @@
 import csv
 import gzip
 import io
-import sys
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -20,7 +16,7 @@ from partita.data.reading.readers import READERS
 from partita.data.reading.sources import open_rows
 from partita_schema.errors import DataError
 
-T = TypeVar("T")
+from ...work import counted_calls
 
 
 def split(data: bytes, *, max_row_bytes: int = 1000) -> list[tuple[int, list[str], bool]]:
@@ -61,24 +57,7 @@ def test_rows_are_those_of_reading_every_line_again(text: str, block: int) -> No
 
 def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
     """Functions called while the rows of a file are split."""
-    return counted(lambda: split(data, max_row_bytes=max_row_bytes))[1]
-
-
-def counted(work: Callable[[], T]) -> tuple[T, int]:
-    """What a function returns, and the number of calls, in Python and in C, that it makes."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        found = work()
-    finally:
-        sys.setprofile(before)
-    return found, count
+    return counted_calls(lambda: split(data, max_row_bytes=max_row_bytes))[1]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +139,7 @@ def test_a_file_that_is_mostly_broken_is_refused_before_its_reasons_fill_the_mem
 def test_blank_lines_take_next_to_no_work_each(kind: str, first: bytes, blank: bytes, last: bytes) -> None:
     count = 100_000
 
-    found, work = counted(lambda: list(READERS[kind](io.BytesIO(first + blank * count + last), "a", 10_000_000)))
+    found, work = counted_calls(lambda: list(READERS[kind](io.BytesIO(first + blank * count + last), "a", 10_000_000)))
 
     assert [record.reason for record in found] == ["", ""]
     assert found[1].number == (2 if kind == "json" else count + first.count(b"\n") + last.startswith(b'"') + 1)

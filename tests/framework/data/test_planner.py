@@ -1,4 +1,3 @@
-import time
 from typing import Any
 
 import numpy as np
@@ -164,44 +163,31 @@ def test_an_epoch_begins_with_the_longest_row_where_that_is_asked(
     assert lengths[first.rows].max() == lengths.max()
 
 
-def test_a_start_deep_in_an_epoch_plans_one_window_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = make(np.ones(100_000, dtype=np.int32), BucketBatching(type="bucket", window=1024))
-    cut = type(planner.policy).cut
-    windows = []
-
-    def counted(policy: Policy, lengths: np.ndarray, chance: np.random.Generator) -> Any:
-        windows.append(len(lengths))
-        return cut(policy, lengths, chance)
-
-    monkeypatch.setattr(type(planner.policy), "cut", counted)
-    planner.check(0, 78, 16, 5000)
-    next(planner.steps(0, 78, 16, 5000))
-
-    assert windows == [1024]
-
-
 @pytest.mark.parametrize(
     "batching",
     [
         FixedBatching(type="fixed"),
-        BucketBatching(type="bucket", noise=0.1),
+        BucketBatching(type="bucket", noise=0.1, window=1024),
         TokenBudgetBatching(type="token_budget", max_tokens=8000, longest_first=True),
         PackBatching(type="pack", max_tokens=2048),
     ],
     ids=lambda batching: batching.type,
 )
-def test_a_million_rows_are_resumed_in_a_moment(batching: Batching) -> None:
-    lengths = np.random.default_rng(0).lognormal(4, 0.7, 1_000_000).astype(np.int32).clip(1, 2000)
-    seconds = []
-    for window, step in ((3, 40), (244, 30_000), (480, 60_000)):
-        planner = make(lengths, batching)
-        planner._windows(0)  # the permutation
-        started = time.process_time()
-        planner.check(0, window, 5, step)
-        next(planner.steps(0, window, 5, step))
-        seconds.append(time.process_time() - started)
+def test_a_start_deep_in_an_epoch_plans_one_window_only(batching: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(0).lognormal(4, 0.7, 100_000).astype(np.int32).clip(1, 2000)
+    planner = make(lengths, batching)
+    cut = type(planner.policy).cut
+    windows = []
 
-    assert max(seconds) < 0.05
+    def noted(policy: Policy, lengths: np.ndarray, chance: np.random.Generator) -> Any:
+        windows.append(len(lengths))
+        return cut(policy, lengths, chance)
+
+    monkeypatch.setattr(type(planner.policy), "cut", noted)
+    planner.check(0, 24, 5, 3000)
+    next(planner.steps(0, 24, 5, 3000))
+
+    assert windows == [planner.policy.window]
 
 
 def test_a_row_too_long_for_the_policy_is_named_before_anything_is_planned() -> None:
