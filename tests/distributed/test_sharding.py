@@ -1,7 +1,6 @@
 """Processes that share the weights of a model take the steps of one that has them all."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.distributed
 
 SHARED = {"type": "torchrun", "sharding": "full", "timeout_seconds": 60}
+PATIENT = SHARED | {"timeout_seconds": 1800}
+"""With a timeout above that of a test, which therefore fails where a rank waits for it."""
 EVERYTHING = {
     "mixed_precision": "bf16",
     "gradient_checkpointing": True,
@@ -94,11 +95,9 @@ def test_mixed_precision_checkpointing_clipping_and_averaged_weights(processes: 
 def test_the_number_of_processes_may_change_and_one_may_be_killed(
     processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    folder = processes.prepare(tmp_path / "job", all_weights(processes) | {"backend": SHARED})
+    folder = processes.prepare(tmp_path / "job", all_weights(processes) | {"backend": PATIENT})
     processes.start(4, folder, "train:4")
-    started = time.monotonic()
     assert all(processes.kill(2, folder, "train:12", rank=1, pattern="run/log.jsonl", lines=5, delay=0.0))
-    assert time.monotonic() - started < 50, "nobody waits for the timeout"
     processes.start(1, folder, "train:9")
     found = processes.start(2, folder, "train:12")
 
@@ -109,11 +108,9 @@ def test_the_number_of_processes_may_change_and_one_may_be_killed(
 def test_a_rank_whose_memory_ends_ends_the_job_and_says_what_to_write(
     processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    folder = processes.prepare(tmp_path / "job", all_weights(processes, max_steps=12) | {"backend": SHARED})
-    started = time.monotonic()
+    folder = processes.prepare(tmp_path / "job", all_weights(processes, max_steps=12) | {"backend": PATIENT})
     assert all(rank.wait() for rank in processes.launch(2, folder, "train_out_of_memory:10"))
 
-    assert time.monotonic() - started < 50, "nobody waits for the timeout"
     said = (folder / "error-1.txt").read_text()
     assert said.startswith("OutOfStepError: step 5: out of memory on rank 1 with 4 rows of ")
     assert said.endswith(

@@ -119,11 +119,9 @@ def test_fewer_dialogues_than_ranks_leave_some_without_any(
 def test_too_many_failures_end_all_ranks_with_the_reason(processes: Any, folder: Path) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Closed"}
     job = processes.launch(3, write(folder, world=world), "simulate:out")
-    started = time.monotonic()
     errors = [rank.communicate()[1] for rank in job]
 
     assert [rank.returncode for rank in job] == [1, 1, 1]
-    assert time.monotonic() - started < 60
     assert "dialogues failed, more than limits.fail_fraction: 0.1 allows; the last one: environment: OSE" in errors[0]
     assert all("rank 0 failed at the share of failures" in error for error in errors[1:])
     assert "Timeout" not in "".join(errors)

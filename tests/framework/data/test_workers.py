@@ -139,19 +139,16 @@ def test_only_as_much_is_read_ahead_as_was_asked_for() -> None:
     assert len(read) == 7
 
 
-def test_a_dead_worker_is_an_error_within_seconds() -> None:
-    begun = time.monotonic()
+def test_a_dead_worker_is_an_error() -> None:
     with pytest.raises(DataError) as caught, Workers(die, LoaderOptions(workers=2)) as pool:
         list(pool.map(range(50), ahead=2))
 
     assert str(caught.value).startswith("a data worker died (")
     assert str(caught.value).endswith("); write fewer data.loader.workers, or 0")
-    assert time.monotonic() - begun < 5
     assert multiprocessing.active_children() == []
 
 
 def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
-    begun = time.monotonic()
     with pytest.raises(DataError) as caught, Workers(hang, LoaderOptions(workers=2, timeout=1)) as pool:
         list(pool.map(range(50), ahead=2))
 
@@ -159,7 +156,6 @@ def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
         "a data worker gave nothing for 1 s; write a larger data.loader.timeout where rows take that long, "
         "else fewer data.loader.workers, or 0 to see what it does"
     )
-    assert time.monotonic() - begun < 6
     assert multiprocessing.active_children() == []
 
 

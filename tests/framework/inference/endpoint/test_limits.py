@@ -61,7 +61,7 @@ def test_tokens_of_a_minute_are_counted_by_the_server(server: LocalServer, make_
     file = make_file({"tokens_per_minute": 3600, "concurrency": 1}, generation={"max_new_tokens": 30})
     started = time.monotonic()
     Model(file, quiet=True).predict(ROWS[:12])
-    assert 11 * 3 / 60 * 0.95 <= time.monotonic() - started < 12 * 30 / 60
+    assert time.monotonic() - started >= 11 * 3 / 60 * 0.95
 
 
 @settings(max_examples=50, deadline=None)
@@ -70,7 +70,9 @@ def test_tokens_of_a_minute_are_counted_by_the_server(server: LocalServer, make_
     st.integers(10, 10_000),
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=30),
 )
-def test_no_minute_holds_more_than_the_limits(requests: int, tokens: int, asked: list[tuple[int, int]]) -> None:
+def test_requests_are_as_far_apart_as_the_limits_say_and_no_farther(
+    requests: int, tokens: int, asked: list[tuple[int, int]]
+) -> None:
     now = 0.0
 
     async def sleep(seconds: float) -> None:
@@ -90,7 +92,7 @@ def test_no_minute_holds_more_than_the_limits(requests: int, tokens: int, asked:
         patch.setattr(pace.asyncio, "sleep", sleep)
         begun = asyncio.run(run())
     for (first, used), (second, _) in pairwise(begun):
-        assert second - first >= max(60 / requests, 60 * used / tokens) - 1e-6
+        assert second - first == pytest.approx(max(60 / requests, 60 * used / tokens), abs=1e-6)
 
 
 def test_no_request_begins_while_the_server_asks_to_wait() -> None:

@@ -30,7 +30,8 @@ OUTPUTS: tuple[dict[str, Any], ...] = (
     {"name": "answer", "type": "number"},
     {"name": "answer", "type": "category", "decoder": {"labels": ["fine", "bad"]}},
 )
-MOST_CPU_SECONDS = 5.0
+MOST_CPU_SECONDS = 60.0
+"""Far more than any takes: what is above it grows with the square of a response, or does not end."""
 MOST_BYTES = 500_000_000
 FRAGMENT = 12
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
