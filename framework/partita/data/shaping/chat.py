@@ -123,8 +123,8 @@ class ChatTemplate:
         before, found, behind = whole[len(prompt) :].partition("ANSWER")
         if not whole.startswith(prompt) or not found:
             raise ModelError(
-                "the chat template writes no answer behind the prompt (its dialogue does not begin with its generation "
-                "prompt), so the learned tokens cannot be told apart; write prompt: {chat: false}"
+                "the chat template writes no answer after the prompt (its dialogue does not begin with its generation "
+                "prompt), so the answer's tokens cannot be separated from the prompt's; write prompt: {chat: false}"
             )
         return before, behind
 

@@ -43,9 +43,12 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
             index += 1
             if parts > 1 and (index - 1) % parts != part:
                 continue
-            told = begun if by_byte else number
+            position = begun if by_byte else number
             after: Position = ended if by_byte else [ended, number] if parts == 1 else [ended, number, index]
-            row = StreamRow(shard, told, b"", too_long(limit)) if text is None else line_row(shard, told, text, as_text)
+            if text is None:
+                row: StreamRow | None = StreamRow(shard, position, b"", too_long(limit))
+            else:
+                row = line_row(shard, position, text, as_text)
             if row is not None:
                 yield row, after
 
