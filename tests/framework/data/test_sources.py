@@ -338,8 +338,9 @@ def test_an_unknown_ending_is_told_with_the_known_ones(tmp_path: Path) -> None:
             "a.csv",
             b"text\tlabel\nyes\tx\n",
             (
-                "a.csv has a single column, 'text\\tlabel'; its separator looks like tab: save it with a comma between "
-                "cells, or name it .tsv or write type: tsv for it; rename the column if it really is the only one"
+                "a.csv has a single column, 'text\\tlabel'; its separator looks like a tab: save it with a comma "
+                "between cells, or name it .tsv or write type: tsv for it; rename the column if it "
+                "really is the only one"
             ),
         ),
         (

@@ -9,7 +9,7 @@ from partita.data.reading.records import MAX_ROW_BYTES, UTF16_MARKS, Record, bad
 from partita_schema.counted import counted
 from partita_schema.errors import DataError, shortened
 
-SEPARATORS = {";": "';'", "\t": "tab", "|": "'|'"}
+SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
 """What stands between cells of files that are called CSV, besides commas, and its name in messages."""
 
 
@@ -46,7 +46,7 @@ def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
         raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); save the file as UTF-8")
     if separator := other_separator(names):
         wanted = "comma" if delimiter == "," else "tab"
-        known = ", or name it .tsv or write type: tsv for it" if separator == "tab" else ""
+        known = ", or name it .tsv or write type: tsv for it" if separator == "a tab" else ""
         raise DataError(
             f"{name} has a single column, {shortened(names[0])!r}; its separator looks like {separator}: save it with "
             f"a {wanted} between cells{known}; rename the column if it really is the only one"
