@@ -33,6 +33,9 @@ class Stdout:
     def flush(self) -> None:
         self.buffer.flush()
 
+    def isatty(self) -> bool:
+        return False
+
 
 Piped = Callable[..., tuple[int, str, str]]
 
