@@ -11,8 +11,6 @@ from pathlib import Path
 from partita_schema.check import check_tree
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.ludwig import convert_ludwig, is_ludwig
-from partita_schema.nearest import nearest
 from partita_schema.overrides import apply_overrides, path_of
 from partita_schema.tree import Node, dotted, tree_of
 from partita_schema.variables import expand_variables
@@ -57,7 +55,7 @@ def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrid
         root, slips = read_yaml(sound_text(text, file), file=file)
         spared = tuple(path_of(override.partition("=")[0]) for override in overrides)
         slips = (*slips, *expand_variables(root, spared=spared))
-    warnings = convert_ludwig(root) if is_ludwig(root) else ()
+    warnings = converted(root) if is_ludwig(root) else ()
     apply_overrides(root, overrides)
     config = checked_config(root, slips)
     return Loaded(
@@ -72,6 +70,18 @@ def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrid
 
 def is_text(source: str) -> bool:
     return "\n" in source or ": " in source
+
+
+def is_ludwig(root: Node) -> bool:
+    kind = root.find(("model_type",))
+    return kind is not None and kind.value == "llm" and root.find(("version",)) is None
+
+
+def converted(root: Node) -> tuple[Problem, ...]:
+    """Make a tree of Ludwig's native; returns warnings."""
+    from partita_schema.ludwig import convert_ludwig
+
+    return convert_ludwig(root)
 
 
 def sound_text(text: str, file: str | None) -> str:
@@ -168,6 +178,8 @@ def near_files(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"
+    from partita_schema.nearest import nearest
+
     names = yaml_names(folder)
     near = nearest(path.name, names) or [name for name in names if Path(name).stem == path.stem]
     if near:

@@ -21,11 +21,6 @@ STEP_AUTO = {
 SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 
 
-def is_ludwig(root: Node) -> bool:
-    kind = root.find(("model_type",))
-    return kind is not None and kind.value == "llm" and root.find(("version",)) is None
-
-
 def convert_ludwig(root: Node) -> tuple[Problem, ...]:
     """Make the tree native. Returns warnings in the order of the file."""
     warnings = [*Converter(root).run()]

@@ -1,7 +1,5 @@
 """Commented configurations to start from, one for each kind of task."""
 
-from partita_schema.dump import scalar
-
 TASKS = {
     "classify": "a text gets one of a few labels",
     "extract": "fields are taken out of a text, as JSON",
@@ -104,6 +102,8 @@ def template(task: str, *, model: str, data: str, train: bool, features: str | N
         train: whether to fine-tune.
         features: input_features, output_features and prompt as YAML; by default those that are typical of the task.
     """
+    from partita_schema.dump import scalar
+
     scratch = model == "scratch"
     base = SCRATCH if scratch else f"base_model: {scalar(model)}\n"
     parts = [

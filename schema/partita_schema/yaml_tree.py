@@ -23,7 +23,6 @@ from yaml.events import (
 
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.tree import MAX_DEPTH, Node, Path, Place, dotted
-from partita_schema.yaml_words import syntax_words
 
 MAX_VALUES = 100_000
 """Values that are read, those behind anchors counted each time they are used."""
@@ -51,6 +50,8 @@ def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]
     try:
         root = builder.document(yaml.parse(text, Loader=Loader))
     except yaml.YAMLError as error:
+        from partita_schema.yaml_words import syntax_words
+
         raise ConfigError([syntax_words(error, text, file=file)]) from None
     except RecursionError:
         raise ConfigError(

@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 
 from partita.cli.standard_streams import STREAM
-from partita_schema.dump import native_yaml
 from partita_schema.errors import DataError
-from partita_schema.load import load_config
 
 
 def convert(
@@ -17,6 +15,9 @@ def convert(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default, or -: print.")] = None,
 ) -> None:
     """Write a Ludwig file in partita's own form; what has no effect here is left out and told."""
+    from partita_schema.dump import native_yaml
+    from partita_schema.load import load_config
+
     loaded = load_config(file)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -7,10 +7,6 @@ from typing import Annotated
 import typer
 
 from partita.cli.standard_streams import StdinFormat, dataset_path
-from partita.distributed.layout import layout_of
-from partita_schema.backend import EndpointBackend
-from partita_schema.dump import chosen_yaml, resolved_yaml
-from partita_schema.load import load_config
 
 
 def explain(
@@ -30,6 +26,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
     """Print what is written or will be chosen, with the origin of every value; with --all the whole configuration."""
+    from partita.distributed.layout import layout_of
+    from partita_schema.backend import EndpointBackend
+    from partita_schema.dump import chosen_yaml, resolved_yaml
+    from partita_schema.load import load_config
+
     loaded = load_config(file, overrides=overrides or ())
     layout, planned = layout_of(loaded.config), None
     generation = None

@@ -3,6 +3,8 @@
 0 done, 1 the job failed, 2 a mistake in the input (file, data, folder, option), 130 interrupted.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -66,6 +68,7 @@ def main(
 
 def run() -> None:
     """Run the command line; errors of the user's are told in one line each, without a traceback."""
+    atexit.register(skip_last_collection)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         app()
@@ -87,6 +90,16 @@ def run() -> None:
         if ended.code == INTERRUPTED and is_first_to_speak():
             fail(INTERRUPTED_TEXT, code=INTERRUPTED)
         raise
+
+
+def skip_last_collection() -> None:
+    """Spare the garbage collection at the end of a process that has loaded neither model nor data.
+
+    It looks for cycles among everything that lives, which is a tenth of what `partita validate` takes, and frees
+    nothing that the end of the process does not free.
+    """
+    if "torch" not in sys.modules:
+        gc.freeze()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

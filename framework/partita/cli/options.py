@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.load import near_files
 
 if TYPE_CHECKING:
     from partita.model import Model
@@ -60,6 +59,7 @@ def check_there(path: Path) -> None:
         return
     from partita.runs.finding import runs_beside
     from partita.runtime import RUNS
+    from partita_schema.load import near_files
 
     runs = runs_beside(path) or near_files(path) + runs_beside(RUNS / path.name)
     raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])

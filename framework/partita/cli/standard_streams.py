@@ -1,10 +1,8 @@
 """`-` for standard input after --dataset, and for standard output after --output."""
 
-import atexit
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -35,6 +33,9 @@ def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
     """
     if dataset != STREAM:
         return dataset
+    import atexit
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix="partita-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / f"stdin.{stdin_format}"

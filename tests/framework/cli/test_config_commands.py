@@ -69,26 +69,41 @@ def test_warnings_of_a_ludwig_file_are_shown(
     )
 
 
-def test_validate_imports_nothing_heavy(file: Path) -> None:
-    code = (
-        "import sys; sys.argv = ['partita', 'validate', sys.argv[1]]; from partita.cli.main import run\n"
-        "try: run()\nexcept SystemExit: pass\n"
-        "print({'torch', 'transformers', 'pandas', 'numpy', 'marshmallow'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    line, heavy = done.stdout.splitlines()
-    assert line.endswith("ok (zero-shot of scratch llama; 1 input, 1 output)")
-    assert heavy == "set()"
+HEAVY = {"torch", "transformers", "pandas", "numpy", "marshmallow", "jsonschema", "jinja2"}
+FOR_MISTAKES = {f"partita_schema.{name}" for name in ("repair", "mistakes", "shapes", "unknown_key", "wrong_value")}
+FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("ludwig", "dump", "reference", "rows", "yaml_words")}
 
 
-def test_help_imports_nothing_heavy() -> None:
+def loaded_by(*arguments: str) -> tuple[str, set[str]]:
+    """What the command prints to standard output, and the modules that it loads in a new process."""
     code = (
-        "import sys; sys.argv = ['partita', '--help']; from partita.cli.main import run\n"
+        "import sys; sys.argv = ['partita', *sys.argv[1:]]; from partita.cli.main import run\n"
         "try: run()\nexcept SystemExit: pass\n"
-        "print({'torch', 'transformers', 'pandas', 'numpy', 'marshmallow'} & set(sys.modules))"
+        "print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    *printed, modules = done.stdout.splitlines()
+    return "\n".join(printed), set(modules.split())
+
+
+def test_validate_loads_nothing_heavy_and_for_a_file_that_is_right_nothing_that_explains_mistakes(file: Path) -> None:
+    printed, modules = loaded_by("validate", str(file))
+    assert printed.endswith("ok (zero-shot of scratch llama; 1 input, 1 output)")
+    assert modules & (HEAVY | FOR_MISTAKES | FOR_OTHER_FILES | {"rich"}) == set()
+
+
+def test_validate_loads_what_explains_mistakes_with_the_first_mistake(file: Path) -> None:
+    file.write_text(file.read_text() + "sead: 1\n")
+    modules = loaded_by("validate", str(file))[1]
+    assert modules >= FOR_MISTAKES
+    assert modules & HEAVY == set()
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_no_schema(option: str) -> None:
+    printed, modules = loaded_by(option)
+    assert printed
+    assert modules & (HEAVY | {"partita_schema.config", "partita_schema.load"}) == set()
 
 
 def test_schema_prints_the_json_schema_or_the_reference() -> None:
