@@ -27,6 +27,8 @@ FIXED_WINDOW = 2048
 """Rows that are handled together where nothing is sorted; a stream is shuffled over so many."""
 ORDERED_WINDOW = 256
 """The same where rows keep their order: a stream's first batch then need not wait for many others."""
+FIRST_WINDOW = 64
+"""Rows of the first of those; as many as a worker encodes at a time."""
 
 
 class Policy(Protocol):
@@ -35,6 +37,10 @@ class Policy(Protocol):
     @property
     def window(self) -> int:
         """Rows that are planned together."""
+
+    @property
+    def first_window(self) -> int:
+        """Rows of the first window of a stream; each that follows has twice as many, up to `window`."""
 
     @property
     def shuffle_rows(self) -> bool:
@@ -70,6 +76,11 @@ class Fixed:
     def window(self) -> int:
         return whole_batches(FIXED_WINDOW if self.shuffle_rows else ORDERED_WINDOW, self.batch_size)
 
+    @property
+    def first_window(self) -> int:
+        """Small where rows keep their order: batches are the same in any window, and the first comes sooner."""
+        return self.window if self.shuffle_rows else min(self.window, whole_batches(FIRST_WINDOW, self.batch_size))
+
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         cuts = even_cuts(len(lengths), self.batch_size)
         return batches_at(np.arange(len(lengths)), cuts, fullest=self.batch_size if self.drop_last else 0)
@@ -92,6 +103,10 @@ class Bucket:
 
     shuffle_rows = True
     most_tokens = None
+
+    @property
+    def first_window(self) -> int:
+        return self.window
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         order = sorted_order(lengths, noise=self.noise, chance=chance)
@@ -121,6 +136,10 @@ class TokenBudget:
     shuffle_rows = True
 
     @property
+    def first_window(self) -> int:
+        return self.window
+
+    @property
     def most_tokens(self) -> int:
         return self.max_tokens
 
@@ -147,6 +166,10 @@ class Pack:
 
     shuffle_rows = True
     longest_first = False
+
+    @property
+    def first_window(self) -> int:
+        return self.window
 
     @property
     def most_tokens(self) -> int:

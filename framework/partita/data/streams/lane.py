@@ -24,6 +24,8 @@ from partita.data.workers import Workers
 
 CHUNK = 64
 """Rows that a worker encodes at a time."""
+MOST_DOUBLINGS = 32
+"""After which a window that began with one row is larger than any."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Lane:
     def read_window(self) -> bool:
         """Read the next window and begin to encode it; False where there is none."""
         before = self._reader.state()
-        rows = self._reader.take(self._plan.policy.window)
+        rows = self._reader.take(rows_of_window(self._plan.policy, self._next_window))
         if not rows:
             self.ended = True
             return False
@@ -237,3 +239,8 @@ class Lane:
         return deque(
             self._workers.submit(RawChunk(raw[start : start + CHUNK], keys[start : start + CHUNK])) for start in starts
         )
+
+
+def rows_of_window(policy: Policy, number: int) -> int:
+    """Rows of a window. It follows from the window's number alone, so that a position need not say it."""
+    return min(policy.window, policy.first_window << min(number, MOST_DOUBLINGS))

@@ -30,7 +30,7 @@ from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import Batch, Step
 from partita_trainers.team import ALONE, Team
 
-LANE_VERSION = 2
+LANE_VERSION = 3
 """Changes with anything that puts rows of a stream into other batches."""
 MOST_LANES = 16
 """More lanes than this are not made: the position of each is saved with every checkpoint."""

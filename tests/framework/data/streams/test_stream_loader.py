@@ -22,6 +22,7 @@ from partita.data.collate import collate
 from partita.data.ledger import Ledger
 from partita.data.planning.policies import Policy, build_policy
 from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.streams import lane as lane_module
 from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
 from partita.data.streams.opening import TrainingStreams
@@ -47,6 +48,7 @@ ENCODER = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
 BUDGET = TokenBudgetBatching(type="token_budget", max_tokens=160, window=16)
 BATCHINGS = [
     FixedBatching(type="fixed"),
+    FixedBatching(type="fixed", shuffle=False),
     BucketBatching(type="bucket", window=12, noise=0.1),
     BUDGET,
     PackBatching(type="pack", max_tokens=70, window=16),
@@ -207,6 +209,34 @@ def test_workers_have_what_comes_behind_the_first_windows_before_the_first_step(
         assert windows == [16] * (lanes + prefetch)
 
 
+def test_the_first_batch_of_rows_in_order_waits_for_few_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "data", [900])
+    windows = count_takes(monkeypatch)
+    in_order = FixedBatching(type="fixed", shuffle=False)
+
+    with closing(make(folder, batching=in_order, batches_per_step=1).steps()) as steps:
+        next(steps)
+        assert windows == [64]
+        for _ in range(900 // 4 - 1):
+            next(steps)
+
+    assert windows == [64, 128, 256, 256, 196]
+
+
+def test_rows_in_order_make_the_same_batches_in_windows_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "data", [301, 300])
+    in_order = FixedBatching(type="fixed", shuffle=False)
+    growing = list(map(plain, epoch_of(make(folder, batching=in_order))))
+
+    monkeypatch.setattr(lane_module, "rows_of_window", lambda policy, number: policy.window)
+
+    assert list(map(plain, epoch_of(make(folder, batching=in_order)))) == growing
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_all_lanes_together_hold_a_window_each_and_those_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -270,11 +300,11 @@ def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
         assert first == plain(next(steps))
 
 
-def steps_of_ranks(folder: Path, *, ranks: int, number: int, cursor: Any) -> list[tuple[Step, ...]]:
+def steps_of_ranks(folder: Path, batching: Any, *, ranks: int, number: int, cursor: Any) -> list[tuple[Step, ...]]:
     """Steps of every rank, each in a thread."""
 
     def take(team: ThreadTeam) -> list[Step]:
-        loader = make(folder, batches_per_step=4, team=team)
+        loader = make(folder, batching=batching, batches_per_step=4, team=team)
         if cursor is not None:
             loader.load_cursor(cursor)
         return list(itertools.islice(loader.steps(), number))
@@ -283,15 +313,20 @@ def steps_of_ranks(folder: Path, *, ranks: int, number: int, cursor: Any) -> lis
         return list(zip(*threads.map(take, ThreadTeam.of(ranks)), strict=True))
 
 
+@pytest.mark.parametrize("batching", [BUDGET, FixedBatching(type="fixed", shuffle=False)], ids=["budget", "in order"])
 @pytest.mark.parametrize("sizes", [[90, 80, 10, 64], [40, 4, 4, 4]])
-def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(tmp_path: Path, sizes: list[int]) -> None:
+def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
+    tmp_path: Path, sizes: list[int], batching: Any
+) -> None:
     folder = write_shards(tmp_path / "data", sizes)
-    straight = [plain(step) for step in itertools.islice(make(folder, batches_per_step=4).steps(), 20)]
+    straight = [
+        plain(step) for step in itertools.islice(make(folder, batching=batching, batches_per_step=4).steps(), 20)
+    ]
 
     found: list[Any] = []
     cursor = None
     for ranks, number in ((4, 5), (1, 4), (2, 11)):
-        for together in steps_of_ranks(folder, ranks=ranks, number=number, cursor=cursor):
+        for together in steps_of_ranks(folder, batching, ranks=ranks, number=number, cursor=cursor):
             found.append([plain(together[slot % ranks])[slot // ranks] for slot in range(4)])
             cursor = merged([step.cursor for step in together])
 
