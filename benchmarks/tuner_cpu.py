@@ -4,7 +4,7 @@ Needs the shared folder beside the checkout. Zero-shot prediction of 512 rows of
 single thread, in slots. Memory: for several values of memory_budget, the most of the longest prompts that are answered
 at once, all tokens, under a limit of the system on the process's data (RLIMIT_DATA), each size in a process of its
 own, beside what the tuner says fits. Speed: the CPU seconds of the whole job at many sizes, in turn, beside the size
-that the tuner chooses when memory is plenty; and the seconds of finding it, as the log tells them, over that job's.
+that the tuner chooses when memory is plenty; and the CPU seconds of finding it over that job's.
 """
 
 import json
@@ -99,7 +99,7 @@ def speed_row(folder: str, name: str, *, quick: bool) -> dict[str, Any]:
             print(name, size, seconds[size][-1], flush=True)
     median = {size: statistics.median(values) for size, values in seconds.items()}
     best = min(median, key=median.__getitem__)
-    spent = statistics.median(size["seconds"] for size in found)
+    spent = statistics.median(size["cpu"] for size in found)
     return {
         "what": "speed",
         "model": name,
@@ -107,7 +107,7 @@ def speed_row(folder: str, name: str, *, quick: bool) -> dict[str, Any]:
         "truth": best,
         "share": round(median[best] / median[chosen], 4),
         "probes": len(found[0]["probes"]),
-        "tuning s": round(spent, 2),
+        "tuning CPU s": round(spent, 2),
         "job s": round(median[chosen], 2),
         "tuning share": round(spent / median[chosen], 4),
         "rows/s by size": {str(size): round(512 / value, 2) for size, value in median.items()},
@@ -156,12 +156,24 @@ def data_bytes() -> int:
 
 
 def tune(folder: str, name: str, room: str) -> dict[str, Any]:
-    """The tuner's answer."""
+    """The tuner's answer, and the CPU seconds of its search."""
+    from partita.tuning import sizes
+
     limits = {} if room == "plenty" else {"memory_budget": held_with_model(folder, name) + int(room)}
     model = load(folder, name, **limits)
     rows = questions(folder)
+    search, spent = sizes.tune, []
+
+    def counted(*positional: Any, **named: Any) -> Any:
+        started = time.process_time()
+        try:
+            return search(*positional, **named)
+        finally:
+            spent.append(time.process_time() - started)
+
+    sizes.tune = counted
     found: dict[str, Any] = model.tune(rows, fresh=True).generation.record()
-    return found
+    return {**found, "cpu": sum(spent)}
 
 
 def held_with_model(folder: str, name: str) -> int:
