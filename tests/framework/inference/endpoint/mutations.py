@@ -143,12 +143,12 @@ class Mutator:
     def encoding(self) -> bytes:
         body = self.body()
         choices = (
-            (b"gzip", gzip.compress(body)),
-            (b"gzip", gzip.compress(body)[:-9]),
+            (b"gzip", gzip.compress(body, mtime=0)),
+            (b"gzip", gzip.compress(body, mtime=0)[:-9]),
             (b"gzip", body),
-            (b"gzip", gzip.compress(bytes(30_000_000), compresslevel=1)),
-            (b"gzip", gzip.compress(gzip.compress(body))),
-            (b"gzip, gzip", gzip.compress(gzip.compress(body))),
+            (b"gzip", gzip.compress(bytes(30_000_000), compresslevel=1, mtime=0)),
+            (b"gzip", gzip.compress(gzip.compress(body, mtime=0), mtime=0)),
+            (b"gzip, gzip", gzip.compress(gzip.compress(body, mtime=0), mtime=0)),
             (b"deflate", zlib.compress(body)[2:-4]),
             (b"deflate", zlib.compress(bytes(30_000_000), 1)),
             (b"br", body),
