@@ -26,7 +26,7 @@ from partita_schema.errors import shortened
 from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
 from partita_schema.json_values import TOO_DEEP, is_too_deep, json_validator, schema_mistake
 
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 def is_missing(value: object) -> bool:

@@ -120,7 +120,7 @@ def text_trap(shape: Shape, node: Node, *, optional: bool) -> str | None:
 
 
 def number_in(text: str) -> int | float | None:
-    if not re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,2})?\s*", text, re.ASCII) or len(text) > 40:
+    if len(text) > 40 or not re.fullmatch(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,2})?\s*", text, re.ASCII):
         return None
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number

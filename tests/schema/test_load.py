@@ -199,3 +199,11 @@ def test_a_key_of_any_length_takes_one_line() -> None:
 def test_a_number_beside_a_control_character_is_a_wrong_value() -> None:
     with pytest.raises(ConfigError, match="trust_remote_code"):
         load_config({"base_model": "some/model", "trust_remote_code": "0\x1f"})
+
+
+def test_a_text_of_a_million_digits_for_a_number_is_refused_in_one_pass(tmp_path: Path) -> None:
+    """In quadratic time it would be stopped by the limit of the test."""
+    (tmp_path / "run.yaml").write_text(f"seed: {'1' * 900_000}x\n")
+
+    with pytest.raises(ConfigError, match="seed: write an integer of at least 0; got 1111"):
+        load_config(tmp_path / "run.yaml")

@@ -139,6 +139,11 @@ def test_what_is_no_number_is_said(value: object, reason: str) -> None:
     assert reason_of("number", value) == f"column o: {reason}"
 
 
+def test_a_text_of_a_million_digits_is_refused_in_one_pass() -> None:
+    """In quadratic time it would be stopped by the limit of the test."""
+    assert "is no finite number" in str(reason_of("number", "1" * 1_000_000 + "x"))
+
+
 def test_json_comes_as_value_or_as_text() -> None:
     assert value_of("json", '{"n": 1}') == value_of("json", {"n": np.int64(1)}) == {"n": 1}
     assert schema_of("{name: o, type: json}").load({"q": "a", "o": np.array([1, 2])})["o"] == [1, 2]

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from partita.inference.record import json_line
 from partita.runs.files import new_file, open_beside, output_file, why_not_written
 from partita_schema.errors import DataError, WriteError
+from partita_schema.rows import NUMBER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,6 @@ Row = Mapping[str, Any]
 CHUNK_ROWS = 1000
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a formula begins with, in full-width characters as well (OWASP, CSV Injection)."""
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def check_ending(path: Path) -> None:
