@@ -3,7 +3,9 @@
 import logging
 import os
 import signal
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,3 +53,20 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     found = Forks(tmp_path_factory.mktemp("forks"))
     yield found
     found.end()
+
+
+Forced = Callable[[Path], int | list[str] | None]
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Forced:
+    """forced(path): the bytes of a file, or the names in a folder, when it was last forced onto the disk; else None."""
+    fsync, found = os.fsync, dict[int, int | list[str]]()
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        found[status.st_ino] = sorted(os.listdir(descriptor)) if stat.S_ISDIR(status.st_mode) else status.st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    return lambda path: found.get(path.stat().st_ino)

@@ -91,6 +91,14 @@ def test_a_failed_write_leaves_the_checkpoints_that_there_were(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
+def test_a_checkpoint_and_its_name_are_on_the_disk_once_it_is_written(tmp_path: Path, forced: Any) -> None:
+    path = write(tmp_path, 1, [optimizer_with_state()])
+    assert len(list(path.iterdir())) > 5
+    for file in path.iterdir():
+        assert forced(file) == file.stat().st_size
+    assert "step-000001" in forced(tmp_path)
+
+
 def test_only_complete_checkpoints_count_and_leftovers_go(tmp_path: Path) -> None:
     write(tmp_path, 3)
     write(tmp_path, 12)

@@ -276,6 +276,23 @@ def test_a_disk_that_cannot_sync_is_told(tmp_path: Path, monkeypatch: Any) -> No
         monkeypatch.undo()
 
 
+def test_a_closed_journal_is_on_the_disk(tmp_path: Path, forced: Any) -> None:
+    with opened(tmp_path / "j") as journal:
+        journal.append([record(0)])
+        journal.append([record(1)])
+    assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > 0
+
+
+def test_records_are_forced_onto_the_disk_every_now_and_then(
+    tmp_path: Path, forced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.inference.journal.SYNC_SECONDS", 0.0)
+    with opened(tmp_path / "j") as journal:
+        begun = forced(tmp_path / "j")
+        journal.append([record(0)])
+        assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > begun
+
+
 def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0)])

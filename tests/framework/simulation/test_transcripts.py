@@ -3,6 +3,7 @@
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,21 @@ def test_what_ranks_have_left_is_taken_over_once(tmp_path: Path) -> None:
         assert transcripts.last_failure is None
         transcripts.add(dialogue(8, "failed"))
         assert transcripts.last_failure == "environment: no"
+
+
+def test_closed_transcripts_are_on_the_disk(tmp_path: Path, forced: Any) -> None:
+    path = keep(tmp_path, 0, 1, rank=0)
+    assert forced(path) == path.stat().st_size > 0
+
+
+def test_finished_transcripts_are_in_the_order_that_is_asked_for_and_on_the_disk(tmp_path: Path, forced: Any) -> None:
+    keep(tmp_path, 2, 0, 1, rank=0)
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        found = transcripts.finish(["task-0", "task-1", "task-2"])
+    assert [one.key for one in found] == ["task-0", "task-1", "task-2"]
+    path = tmp_path / "gold.jsonl"
+    assert [line.split(b'"')[3] for line in path.read_bytes().splitlines()] == [b"task-0", b"task-1", b"task-2"]
+    assert forced(path) == path.stat().st_size > 0
 
 
 def test_a_damaged_line_costs_its_dialogue_and_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

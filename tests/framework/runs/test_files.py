@@ -1,0 +1,22 @@
+"""Files that are there whole: they are on the disk before they have their name."""
+
+from pathlib import Path
+from typing import Any
+
+from partita.runs.files import new_file, write_atomically
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, forced: Any) -> None:
+    write_atomically(tmp_path / "a", "some text")
+    assert (tmp_path / "a").read_text() == "some text"
+    assert forced(tmp_path / "a") == 9
+
+
+def test_a_new_file_and_its_name_are_on_the_disk(tmp_path: Path, forced: Any) -> None:
+    with new_file(tmp_path / "a") as file:
+        file.write(b"some ")
+        file.write(b"bytes")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_bytes() == b"some bytes"
+    assert forced(tmp_path / "a") == 10
+    assert forced(tmp_path) == ["a"]
