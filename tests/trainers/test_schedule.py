@@ -5,7 +5,7 @@ import math
 import pytest
 
 from partita_schema.trainer import LearningRateScheduler
-from partita_trainers.schedule import learning_rate_share, warmup_steps
+from partita_trainers.schedule import Schedule, learning_rate_share, warmup_steps
 
 
 def shares(total: int, **options: object) -> list[float]:
@@ -43,6 +43,12 @@ def test_each_decay_has_its_shape(options: dict[str, object], step: int, expecte
     assert shares(100, warmup_steps=0, **options)[step - 1] == pytest.approx(expected, abs=1e-9)
 
 
+def test_inverse_sqrt_falls_from_the_end_of_the_warm_up() -> None:
+    found = shares(100, decay="inverse_sqrt", warmup_steps=4)
+    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert (found[15], found[99]) == pytest.approx((0.5, 0.2))
+
+
 def test_warm_up_never_outlasts_the_run() -> None:
     assert shares(4, warmup_steps=10) == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert warmup_steps(LearningRateScheduler(warmup_fraction=0.1), 40) == 4
@@ -54,3 +60,13 @@ def test_warm_up_never_outlasts_the_run() -> None:
 @pytest.mark.parametrize("total", [1, 2, 3, 10, 1000])
 def test_every_share_is_between_nothing_and_the_peak(decay: str, total: int) -> None:
     assert all(0 <= share <= 1 for share in shares(total, decay=decay))
+
+
+def test_the_last_step_is_evaluated_and_saved_whatever_stands_between() -> None:
+    schedule = Schedule(total=10, evaluate_every=4, checkpoint_every=3)
+    steps = range(1, 11)
+    assert [step for step in steps if schedule.evaluation_is_due(step)] == [4, 8, 10]
+    assert [step for step in steps if schedule.checkpoint_is_due(step)] == [3, 6, 9, 10]
+    rare = Schedule(total=10, evaluate_every=None, checkpoint_every=None)
+    assert not any(rare.evaluation_is_due(step) for step in steps)
+    assert [step for step in steps if rare.checkpoint_is_due(step)] == [10]

@@ -132,6 +132,43 @@ def test_a_halved_step_draws_the_same_random_numbers_as_one_that_was_planned_so(
     assert same(weights(halved), weights(planned))
 
 
+def random_states(work: Any) -> list[bytes]:
+    """The state of torch's random numbers before each forward pass of a training."""
+    found: list[bytes] = []
+
+    def note(module: torch.nn.Module, inputs: Any) -> None:
+        if module.training:
+            found.append(torch.get_rng_state().numpy().tobytes())
+
+    work.lm.module.register_forward_pre_hook(note)
+    run(work)
+    return found
+
+
+def test_dropout_is_another_one_in_every_step_for_every_row_and_with_every_seed(make_work: Any, tmp_path: Path) -> None:
+    def work_in(name: str) -> Any:
+        batches = make_work.batches(rows=2, step_rows=2, micro=2)  # the same two rows in each step, one in a batch
+        return make_work(run=make_work.recorder(tmp_path / name), batches=batches, epochs=3)
+
+    states = random_states(work_in("one"))
+    assert len(set(states)) == len(states) == 6
+    assert random_states(work_in("again")) == states
+    other = work_in("other")
+    other = replace(other, config=other.config.model_copy(update={"seed": other.config.seed + 1}))
+    assert not {*random_states(other)} & {*states}
+
+
+def test_the_log_tells_the_share_of_padding_in_a_step(make_work: Any) -> None:
+    work = make_work(epochs=1)
+    steps = make_work.batches().steps()
+    run(work)
+    for record in work.run.log:
+        batches = next(steps).batches
+        padded = sum(batch.input_ids_BT.numel() - int(batch.lengths_B.sum()) for batch in batches)
+        cells = sum(batch.input_ids_BT.numel() for batch in batches)
+        assert 0 < record["padding"] == pytest.approx(padded / cells, abs=1e-6)
+
+
 def test_memory_that_ends_during_the_backward_pass_leaves_no_half_of_a_gradient(make_work: Any, tmp_path: Path) -> None:
     def work_in(name: str) -> Any:
         lm = make_work.model(dropout=0.0)
@@ -323,6 +360,18 @@ def test_a_single_line_of_packed_rows_is_cut_between_rows_until_one_is_left(capl
     assert [part.tokens for part in parts] == [4, 2, 3]
     with pytest.raises(TrainingError, match="out of memory with 1 row of 4 tokens"):
         cutting.halve(parts[0], number=3, failure=MemoryError())
+
+
+def test_hashes_of_steps_tell_ids_labels_lengths_and_keys_apart() -> None:
+    batch = batch_of([4, 2])
+    others = [
+        replace(batch, input_ids_BT=batch.input_ids_BT + 1),
+        replace(batch, labels_BT=batch.labels_BT.masked_fill(batch.labels_BT == 3, -100)),
+        replace(batch, lengths_B=torch.tensor([4, 3])),
+        replace(batch, keys=("row 0", "row 7")),
+    ]
+    assert len({batch_digest(one) for one in (batch, *others)}) == 5
+    assert batch_digest(batch_of([4, 2])) == batch_digest(batch)
 
 
 def test_hashes_of_steps_tell_positions_apart() -> None:

@@ -17,7 +17,7 @@ from partita_trainers.batch_size import tune as tune_module
 from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.memory import Peak
 from partita_trainers.batch_size.trial import BatchSize, Purpose, Timing, Volume
-from partita_trainers.batch_size.tune import tune, verify
+from partita_trainers.batch_size.tune import capped, tune, verify
 
 GB = 10**9
 
@@ -228,6 +228,11 @@ def test_the_limit_of_the_user_holds(device: Device) -> None:
     found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
     assert found.rows <= 24
     assert found.fits == 24
+
+
+def test_no_more_rows_are_tried_than_kernels_start_with(device: Device) -> None:
+    assert capped(Work(device, num_rows=1_000_000), None) == capped(Work(device, num_rows=1_000_000), 10**6) == 65_535
+    assert capped(Work(device, num_rows=7), 24) == capped(Work(device, num_rows=24), 7) == 7
 
 
 def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:

@@ -1,0 +1,56 @@
+"""What a fine-tuning asks of its evaluations, and the learning rate where the file says none."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partita_schema.config import Config
+from partita_trainers.finetune import Finetune
+
+DURING, AT_THE_END, TEST = ("validation", False, 256), ("validation", True, None), ("test", True, None)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "asked"),
+    [
+        ({}, [DURING, AT_THE_END, TEST]),
+        ({"evaluate_test": False}, [DURING, AT_THE_END]),
+        ({"evaluate_generated": True, "max_generated_rows": 7}, [("validation", True, 7), AT_THE_END, TEST]),
+        ({"evaluate_generated": False}, [DURING, ("validation", False, None), ("test", False, None)]),
+        ({"validation_metric": "accuracy"}, [("validation", True, 256), AT_THE_END, TEST]),
+        ({"skip_all_evaluation": True}, []),
+    ],
+)
+def test_answers_are_generated_where_the_file_asks_for_them(
+    make_work: Any, trainer: dict[str, Any], asked: list[tuple[str, bool, int | None]]
+) -> None:
+    found = []
+
+    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+        found.append((split, generated, max_rows))
+        return {"loss": 1.0, "a.accuracy": 0.5}
+
+    work = make_work(evaluate=evaluate, max_steps=1, steps_per_evaluation=1, **trainer)
+    work = replace(work, splits=("training", "validation", "test"))
+    result = Finetune(work.config.trainer).train(work)
+    assert found == asked
+    assert set(result.metrics) == {split for split, _, _ in asked}
+
+
+@pytest.mark.parametrize(
+    ("model", "rate"),
+    [
+        ({"base_model": {"type": "scratch"}}, 1e-3),
+        ({"base_model": "some/model"}, 2e-5),
+        ({"base_model": "some/model", "adapter": {"type": "lora"}}, 2e-4),
+        ({"base_model": {"type": "scratch"}, "adapter": {"type": "lora"}}, 2e-4),
+    ],
+)
+def test_the_learning_rate_that_the_file_does_not_say_is_that_of_what_is_trained(
+    make_work: Any, model: dict[str, Any], rate: float
+) -> None:
+    work = make_work(learning_rate=None, max_steps=1, skip_all_evaluation=True)
+    values = work.config.model_dump(mode="json", exclude_unset=True) | model
+    Finetune(work.config.trainer).train(replace(work, config=Config.model_validate(values)))
+    assert work.run.noted["learning_rate"] == rate

@@ -1,0 +1,92 @@
+"""The parts of a step: gradients of several batches, and their limits."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.distributed.threads import ThreadTeam
+from partita_trainers.finetune import Finetune
+from partita_trainers.learner import Learner
+
+STEP = {
+    "max_steps": 1,
+    "learning_rate": 1.0,
+    "optimizer": {"type": "sgd"},
+    "learning_rate_scheduler": {"decay": "none"},
+}
+"""One step of which the change of the weights is the gradient."""
+
+
+def run(work: Any) -> Any:
+    return Finetune(work.config.trainer).train(work)
+
+
+def weights(work: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in work.lm.module.parameters()])
+
+
+def change_of(work: Any) -> torch.Tensor:
+    """What a run adds to the weights."""
+    before = weights(work)
+    run(work)
+    return weights(work) - before
+
+
+def test_the_penalty_of_an_adapter_weighs_the_same_in_any_accumulation(make_work: Any, tmp_path: Path) -> None:
+    def change(micro: int, weight: float) -> torch.Tensor:
+        lm = make_work.model(dropout=0.0)
+        lm.auxiliary_loss = lambda: weight * lm.module.head.weight.square().sum()
+        batches = make_work.batches(micro=micro)
+        return change_of(
+            make_work(run=make_work.recorder(tmp_path / f"{micro} {weight}"), lm=lm, batches=batches, **STEP)
+        )
+
+    whole = change(1, 0.01)
+    assert not torch.allclose(whole, change(1, 0.0), atol=1e-3)
+    for micro in (2, 8):
+        torch.testing.assert_close(change(micro, 0.01), whole, rtol=1e-4, atol=1e-6)
+
+
+def test_no_gradient_value_is_larger_than_its_limit(make_work: Any, tmp_path: Path) -> None:
+    free = change_of(make_work(run=make_work.recorder(tmp_path / "free"), gradient_clipping={}, **STEP))
+    limits = {"clipglobalnorm": None, "clipvalue": 0.01}
+    clipped = change_of(make_work(run=make_work.recorder(tmp_path / "clipped"), gradient_clipping=limits, **STEP))
+    assert float(free.abs().max()) > 0.05
+    assert float(clipped.abs().max()) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_the_norm_of_all_gradients_is_limited_and_the_log_tells_what_it_was(make_work: Any, tmp_path: Path) -> None:
+    def work_in(name: str, limit: float | None) -> Any:
+        clipping = {"clipglobalnorm": limit}
+        return make_work(run=make_work.recorder(tmp_path / name), gradient_clipping=clipping, **STEP)
+
+    free, clipped = work_in("free", None), work_in("clipped", 0.125)
+    norm = float(change_of(free).norm())
+    assert norm > 0.25
+    assert float(change_of(clipped).norm()) == pytest.approx(0.125, rel=1e-4)
+    assert [work.run.log[0]["gradient_norm"] for work in (free, clipped)] == pytest.approx([norm, norm], rel=1e-4)
+
+
+def test_a_gradient_that_one_rank_alone_has_is_that_of_all(make_work: Any) -> None:
+    work, teams = make_work(), ThreadTeam.of(2, timeout_seconds=20)
+    models = [make_work.model(), make_work.model()]
+    learners = [
+        Learner(work.config.trainer, lm, device=torch.device("cpu"), team=team)
+        for lm, team in zip(models, teams, strict=True)
+    ]
+    for rank, lm in enumerate(models):
+        lm.module.head.bias.grad = torch.full((23,), 1.0 + rank)
+    models[1].module.embed.weight.grad = torch.ones(23, 16)
+
+    def add_up(learner: Learner) -> None:
+        learner.add_up_gradients(learner.team.gather(learner.has_gradients(), "gradients"))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(add_up, learners))
+    for lm in models:
+        assert lm.module.head.bias.grad.tolist() == [3.0] * 23
+        assert torch.equal(lm.module.embed.weight.grad, torch.ones(23, 16))
+        assert lm.module.hidden.weight.grad is None

@@ -1,0 +1,58 @@
+"""What the optimizer section of a file becomes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from partita_schema.trainer import Optimizer
+from partita_trainers.optimizers import build_optimizers
+
+SHAPES = {"embed.weight": (5, 3), "layer.weight": (3, 3), "layer.bias": (3,), "norm.weight": (3,), "gate": (1,)}
+
+
+def build(**options: Any) -> tuple[dict[str, torch.nn.Parameter], list[torch.optim.Optimizer]]:
+    """Parameters of ones, and the optimizers over them."""
+    parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in SHAPES.items()}
+    config = Optimizer.model_validate(options)
+    return parameters, build_optimizers(config, parameters, learning_rate=0.1, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam"])
+def test_weight_decay_takes_a_share_of_matrices_and_nothing_of_the_rest(kind: str) -> None:
+    parameters, optimizers = build(type=kind, weight_decay=0.5)
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
+    for name, parameter in parameters.items():
+        expected = 1 - 0.1 * 0.5 if parameter.ndim == 2 else 1.0
+        torch.testing.assert_close(parameter.detach(), torch.full(SHAPES[name], expected))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "lion", "schedule_free_adamw"])
+def test_averages_decay_as_the_file_says(kind: str) -> None:
+    _, [optimizer] = build(type=kind, betas=[0.5, 0.75])
+    assert {tuple(group["betas"]) for group in optimizer.param_groups} == {(0.5, 0.75)}
+
+
+@pytest.mark.parametrize(
+    ("options", "momentum", "nesterov"),
+    [({}, 0.95, True), ({"nesterov": False}, 0.95, False), ({"momentum": 0.5, "nesterov": True}, 0.5, True)],
+)
+def test_muon_changes_matrices_with_the_momentum_of_the_file_and_adamw_the_rest(
+    options: dict[str, Any], momentum: float, nesterov: bool
+) -> None:
+    parameters, [muon, adamw] = build(type="muon", **options)
+    [group] = muon.param_groups
+    assert (group["momentum"], group["nesterov"]) == (momentum, nesterov)
+    assert [id(parameter) for parameter in group["params"]] == [id(parameters["layer.weight"])]
+    assert sum(len(group["params"]) for group in adamw.param_groups) == 4
+    assert isinstance(adamw, torch.optim.AdamW)
+
+
+def test_sgd_has_no_momentum_unless_the_file_says_so() -> None:
+    for options, momentum in (({}, 0.0), ({"momentum": 0.9, "nesterov": True}, 0.9)):
+        _, [optimizer] = build(type="sgd", **options)
+        [group] = optimizer.param_groups
+        assert (group["momentum"], group["nesterov"]) == (momentum, bool(options))
