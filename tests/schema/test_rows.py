@@ -112,7 +112,9 @@ def test_labels_are_stripped_and_must_be_known() -> None:
     assert schema_of("{name: o, type: category}").load({"q": "a", "o": 1})["o"] == "1"
 
 
-@pytest.mark.parametrize(("value", "number"), [("4", 4), (" 2.50 ", 2.5), (3.0, 3), (np.int32(1), 1), ("1e1", 10)])
+@pytest.mark.parametrize(
+    ("value", "number"), [("4", 4), (" 2.50 ", 2.5), (3.0, 3), (np.int32(1), 1), ("1e1", 10), (0, 0)]
+)
 def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: float) -> None:
     found = value_of("number", value)
     assert (found, type(found)) == (number, type(number))
@@ -142,6 +144,11 @@ def test_what_is_no_number_is_said(value: object, reason: str) -> None:
 def test_a_text_of_a_million_digits_is_refused_in_one_pass() -> None:
     """In quadratic time it would be stopped by the limit of the test."""
     assert "is no finite number" in str(reason_of("number", "1" * 1_000_000 + "x"))
+
+
+def test_a_range_may_hold_a_single_number() -> None:
+    schema = schema_of("{name: o, type: number, decoder: {minimum: 3, maximum: 3}}")
+    assert schema.load({"q": "a", "o": "3"})["o"] == 3
 
 
 def test_json_comes_as_value_or_as_text() -> None:

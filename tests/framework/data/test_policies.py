@@ -119,6 +119,15 @@ def test_packed_lines_are_never_too_long_and_few(lengths: np.ndarray, spare: int
     assert sum(2 * count <= room for count in tokens) <= 1, "two half empty lines would have been one"
 
 
+def test_a_row_goes_into_the_line_where_it_leaves_the_least_room() -> None:
+    """Where the most is left, the row of 3 would stand behind the 6, and the last 2 in a third line."""
+    lengths = np.array([7, 6, 3, 2, 2])
+    [batch] = cut(build_policy(PackBatching(type="pack"), batch_size=4, max_tokens=10), lengths)
+    lines = [sorted(lengths[batch.rows[batch.lines == line]].tolist()) for line in range(2)]
+    assert sorted(lines) == [[2, 2, 6], [3, 7]]
+    assert line_tokens(batch, lengths) == [10, 10]
+
+
 @given(lengths=some_lengths(), spread=st.integers(0, 30), noise=st.sampled_from([0.0, 0.3]), size=st.integers(1, 9))
 def test_rows_of_a_bucket_are_no_further_apart_than_the_spread(
     lengths: np.ndarray, spread: int, noise: float, size: int

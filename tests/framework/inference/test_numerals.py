@@ -131,6 +131,11 @@ def test_a_number_out_of_range_is_told(text: str, reason: str) -> None:
         read(text, minimum=0, maximum=5)
 
 
+@pytest.mark.parametrize("text", ["0", "5", "5.0"])
+def test_the_ends_of_a_range_are_within_it(text: str) -> None:
+    assert read(text, minimum=0, maximum=5) == float(text)
+
+
 def test_an_integer_beyond_all_floats_is_too_large() -> None:
     with pytest.raises(ReadError, match="too large"):
         NumberReader(NumberDecoder()).check(10**400)

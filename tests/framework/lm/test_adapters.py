@@ -241,6 +241,12 @@ def test_adalora_prunes_to_its_budget_and_penalises_what_is_not_orthogonal(small
     assert alive <= kept
 
 
+def test_alpha_of_adalora_defaults_to_twice_the_rank_that_it_begins_with(small) -> None:
+    ranks = {"type": "adalora", "init_r": 6, "target_r": 2}
+    for adapter, alpha in ((ranks, 12), ({**ranks, "alpha": 5}, 5)):
+        assert small.load(small.config(adapter=adapter)).adapted.active_peft_config.lora_alpha == alpha
+
+
 def test_adalora_without_a_plan_is_our_own_mistake(small) -> None:
     lm = small.load(small.config(adapter={"type": "adalora"}))
     with pytest.raises(AssertionError, match="prepare_training"):
