@@ -1,0 +1,62 @@
+"""When so many dialogues have failed that a simulation ends."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.simulation.dialogue import Dialogue
+from partita.simulation.sharing import Standing, keep
+from partita.simulation.transcripts import Transcripts
+from partita_schema.simulation import Limits
+from partita_trainers.team import ALONE
+
+
+class Ended:
+    """A rollout of dialogues that have ended already."""
+
+    live: dict[int, Any] = {}
+
+    def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
+        return dialogues
+
+
+class Shown:
+    """A display that adds up."""
+
+    total = 0
+
+    def advance(self, amount: int = 1, **shown: Any) -> None:
+        self.total += amount
+
+
+def ended(number: int, *, failed: bool) -> Dialogue:
+    found = Dialogue(f"task-{number}", f"task-{number}", {}, number)
+    found.end("failed" if failed else "done", "environment: no" if failed else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("failed", "good", "fraction", "expected"),
+    [
+        (10, 10, 0.5, (20, False)),  # exactly as many as are allowed
+        (11, 10, 0.5, (20, True)),
+        (19, 0, 0.5, (19, False)),  # too few to judge
+        (0, 30, 0.0, (30, False)),
+        (1, 30, 0.0, (20, True)),
+        (30, 0, 1.0, (30, False)),
+    ],
+)
+def test_a_simulation_ends_once_more_dialogues_failed_than_are_allowed(
+    tmp_path: Path, failed: int, good: int, fraction: float, expected: tuple[int, bool]
+) -> None:
+    dialogues = [ended(number, failed=number < failed) for number in range(failed + good)]
+    display = Shown()
+    with Transcripts(tmp_path, "predicted", decided_by={}) as transcripts:
+        standing = Standing(ALONE, ended=0, failed=0)
+        limits = Limits(fail_fraction=fraction)
+        found = keep(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
+        assert len(transcripts.done) == expected[0]
+    assert found == expected
+    assert display.total == expected[0]
