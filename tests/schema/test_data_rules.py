@@ -78,6 +78,10 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
             {"source": STREAM, "batching": {"type": "bucket", "longest_first": True}},
             "data.batching.longest_first: nobody knows which row of a stream is the longest; remove longest_first",
         ),
+        (
+            {"source": "a.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.05, 0.06]}},
+            "data.split.probabilities: probabilities sum to 1.01; write three shares with the sum 1",
+        ),
         ({"shaper": "x"}, "data.shaper: got 'x'; write module:Class, such as my_package.parts:MyClass"),
         ({"collate": "x"}, "data.collate: got 'x'; write module:Class, such as my_package.parts:MyClass"),
         (

@@ -70,9 +70,9 @@ def test_the_last_override_of_a_key_counts() -> None:
             ),
         ),
         (
-            "input_features.3.name=x",
+            "input_features.1.name=x",
             (
-                "--set input_features.3.name=x: input_features[3]: the list has 1 item, counted from 0; "
+                "--set input_features.1.name=x: input_features[1]: the list has 1 item, counted from 0; "
                 "write a smaller number"
             ),
         ),

@@ -41,6 +41,13 @@ def test_keys_and_lists_count_as_json_gives_them_back() -> None:
     assert unsealed(text, required=True) == {"sizes": {"10": [1, 2], "9": None}}
 
 
+def test_the_order_of_keys_does_not_count() -> None:
+    written = sealed({"step": 3, "sizes": {"a": 1, "b": 2}})
+    turned = dict(reversed(written.items())) | {"sizes": {"b": 2, "a": 1}}
+    assert list(turned) != list(written)
+    assert unsealed(json.dumps(turned), required=True) == {"step": 3, "sizes": {"a": 1, "b": 2}}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
