@@ -83,6 +83,13 @@ def test_a_deal_by_hash_has_about_its_shares() -> None:
     assert abs(np.mean(places == 2) - 0.1) < 0.02
 
 
+def test_the_seed_decides_a_deal_by_hash() -> None:
+    values = [str(i) for i in range(200)]
+    first, again, other = (hash_places(values, (0.2, 0.2), seed=seed).tolist() for seed in (1, 1, 2))
+
+    assert first == again != other
+
+
 def test_a_source_is_dealt_ninety_five_five_and_rows_keep_their_order(make_config: Make) -> None:
     splits = open_splits(make_config(), folder=Path(), dataset=table(100))
 
@@ -162,6 +169,9 @@ def test_a_sample_is_taken_before_the_deal(make_config: Make) -> None:
     for sample in ({"sample_size": 40}, {"sample_ratio": 0.4}):
         splits = open_splits(make_config(preprocessing=sample), folder=Path(), dataset=table(100))
         assert {name: len(rows) for name, rows in splits.items()} == {"training": 36, "validation": 2, "test": 2}
+        chosen = [numbers(rows) for rows in splits.values()]
+        assert all(part == sorted(part) for part in chosen), "rows keep their order"
+        assert max(number for part in chosen for number in part) > 40, "they are not the first ones"
 
 
 def test_unreadable_rows_are_answered_for_by_the_training_rows(make_config: Make, tmp_path: Path) -> None:

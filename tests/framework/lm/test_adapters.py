@@ -247,6 +247,15 @@ def test_alpha_of_adalora_defaults_to_twice_the_rank_that_it_begins_with(small) 
         assert small.load(small.config(adapter=adapter)).adapted.active_peft_config.lora_alpha == alpha
 
 
+def test_the_phases_of_adalora_leave_a_step_for_pruning_where_there_is_one(small) -> None:
+    lm = small.load(small.config(adapter={"type": "adalora", "init_r": 6, "target_r": 2, "tinit": 0.3, "tfinal": 8}))
+    settings, found = lm.adapted.active_peft_config, {}
+    for steps in (1, 2, 10, 40):
+        lm.prepare_training(steps)
+        found[steps] = (settings.tinit, settings.tfinal, settings.total_step)
+    assert found == {1: (0, 0, 1), 2: (1, 0, 2), 10: (3, 6, 10), 40: (12, 8, 40)}
+
+
 def test_adalora_without_a_plan_is_our_own_mistake(small) -> None:
     lm = small.load(small.config(adapter={"type": "adalora"}))
     with pytest.raises(AssertionError, match="prepare_training"):

@@ -34,8 +34,11 @@ def test_what_was_found_comes_back_the_same(tmp_path: Path) -> None:
 
 
 def test_another_key_finds_nothing(tmp_path: Path) -> None:
-    Cache(tmp_path).save(KEY, FOUND)
-    assert Cache(tmp_path).load({**KEY, "options": [{"do_sample": True}, 2]}) is None
+    cache, other = Cache(tmp_path), {**KEY, "options": [{"do_sample": True}, 2]}
+    cache.save(KEY, FOUND)
+    assert cache.load(other) is None
+    cache.file(KEY).rename(cache.file(other))
+    assert cache.load(other) is None, "the file says itself what it was found for"
 
 
 def test_the_order_of_a_key_does_not_matter(tmp_path: Path) -> None:
