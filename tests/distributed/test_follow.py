@@ -144,6 +144,16 @@ def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: sig
     assert ranks.done[-1] == "close"
 
 
+def test_nobody_starts_again_once_the_board_is_told_to_stop() -> None:
+    board = Board()
+    board.tell("a", Came(0, 1, "node-0", 11), "actor")
+    assert not board.is_stopping()
+    board.stop()
+    assert board.is_stopping()
+    assert board.lose([0])
+    assert not any(isinstance(message, Died) for _, message in board.fetch()[0])
+
+
 def test_the_board_says_whether_a_death_ends_all() -> None:
     board = Board()
     board.tell("a", Came(0, 2, "node-0", 11), "actor")

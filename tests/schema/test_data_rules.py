@@ -94,6 +94,10 @@ def test_the_text_of_a_rule_of_the_data_section(data: dict[str, Any], text: str)
     assert problems(data) == [text]
 
 
+def test_a_mix_may_have_a_thousand_sources() -> None:
+    assert problems(mix(*["a.csv"] * 1000)) == []
+
+
 @pytest.mark.parametrize(
     ("data", "at"),
     [

@@ -107,6 +107,14 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
         assert orders[0] == list(map(plain, make(lengths, batching).steps(0)))
 
 
+def test_each_window_has_a_random_order_of_its_own() -> None:
+    """Windows that share one would have their longest batch at the same place."""
+    lengths = np.arange(1, 257)
+    [*steps] = make(lengths, BucketBatching(type="bucket", window=64)).steps(0)
+    means = np.array([lengths[batch.rows].mean() for step in steps for batch in step.batches]).reshape(4, 8)
+    assert len({tuple(window) for window in np.argsort(means).tolist()}) == 4
+
+
 def test_rows_that_are_not_shuffled_keep_their_order() -> None:
     planner = make(np.ones(20), FixedBatching(type="fixed", shuffle=False))
 
