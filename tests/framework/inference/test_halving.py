@@ -40,6 +40,14 @@ class Device:
         return list(in_parts(len(self.sizes), self.work, limit=limit, tokens=self.largest, describe=describe))
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (50, 4), (100, 2), (199, 1), (1000, 1)])
+def test_a_limit_of_long_rows_lets_more_short_ones_through_but_never_more_than_at_first(tokens: int, rows: int) -> None:
+    limit = BatchLimit(8)
+    assert limit.at(tokens) == 8
+    limit.rows, limit.tokens = 2, 100
+    assert limit.at(tokens) == rows
+
+
 @given(SIZES, LIMITS, st.integers(min_value=1, max_value=60), st.frozensets(st.integers(0, 39)))
 def test_every_row_that_is_asked_for_is_done_once_in_order_or_does_not_fit_alone(
     sizes: list[int], start: int, room: int, unasked: frozenset[int]
