@@ -4,11 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check format docs lock clean
+.PHONY: help demo test test-long test-all check format docs lock clean
 
 help:
 	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
-	@echo "make test    all tests"
+	@echo "make test    the tests that take at most three CPU seconds each (about five minutes)"
+	@echo "make test-long   the others, and more examples of properties"
+	@echo "make test-all    both"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make format  format and mend what can be mended"
 	@echo "make docs    write the generated pages again"
@@ -25,8 +27,15 @@ $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/table_booking/demo.py
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not long"
+
+test-long: $(READY)
+	$(PYTEST) -m "long or property" --hypothesis-profile=full --no-cost-limit
+
+test-all: test test-long
 
 check: $(READY)
 	$(BIN)/ruff format --check .

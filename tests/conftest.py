@@ -8,15 +8,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from .costs import Costs, add_options
 from .forks import Forks
+from .properties import register_profiles
+from .seeds import VARIABLE, session_seed, set_session_seed
 
-# A busy machine draws examples slowly, which says nothing of what is tested.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+register_profiles()
 
 LOGGERS = ("partita", "partita_trainers", "partita_schema", "partita.file", "transformers", "datasets")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_report_header() -> str:
+    return f"random moments: {VARIABLE}={session_seed()} gives them again"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    set_session_seed()
+    config.pluginmanager.register(Costs(config))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark properties, which `make test-long` tries on more examples."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
 
 
 @pytest.fixture(scope="session", autouse=True)

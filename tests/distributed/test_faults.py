@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from ..forks import COMMAND, Fork, Forks
+from ..seeds import session_seed
 
-pytestmark = [pytest.mark.distributed, pytest.mark.faults]
+pytestmark = pytest.mark.long
 
 TWO = ("--set", "backend.type=torchrun", "--set", "backend.processes=2")
 
@@ -130,7 +131,7 @@ def killed(chance: random.Random, ranks: int, pattern: str, lines: range) -> dic
 def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     folder = processes.prepare(tmp_path / "job", processes.settings())
 
@@ -153,7 +154,7 @@ def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
 def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     folder = tmp_path / "job"
     shutil.copytree(straight[0], folder)

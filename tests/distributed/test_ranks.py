@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.long
 
 Jobs = dict[int, tuple[Path, dict[str, Any]]]
 """Folder and results by number of processes."""

@@ -19,9 +19,10 @@ import yaml
 from partita import ConfigError, JobError, Model, PartitaError
 from partita_trainers.file_sums import FILE as SUMS
 
+from ..seeds import session_seed
 from .moments import when
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.long
 
 SETTINGS = {
     "base_model": "base",
@@ -182,9 +183,9 @@ def test_what_a_row_raises_inside_a_worker_is_its_error(fleet: Model, folder: Pa
     assert Path("poisoned.out.jsonl").read_bytes() == Path("poisoned.alone.jsonl").read_bytes()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_worker_that_is_killed_loses_no_row(fleet: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     after = chance.randint(1, 200)
     killer = when(lambda: answered("killed") >= after, lambda: chance.choice(workers()).kill())
@@ -198,7 +199,7 @@ def test_a_worker_that_is_killed_loses_no_row(fleet: Model, folder: Path, caplog
     assert "is gone; another one takes its place" in caplog.text
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_job_that_is_asked_to_stop_ends_the_rows_that_were_begun(fleet: Model, folder: Path) -> None:
     signals = when(lambda: answered("asked") >= 30, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
@@ -228,7 +229,7 @@ def test_sampled_answers_are_those_of_one_process(folder: Path, address: str, st
     assert Path(names[0]).read_bytes() != Path("alone.jsonl").read_bytes()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str) -> None:
     model = on_ray(folder)
     others = {process.pid for process in workers()}
@@ -250,7 +251,7 @@ def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str
         killer.join()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_command_that_is_killed_goes_on(fleet: Model, folder: Path, address: str) -> None:
     command = [sys.executable, "-m", "partita", "predict", "run.yaml", "--dataset", "rows.jsonl"]
     backend = ["--set", "backend.type=ray", "--set", "backend.workers=2", "--set", f"backend.address={address}"]

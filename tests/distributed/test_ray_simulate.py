@@ -22,7 +22,7 @@ from .test_simulation_ranks import settings, straight
 
 __all__ = ["rounds", "straight"]
 
-pytestmark = [pytest.mark.distributed, pytest.mark.faults]
+pytestmark = pytest.mark.long
 
 SLOW = {
     "type": "environment",

@@ -16,7 +16,7 @@ from partita import DataError, Model
 
 from .moments import when
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.long
 
 COLLATE = """
 import os
@@ -72,7 +72,7 @@ def steps(run: Path = Path("run")) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_process(
     ray: Any,
     folder: Path,

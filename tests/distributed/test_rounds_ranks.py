@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = pytest.mark.distributed
+from ..seeds import session_seed
+
+pytestmark = pytest.mark.long
 
 WORLDS = Path(__file__).parents[1] / "framework" / "simulation" / "worlds_of_tests.py"
 DIALOGUES = 24
@@ -61,12 +63,12 @@ def left(folder: Path) -> tuple[list[bytes], list[list[str]]]:
     ]
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_rounds_are_those_of_one_process_also_where_a_rank_was_killed(processes: Any, folder: Path) -> None:
     other = folder.parent / "several"
     shutil.copytree(folder, other)
     processes.start(1, folder, "train:8")
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     for pattern, lines in (("run/rounds/1/transcripts/.*.jsonl", 6), ("run/rounds/2/log.jsonl", 3)):
         rank = chance.randrange(2)

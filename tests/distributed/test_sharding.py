@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.distributed
+pytestmark = pytest.mark.long
 
 SHARED = {"type": "torchrun", "sharding": "full", "timeout_seconds": 60}
 PATIENT = SHARED | {"timeout_seconds": 1800}

@@ -13,7 +13,9 @@ import yaml
 
 from partita import Model
 
-pytestmark = pytest.mark.distributed
+from ..seeds import session_seed
+
+pytestmark = pytest.mark.long
 
 WORLDS = Path(__file__).parents[1] / "framework" / "simulation" / "worlds_of_tests.py"
 TASKS = 60
@@ -80,11 +82,11 @@ def test_dialogues_are_those_of_one_process(
     assert max(told[0]["meetings"].values()) == 2, "once a history, and not by dialogues or turns"
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_job_of_which_ranks_were_killed_goes_on_with_any_number_of_them(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
 ) -> None:
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     had = 0
     for ranks in (4, 2, 1):

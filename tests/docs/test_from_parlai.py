@@ -18,7 +18,7 @@ def rewards(file: Path) -> list[float]:
     return [json.loads(line)["reward"] for line in file.read_text("utf8").splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_guide_from_parlai_runs_from_its_first_block_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_every_example_has_a_readme(folder: Path) -> None:
     assert (folder / "README.md").exists()
 
 
+@pytest.mark.long
 def test_support_tickets_are_learned_and_predicted(copy_of: Any) -> None:
     folder = copy_of("support_tickets")
     write_tickets(folder)
@@ -80,6 +81,7 @@ def test_support_tickets_are_learned_and_predicted(copy_of: Any) -> None:
     assert right > 45
 
 
+@pytest.mark.long
 def test_support_tickets_are_learned_by_a_bag_of_words(copy_of: Any) -> None:
     write_tickets(copy_of("support_tickets"))
     model = Model("bag.yaml", quiet=True)
@@ -144,6 +146,7 @@ def test_zero_shot_sentiment_answers_every_review_with_a_local_model(copy_of: An
     assert model.evaluate("reviews.csv")["label"]["n"] == 8
 
 
+@pytest.mark.long
 def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> None:
     folder = copy_of("dialogues")
     load_module(folder / "make_chats.py").write(folder)
@@ -171,6 +174,7 @@ def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> 
     assert result.metrics["test"]["loss"] < 1.5
 
 
+@pytest.mark.long
 def test_streams_of_chats_and_letters_are_learned_in_equal_shares(copy_of: Any) -> None:
     folder = copy_of("streams")
     load_module(folder / "make_messages.py").write(folder)
@@ -185,6 +189,7 @@ def test_streams_of_chats_and_letters_are_learned_in_equal_shares(copy_of: Any) 
     assert manifest["sources"]["letters"]["rows"] == letters
 
 
+@pytest.mark.long
 def test_table_booking_runs_from_zero_shot_to_predictions(copy_of: Any) -> None:
     folder = copy_of("table_booking")
     (folder / "data").mkdir()
@@ -221,6 +226,7 @@ def test_table_booking_tests_on_bookings_that_were_never_seen(tmp_path: Path) ->
     assert not meanings(train) & meanings(test)
 
 
+@pytest.mark.long
 def test_the_booking_desk_learns_in_rounds(copy_of: Any) -> None:
     folder = copy_of("booking_desk")
     load_module(folder / "make_bookings.py").main(folder / "bookings.jsonl", count=200)

@@ -55,6 +55,7 @@ def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
+@pytest.mark.long
 def test_a_run_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     written = config(colours, {"type": kind, "window": 128}, effective_batch_size=64, steps_per_checkpoint=2)
     Model(written, quiet=True).train(run=tmp_path / "straight")
@@ -79,6 +80,7 @@ def test_auto_says_what_it_chose_and_why(colours: Any, tmp_path: Path, caplog: p
     assert "random order would be" in told[0]
 
 
+@pytest.mark.long
 def test_changed_data_stop_a_run_or_begin_its_epoch_again(
     colours: Any, tmp_path: Path, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

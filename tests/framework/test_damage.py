@@ -11,8 +11,8 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.slow
-@pytest.mark.faults
+@pytest.mark.long
+@pytest.mark.long
 def test_forty_random_damages_give_the_right_result_or_a_sentence(tmp_path: Path) -> None:
     result = tmp_path / "damage.json"
     done = subprocess.run(

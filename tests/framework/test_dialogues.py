@@ -79,6 +79,7 @@ def test_a_tokenizer_that_does_not_know_the_answers_ends_a_run_before_its_first_
         Model(config, quiet=True).train(make_dialogues(40), run=tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_chat_model_learns_all_answers_and_is_asked_as_it_learned(base: Path, tmp_path: Path) -> None:
     rows = make_dialogues(400)
     config = make_config(base_model=str(base), data={})
@@ -100,6 +101,7 @@ def test_a_chat_model_learns_all_answers_and_is_asked_as_it_learned(base: Path, 
     assert again["model"]["loss"] < 0.5
 
 
+@pytest.mark.long
 def test_rows_of_a_squashed_dialogue_are_learned_without_a_template(tmp_path: Path) -> None:
     config = make_config()
     config["trainer"]["epochs"] = 3

@@ -220,6 +220,7 @@ def test_a_model_answers_although_its_trainer_is_theirs(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 def test_every_command_refuses_a_folder_that_names_code(
     forks: Forks, theirs: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:

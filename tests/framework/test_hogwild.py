@@ -22,7 +22,7 @@ from ..forks import COMMAND, Forks
 KEYS = {"sport": ("goal", "match", "run"), "music": ("song", "band", "tune"), "good food": ("soup", "bread", "meal")}
 FILLING = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u", "ai", "ra", "no")]
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 
 def make_rows(count: int, *, seed: int = 0) -> list[dict[str, str]]:

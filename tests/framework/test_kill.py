@@ -16,8 +16,9 @@ import yaml
 from safetensors.torch import load_file
 
 from ..forks import COMMAND, Forks
+from ..seeds import session_seed
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 
 class Attempts:
@@ -46,7 +47,7 @@ def train_killed_and_straight(
     forks: Forks, folder: Path, settings: dict[str, Any], *, steps: int
 ) -> tuple[Path, Path, int]:
     """Both runs of a configuration, one killed three times; and the seed that the moments were drawn with."""
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     (folder / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     killed, straight = folder / "killed", folder / "straight"
@@ -148,7 +149,7 @@ def test_sigterm_saves_the_step_exits_with_130_and_goes_on_exactly(forks: Forks,
 
 
 def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, colours: Any, tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     settings = colours.config(
         trainer={"type": "none", "batch_size": 8}, generation={"do_sample": True, "temperature": 1.5, "top_p": 0.95}

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from partita import Model
 
 TRAINER = {"learning_rate": 0.002, "batch_size": 8, "evaluate_generated": False, "evaluate_test": False}
@@ -43,6 +45,7 @@ def test_a_mix_is_trained_with_its_counts_and_losses(colours: Any, tmp_path: Pat
     assert losses["loss/many"] != losses["loss/few"]
 
 
+@pytest.mark.long
 def test_a_mix_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any) -> None:
     written = config(colours, tmp_path, stop="all", steps_per_checkpoint=3)
     Model(written, quiet=True).train(run=tmp_path / "straight")

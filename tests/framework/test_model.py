@@ -175,6 +175,7 @@ def test_zero_shot_predicts_without_any_training(colours: Any, tmp_path: Path, m
     assert found.stats.batches == 2
 
 
+@pytest.mark.long
 def test_a_run_without_a_directory_takes_the_next_free_name(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def config_of(colours: Any, batching: dict[str, Any], *, batch_size: int, **sect
 
 
 @pytest.mark.parametrize("adapter", [None, {"type": "lora", "r": 4}], ids=["full", "lora"])
+@pytest.mark.long
 def test_packed_rows_teach_what_rows_alone_do_in_less_room(
     colours: Any, tmp_path: Path, adapter: dict[str, Any] | None
 ) -> None:

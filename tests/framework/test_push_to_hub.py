@@ -99,6 +99,7 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
+@pytest.mark.long
 def test_a_pushed_model_is_whole_and_can_be_loaded_again(
     hub: Hub, colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_the_pretrained_model_continues_as_it_is_known_to(tmp_path: Path, monkey
     assert len(several[0]) > 40
 
 
+@pytest.mark.long
 def test_partita_predict_writes_the_known_continuation(tmp_path: Path) -> None:
     (tmp_path / "zero.yaml").write_text(yaml.safe_dump(zero_shot()), encoding="utf8")
     (tmp_path / "rows.csv").write_text("number,beginning\n1,Lily saw\n2,Once upon a time\n", encoding="utf8")
@@ -67,7 +68,7 @@ def test_partita_predict_writes_the_known_continuation(tmp_path: Path) -> None:
     assert (rows[1]["tokens"], rows[1]["finish_reason"]) == (40, "length")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lora_learns_from_problems_that_people_wrote(tmp_path: Path) -> None:
     with PROBLEMS.open(encoding="utf8") as file:
         rows = [json.loads(next(file)) for _ in range(330)]

@@ -15,6 +15,8 @@ from partita.inference.prompts import sampling_keys
 from partita.lm.tokenizers import read_tokenizer
 from partita_trainers.file_sums import FILE as SUMS
 
+from ..properties import ends
+
 OUTPUTS = [{"name": "colour", "type": "text"}]
 
 
@@ -110,8 +112,8 @@ def dialogue(*texts: str) -> dict[str, Any]:
     return {"messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]}
 
 
-@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
-@pytest.mark.parametrize("mode", ["packed_dialogue", "squash", "last_turn"])
+@pytest.mark.parametrize("slots", ends([True, False]), ids=["slots", "batches"])
+@pytest.mark.parametrize("mode", ends(["packed_dialogue", "squash", "last_turn"]))
 def test_evaluate_scores_the_last_answers_of_dialogues_that_predict_gives(
     chat_colours: Path, mode: str, slots: bool
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_stream_is_trained_validated_and_recorded(
 
 
 @pytest.mark.parametrize("kind", ["bucket", "token_budget", "pack", "auto"])
+@pytest.mark.long
 def test_a_stream_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     source = write_shards(tmp_path, colours.rows(90), shards=4)
     data = {"batching": {"type": kind, **({} if kind == "auto" else {"window": 32})}}
@@ -265,6 +266,7 @@ def test_a_short_run_is_not_done_with_too_many_bad_rows(colours: Any, tmp_path: 
     assert json_of(tmp_path / "run" / "manifest.json")["status"] == "failed"
 
 
+@pytest.mark.long
 def test_sizes_are_found_again_for_another_kind_of_batches(colours: Any, tmp_path: Path, train_killed: Any) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=1)
     written = config(colours, source, data={"batching": {"type": "pack", "max_tokens": 70}}, batch_size="auto")

@@ -9,6 +9,8 @@ import torch
 
 from partita import Model
 
+from ..properties import ends
+
 
 @pytest.fixture(scope="module")
 def base(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -55,6 +57,7 @@ def test_bf16_computes_nearly_the_same_and_keeps_float32_weights(colours: Any, t
     assert {parameter.dtype for parameter in model._runtime.ready().lm.module.parameters()} == {torch.float32}
 
 
+@pytest.mark.long
 def test_accumulation_through_the_whole_stack_gives_the_same_losses(colours: Any, tmp_path: Path) -> None:
     options = {"effective_batch_size": 32}
     _, whole = train(colours, tmp_path / "whole", trainer={**options, "batch_size": 32}, data=fixed(colours))
@@ -99,6 +102,7 @@ def test_a_generated_metric_can_decide(colours: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.long
 def test_a_quantized_model_learns_through_an_adapter_and_evaluation_does_no_harm(
     colours: Any, base: str, tmp_path: Path, bits: int
 ) -> None:
@@ -131,7 +135,7 @@ def test_a_new_model_under_an_adapter_is_saved_with_it(colours: Any, tmp_path: P
     assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
 
 
-@pytest.mark.parametrize("init", ["pissa", "olora", "eva", "corda"])
+@pytest.mark.parametrize("init", ends(["pissa", "olora", "eva", "corda"]))
 def test_inits_that_look_at_weights_or_data_train_and_load(colours: Any, base: str, tmp_path: Path, init: str) -> None:
     model, log = train(colours, tmp_path / "run", base_model=base, adapter={"type": "lora", "r": 4, "init": init})
     assert falls(log)
@@ -140,7 +144,7 @@ def test_inits_that_look_at_weights_or_data_train_and_load(colours: Any, base: s
     assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path) -> None:
     _, plain = train(colours, tmp_path / "plain", trainer={"max_steps": 3, "skip_all_evaluation": True})

@@ -52,11 +52,12 @@ def check_all(kind: str, first: int, last: int, folder: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["configs", "data"])
+@pytest.mark.long
 def test_mutated_files_end_in_rows_or_a_sentence(kind: str, tmp_path: Path) -> None:
     check_all(kind, 0, ORDINARY, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["configs", "data"])
 def test_many_mutated_files_end_in_rows_or_a_sentence(kind: str, tmp_path: Path) -> None:

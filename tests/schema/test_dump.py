@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita_schema.dump import native_yaml, resolved_yaml, scalar
 from partita_schema.load import load_config
 from partita_schema.templates import TASKS, template
 from partita_schema.yaml_tree import read_yaml
+
+from ..properties import examples
 
 GOOD = Path(__file__).parent / "wrong" / "good.yaml"
 TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
@@ -58,7 +60,7 @@ def test_every_value_has_its_origin_as_a_comment(tmp_path: Path) -> None:
     assert f"- name: b # {file}:3" in found
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.recursive(
         st.none()

@@ -5,11 +5,13 @@ import random
 from pathlib import Path
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita_schema.errors import ConfigError
 from partita_schema.load import decoded, load_config
+
+from ..properties import examples
 
 GOOD = (Path(__file__).parent / "wrong" / "good.yaml").read_text(encoding="utf-8")
 RAW = yaml.safe_load(GOOD)
@@ -33,7 +35,7 @@ def load_or_config_error(source: object, *overrides: str) -> None:
         load_config(source, overrides=overrides)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(max_size=300))
 def test_random_bytes(raw: bytes) -> None:
     try:
@@ -43,13 +45,13 @@ def test_random_bytes(raw: bytes) -> None:
     load_or_config_error(text + "\n")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(st.sampled_from("ab:-{}[]&*#|>'\"!%@ \n\t,?~<01."), max_size=80))
 def test_random_yaml_marks(text: str) -> None:
     load_or_config_error(text + "\n")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.dictionaries(st.sampled_from(list(RAW)) | KEYS, VALUES, max_size=6))
 def test_random_dictionaries(raw: dict[str, object]) -> None:
     load_or_config_error({**raw, "base_model": "m"})
@@ -64,7 +66,7 @@ def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 PLACES = [place for place in places(RAW) if place]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(PLACES), VALUES, st.booleans())
 def test_a_good_file_with_any_value_anywhere(place: tuple[str | int, ...], value: object, ludwig: bool) -> None:
     raw = yaml.safe_load(GOOD)
@@ -78,7 +80,7 @@ def test_a_good_file_with_any_value_anywhere(place: tuple[str | int, ...], value
     load_or_config_error(raw)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers())
 def test_a_good_file_with_random_edits(seed: int) -> None:
     draw = random.Random(seed)
@@ -89,7 +91,7 @@ def test_a_good_file_with_random_edits(seed: int) -> None:
     load_or_config_error("".join(text) + "\n")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.text(max_size=10) | st.sampled_from(["trainer", "a.b", "input_features.0", "data.source.type"]),
     st.text(max_size=10),

@@ -204,7 +204,7 @@ while True:
 """
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_kill_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(5)
     for _ in range(4):

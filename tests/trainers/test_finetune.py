@@ -17,6 +17,8 @@ from partita_trainers.learner import build_accelerator
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.schedule import plan_schedule
 
+from ..properties import ends
+
 
 def run(work: Any) -> Any:
     return Finetune(work.config.trainer).train(work)
@@ -51,19 +53,21 @@ def test_training_lowers_the_loss(make_work: Any) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        "adamw",
-        "adam",
-        "adafactor",
-        "sgd",
-        "muon",
-        "lion",
-        "adamw_8bit",
-        "paged_adamw",
-        "paged_adamw_8bit",
-        "lion_8bit",
-        "schedule_free_adamw",
-    ],
+    ends(
+        [
+            "adamw",
+            "adam",
+            "adafactor",
+            "sgd",
+            "muon",
+            "lion",
+            "adamw_8bit",
+            "paged_adamw",
+            "paged_adamw_8bit",
+            "lion_8bit",
+            "schedule_free_adamw",
+        ]
+    ),
 )
 def test_every_optimizer_learns_and_resumes_bit_for_bit(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion": 0.003, "lion_8bit": 0.003}.get(optimizer, 0.02)

@@ -16,6 +16,8 @@ from partita_trainers.checkpoint import list_checkpoints
 from partita_trainers.finetune import Finetune
 from partita_trainers.step import Cutting, batch_digest, cut
 
+from ..properties import ends
+
 
 class Killed(BaseException):
     """Stands for a signal."""
@@ -81,6 +83,7 @@ def test_a_cut_batch_holds_every_row_once_in_order_and_nothing_that_is_learned_i
         start += part.rows
 
 
+@pytest.mark.long
 def test_full_memory_halves_the_batches_and_the_steps_stay_those_of_the_plan(
     make_work: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +198,7 @@ def test_memory_that_ends_during_the_backward_pass_leaves_no_half_of_a_gradient(
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_run_that_halved_and_was_killed_goes_on_bit_for_bit(make_work: Any, tmp_path: Path) -> None:
     options = {"epochs": 3, "steps_per_checkpoint": 4}
 
@@ -245,7 +249,7 @@ def test_the_parts_of_a_checkpoint_without_any_are_whole_batches() -> None:
 
 @pytest.mark.parametrize(
     "full",
-    [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()],
+    ends([RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()]),
 )
 def test_one_row_that_does_not_fit_is_told_with_what_to_change(make_work: Any, full: BaseException) -> None:
     work = make_work(epochs=1)
@@ -286,6 +290,7 @@ def throw(error: BaseException) -> None:
     raise error
 
 
+@pytest.mark.long
 def test_the_range_test_does_not_take_full_memory_for_divergence(make_work: Any) -> None:
     work = make_work(learning_rate="auto", epochs=1)
     limit_memory(work, 5)

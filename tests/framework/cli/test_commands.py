@@ -156,6 +156,7 @@ def test_train_logs_in_plain_lines_and_prints_a_table(trained: Done, folder: Pat
     assert json.loads((folder / "first" / "manifest.json").read_text(encoding="utf8"))["seed"] == 5
 
 
+@pytest.mark.long
 def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
     trained: Done, folder: Path, here: Here
 ) -> None:
@@ -173,6 +174,7 @@ def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
     )
 
 
+@pytest.mark.long
 def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Command) -> None:
     words = ("predict", "first", "--dataset", "rows.csv", "--output", "out.parquet")
     first = partita(*words)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.collate import collate
@@ -25,6 +25,8 @@ from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch, Step
+
+from ...properties import examples
 
 Make = Callable[..., Any]
 PAD = 0
@@ -188,7 +190,7 @@ def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
             assert take(loader, 3) == straight[done : done + 3]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     stops=st.lists(st.integers(1, 6), min_size=1, max_size=10),
     batch_size=st.integers(1, 9),
@@ -208,7 +210,7 @@ def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -
     assert found == straight
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     ranks=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=5),
     steps=st.integers(1, 4),

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.planning.indexed import IndexedPlanner, PlannedStep
@@ -16,6 +16,8 @@ from partita_schema.batching import (
     TokenBudgetBatching,
 )
 from partita_schema.errors import DataError, ResumeError
+
+from ...properties import examples
 
 SORTED = {"window": st.integers(1, 40), "noise": st.sampled_from([0.0, 0.2]), "longest_first": st.booleans()}
 BATCHINGS = st.one_of(
@@ -69,7 +71,7 @@ def test_steps_are_full_but_for_the_tail(planner: IndexedPlanner, epoch: int) ->
     assert len(batches) - len(filled) < planner.batches_per_step
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(planner=planners(), epoch=st.integers(0, 2))
 def test_a_plan_that_starts_anywhere_is_the_rest_of_the_straight_plan(planner: IndexedPlanner, epoch: int) -> None:
     straight = list(planner.steps(epoch))

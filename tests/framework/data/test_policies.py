@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.planning.plan import PlannedBatch
@@ -17,6 +17,8 @@ from partita_schema.batching import (
     TokenBudgetBatching,
 )
 from partita_schema.errors import DataError
+
+from ...properties import examples
 
 
 @st.composite
@@ -201,7 +203,7 @@ def test_batches_come_in_no_order_of_length(batching: Batching) -> None:
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(rows=st.integers(1, 300), size=st.integers(1, 20), drop=st.booleans(), batching=FIXED | BUCKET)
 def test_batches_are_counted_without_a_plan_where_lengths_do_not_matter(
     rows: int, size: int, drop: bool, batching: Any

@@ -152,7 +152,7 @@ def test_a_missing_package_is_told_with_what_to_install() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_embedding_model_that_is_not_there_is_told(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     with pytest.raises(ModelError, match=r"prompt.retrieval.model_name: .*nothing cannot be loaded: "):

@@ -365,7 +365,7 @@ def run_program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]
 ) -> None:
@@ -428,6 +428,7 @@ def test_what_the_cache_did_is_recorded(tmp_path: Path, rows: Rows, make_encoder
     json.dumps(record)
 
 
+@pytest.mark.long
 def test_a_run_learns_the_same_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from partita import Model
 

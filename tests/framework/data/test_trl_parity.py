@@ -18,7 +18,7 @@ from partita_schema.config import Config
 
 from .tokenizers_of_tests import space_marking
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 STORIES = Path(__file__).parents[4] / "shared" / "models" / "stories260k"
 ROWS = [

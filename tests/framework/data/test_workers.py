@@ -242,7 +242,7 @@ def test_a_timeout_of_the_work_itself_is_not_taken_for_a_hung_worker() -> None:
         pool.submit(1)()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) -> None:
     script = tmp_path / "program.py"
@@ -268,6 +268,7 @@ def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) ->
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.long
 def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: Path, start_method: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.journal import Journal
 from partita.inference.record import Record, row_key
 from partita_schema.errors import ResumeError, WriteError
 from partita_schema.sealed import sealed_line
+
+from ...properties import examples
 
 PARTS = {"model": "m1", "data": "d1"}
 
@@ -66,7 +68,7 @@ def test_rows_with_errors_are_done_unless_they_are_to_be_tried_again(tmp_path: P
 
 
 @given(st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_a_journal_cut_anywhere_keeps_whole_records_and_goes_on(tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("cut") / "j"
     with opened(path) as journal:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.inference.engine import Engine, generate_rows
@@ -24,6 +24,8 @@ from partita.lm.huggingface import load_model
 from partita.lm.scripted import ScriptedModel
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.errors import JobError
+
+from ...properties import examples
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -121,7 +123,7 @@ def rows_at_once(batches: list[BatchResult]) -> list[int]:
 # What is generated
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(min_value=1, max_value=30), max_size=60), st.integers(1, 16), st.integers(30, 200))
 def test_greedy_answers_are_those_of_a_machine_without_limits(
     lengths: list[int], batch_size: int, ceiling: int
@@ -241,7 +243,7 @@ def test_a_broken_device_ends_a_job_that_was_cut() -> None:
 # Sampled answers
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.sets(st.integers(0, 29)), st.integers(20, 200), st.integers(1, 9))
 def test_a_sampled_job_samples_alike_whatever_was_done_before_and_wherever_memory_runs_out(
     done: set[int], ceiling: int, batch_size: int
@@ -290,7 +292,7 @@ def test_a_row_too_large_is_an_error_in_the_journal_that_can_be_tried_again(make
     assert again.stats.resumed == 20
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=10)
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.integers(min_value=0, max_value=16))
 def test_a_job_that_died_between_halves_goes_on_without_losing_or_repeating_rows(
     make_rows: Any, predict: Any, tmp_path: Path, calls: int

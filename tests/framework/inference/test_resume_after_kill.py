@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ...forks import Forks
+from ...seeds import session_seed
 
 # Each attempt is a fork of one process, killed when its journal has grown to a random size.
 SCRIPT = """
@@ -87,11 +88,11 @@ predict(folder / "straight")
 """
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("ceiling", [0, 100])
 def test_a_job_killed_three_times_ends_as_the_straight_one(forks: Forks, tmp_path: Path, ceiling: int) -> None:
     """Without a ceiling sampled, with one greedy: 4 rows of up to 44 tokens are too much for 100, 2 are not."""
-    seed = random.randrange(2**32)
+    seed = session_seed()
     whole = 600 * 250
     sizes = sorted(random.Random(seed).sample(range(2000, whole * 2 // 3), 3))
     done = forks.run(SCRIPT, "-c", tmp_path, ceiling, *sizes, folder=tmp_path)

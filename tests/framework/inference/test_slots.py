@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.engine import choose_engine, generate_requests, generate_rows
@@ -26,6 +26,8 @@ from partita.lm.slot_pool import SlotPool
 from partita.lm.slots import Slots
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.errors import JobError, ModelError, OutOfMemory
+
+from ...properties import examples
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -219,7 +221,7 @@ def test_steps_and_slots_in_use_are_counted(lm) -> None:
     assert sum(batch.padded_tokens for batch in batches) >= sum(LENGTHS)
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(
     done=st.sets(st.integers(0, 14)),
     slots=st.integers(1, 20),
@@ -306,7 +308,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options
     ]
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(
     fails=st.sets(st.integers(0, 30), max_size=2),
     sampled=st.booleans(),
@@ -501,7 +503,7 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
     assert bool(kept) == (kind != "open")
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(st.integers(0, 40), st.booleans(), st.booleans())
 def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
     lm, place: int, sampled: bool, prefix: bool
@@ -522,7 +524,7 @@ def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
     assert kept | answers(lm, prompts, options=options, done=list(kept)) == straight
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(st.integers(0, 40), st.booleans())
 def test_once_a_job_is_stopping_rows_that_were_begun_end_and_no_others_begin(lm, place: int, prefix: bool) -> None:
     prompts = made(LENGTHS, prefix=PREFIX if prefix else ())

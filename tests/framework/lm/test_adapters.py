@@ -8,6 +8,8 @@ from partita.lm.adapter_inits import best_low_rank, loftq, normal_float, normal_
 from partita_schema.errors import ModelError
 from partita_trainers.base import Batch
 
+from ...properties import ends
+
 LORA = [
     {"type": "lora", "init": init, "r": 4}
     for init in ("default", "gaussian", "orthogonal", "pissa", "pissa_niter_4", "pissa_niter_16", "olora", "corda")
@@ -43,7 +45,7 @@ def name_of(adapter: dict[str, Any]) -> str:
     return "-".join(str(value) for value in adapter.values())
 
 
-@pytest.mark.parametrize("adapter", [*LORA, *OTHERS], ids=name_of)
+@pytest.mark.parametrize("adapter", ends([*LORA, *OTHERS]), ids=name_of)
 def test_an_adapter_learns_resumes_bit_for_bit_and_answers_the_same_from_its_files(
     small, adapter: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_eva_starts_from_directions_of_the_activations(small) -> None:
     assert lm.fingerprint == again.fingerprint
 
 
+@pytest.mark.long
 def test_eva_says_when_batches_are_too_small_or_never_converge(small) -> None:
     with pytest.raises(ModelError, match=r"eva with r 64 and rho 2.0 needs batches of at least 128 tokens"):
         load_with(small, {"type": "lora", "init": "eva", "r": 64}, [small.batch()])

@@ -20,6 +20,8 @@ from partita.lm.base import PADDED, GenerationOptions
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.base import Batch
 
+from ...properties import ends
+
 ROOT = Path(__file__).parents[3]
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 IN_BATCHES = GenerationOptions({"do_sample": False, "num_beams": 1}, slots=False)
@@ -77,7 +79,7 @@ def measured(architectures: ModuleType, kind: str, folder: Path) -> Any:
 # Architectures
 
 
-@pytest.mark.parametrize("kind", CHOSEN)
+@pytest.mark.parametrize("kind", ends(CHOSEN))
 def test_answers_in_slots_and_batches_are_those_of_rows_alone(architectures, kind: str, tmp_path: Path) -> None:
     found = measured(architectures, kind, tmp_path)
     assert found.compared >= 13
@@ -95,7 +97,7 @@ def without_percent(text: str) -> str:
     return re.sub(r"[\d.]+%", "%", text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", SPREAD)
 def test_an_architecture_is_answered_as_its_page_says(architectures, kind: str, tmp_path: Path) -> None:

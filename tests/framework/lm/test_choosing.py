@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.choosing import HISTORY, NOT_NUMBERS, Chooser, Row, random_numbers
 from partita.lm.generation_defaults import PLAIN, SAMPLING
+
+from ...properties import ends, examples
 
 CPU = torch.device("cpu")
 SIZES = ((1, 14), (9, 14), (4, 6), (17, 3), (30, 14), (2, 1))
@@ -110,7 +112,7 @@ NAMES = [*HISTORY, "min_new_tokens", "repetition_reward", "no_repeated_token", "
 
 @pytest.mark.parametrize(
     ("name", "beams"),
-    [*((name, 1) for name in NAMES), ("no_repeat_ngram_size", 2), ("forced_eos_token_id", 2), ("all", 2)],
+    ends([*((name, 1) for name in NAMES), ("no_repeat_ngram_size", 2), ("forced_eos_token_id", 2), ("all", 2)]),
 )
 def test_what_looks_at_the_tokens_of_a_row_changes_greedy_answers_as_in_the_library(
     small, lm, name: str, beams: int
@@ -288,7 +290,7 @@ def test_tokens_are_drawn_by_their_probability(arguments: dict[str, Any]) -> Non
     assert chi_square(pairs.ravel()[both.ravel() > 0.002], both.ravel()[both.ravel() > 0.002]) < 110
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(
     scores=st.lists(st.sampled_from([-math.inf, -math.inf, -80.0, -30.0, 0.0, 1.0, 90.0]), min_size=2, max_size=40),
     chance=st.sampled_from([0.0, 1e-45, 1e-8, 0.25, 0.5, 0.99, 0.9999999, float(np.nextafter(np.float32(1), 0))]),
@@ -334,19 +336,28 @@ def not_numbers(lm: Any, is_poison: Callable[[torch.Tensor], torch.Tensor]) -> I
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"do_sample": False},
-        {"do_sample": False, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
-        {"do_sample": False, "min_new_tokens": 3},
-        {"do_sample": True, "top_k": 0},
-        {"do_sample": True, "top_k": 7, "temperature": 0.7, "top_p": 0.9},
-        {"do_sample": True, "top_k": 0, "typical_p": 0.9, "min_p": 0.01, "epsilon_cutoff": 0.001, "eta_cutoff": 0.001},
-        {"do_sample": True, "top_k": 0, "top_h": 0.5},
-        {"do_sample": True, "top_k": 0, "bad_words_ids": [[5]], "suppress_tokens": [9], "renormalize_logits": True},
-    ],
+    ends(
+        [
+            {"do_sample": False},
+            {"do_sample": False, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+            {"do_sample": False, "min_new_tokens": 3},
+            {"do_sample": True, "top_k": 0},
+            {"do_sample": True, "top_k": 7, "temperature": 0.7, "top_p": 0.9},
+            {
+                "do_sample": True,
+                "top_k": 0,
+                "typical_p": 0.9,
+                "min_p": 0.01,
+                "epsilon_cutoff": 0.001,
+                "eta_cutoff": 0.001,
+            },
+            {"do_sample": True, "top_k": 0, "top_h": 0.5},
+            {"do_sample": True, "top_k": 0, "bad_words_ids": [[5]], "suppress_tokens": [9], "renormalize_logits": True},
+        ]
+    ),
     ids=lambda arguments: "-".join(arguments),
 )
-@pytest.mark.parametrize("prefix", [0, 4])
+@pytest.mark.parametrize("prefix", ends([0, 4]))
 def test_scores_that_are_not_numbers_are_an_error_of_their_row_alone(
     small, lm, arguments: dict[str, Any], prefix: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, normalizers
@@ -23,6 +23,8 @@ from partita.lm.tokenizers import CHARACTER, PAD, UNKNOWN, WORD, byte_pair_backe
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.grammar import answer_grammar
+
+from ...properties import ends, examples
 
 SCHEMA = {
     "type": "object",
@@ -104,7 +106,7 @@ def test_greedy_answers_are_the_likeliest_that_the_grammar_allows_whatever_the_s
 
 @pytest.mark.parametrize(
     "arguments",
-    [SAMPLED, SAMPLED | NARROW, SAMPLED | {"top_h": 0.5}, AGAINST, {"repetition_penalty": 1.8}],
+    ends([SAMPLED, SAMPLED | NARROW, SAMPLED | {"top_h": 0.5}, AGAINST, {"repetition_penalty": 1.8}]),
     ids=["sampled", "narrow", "top_h", "against", "penalty"],
 )
 def test_every_answer_keeps_the_schema_whatever_the_options(small: Any, lm: Any, arguments: dict[str, Any]) -> None:
@@ -261,7 +263,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(kind: str) -> None:
         assert b"".join(known[token] for token in ids) == lead + text.encode()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20), kind=st.sampled_from(["byte", "bpe"]))
 def test_the_bytes_of_byte_level_tokens_are_those_of_any_text(text: str, kind: str) -> None:
     tokenizer = TOKENIZERS[kind]

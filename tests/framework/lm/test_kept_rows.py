@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm import products
@@ -19,6 +19,8 @@ from partita.lm.kept_rows import KeptRows
 from partita.lm.slot_pool import SlotLayer, SlotPool
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.model import Architecture
+
+from ...properties import ends, examples
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "temperature": 1.0})
@@ -116,7 +118,7 @@ def llama(small: Any) -> Any:
     return lm
 
 
-@pytest.mark.parametrize("architecture", typing.get_args(Architecture))
+@pytest.mark.parametrize("architecture", ends(typing.get_args(Architecture)))
 def test_rows_that_go_on_are_answered_as_the_library_answers_them_whole(small: Any, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
@@ -124,9 +126,9 @@ def test_rows_that_go_on_are_answered_as_the_library_answers_them_whole(small: A
         assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
 
 
-@pytest.mark.parametrize("slots", [1, 2, 4, 64])
-@pytest.mark.parametrize("prefix", [(), PREFIX])
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("slots", ends([1, 2, 4, 64]))
+@pytest.mark.parametrize("prefix", ends([(), PREFIX]))
+@pytest.mark.parametrize("lean", ends([True, False]))
 def test_however_few_slots_there_are_answers_are_alike(
     small: Any, llama: Any, slots: int, prefix: tuple[int, ...], lean: bool
 ) -> None:
@@ -287,7 +289,7 @@ def marked_pool(slots: int) -> SlotPool:
     return pool
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.data())
 def test_rows_come_to_their_slots_and_others_stay_wherever_there_is_room(data: st.DataObject) -> None:
     draw: Callable[..., Any] = data.draw

@@ -95,6 +95,7 @@ def test_only_positions_that_predict_a_label_reach_the_output_layer(small) -> No
     assert [tuple(shape[:2]) for shape in seen] == [(1, batch.loss_tokens), (4, 24)]
 
 
+@pytest.mark.long
 def test_a_wrapper_around_the_module_gives_the_same_loss(small) -> None:
     lm, batch = small.load(small.config()), small.batch()
     compiled = torch.compile(lm.module, backend="eager")

@@ -24,6 +24,8 @@ from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.products import WideLinear, is_faster, rounded, wide_products, widen_products
 from partita.lm.slots import Slots, SlotWay
 
+from ...properties import ends
+
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 PREFIX = tuple(range(11, 20))
 
@@ -174,8 +176,8 @@ def lm(small: Any, tmp_path: Path, faster: bool) -> Any:
     return small.load(small.config(base_model=str(tmp_path / "base"), trainer={"type": "none"}), trainable=False)
 
 
-@pytest.mark.parametrize("slots", [1, 6, 17, 40])
-@pytest.mark.parametrize("prefix", [(), PREFIX])
+@pytest.mark.parametrize("slots", ends([1, 6, 17, 40]))
+@pytest.mark.parametrize("prefix", ends([(), PREFIX]))
 def test_answers_are_those_of_the_library_and_products_have_few_sizes(
     small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...]
 ) -> None:
@@ -236,8 +238,8 @@ def doubled(small: Any, lm: Any, prompts: list[GenerationRequest]) -> int:
     return often
 
 
-@pytest.mark.parametrize("slots", [1, 7, 32])
-@pytest.mark.parametrize("prefix", [(), PREFIX])
+@pytest.mark.parametrize("slots", ends([1, 7, 32]))
+@pytest.mark.parametrize("prefix", ends([(), PREFIX]))
 def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_library(
     small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -304,7 +306,7 @@ def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any,
 
 @pytest.mark.parametrize(
     "options",
-    [GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0}), replace(GREEDY, logprobs=True)],
+    ends([GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0}), replace(GREEDY, logprobs=True)]),
     ids=["sampled", "probabilities"],
 )
 def test_where_last_digits_show_the_sums_are_the_library_s(
@@ -384,6 +386,7 @@ print(json.dumps({"ok": stats.ok, "refused": stats.out_of_memory, "more": held("
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited and told by Linux")
+@pytest.mark.long
 def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", JOB],

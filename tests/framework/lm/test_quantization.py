@@ -14,6 +14,8 @@ from partita.lm.merging import merged_model
 from partita.lm.quantization import plain_weight, quantized_layers
 from partita_schema.errors import ModelError
 
+from ...properties import ends
+
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 ADAPTER = {"type": "lora", "r": 4, "init": "gaussian"}
 
@@ -109,17 +111,19 @@ def test_a_model_that_is_never_trained_uses_the_packed_kernel_where_it_can(small
         assert {getattr(layer.weight.quant_state, "packing_format_for_cpu", False) for layer in layers} == packed
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", ends([4, 8]))
 @pytest.mark.parametrize(
     "adapter",
-    [
-        ADAPTER,
-        {"type": "adalora"},
-        {"type": "ia3"},
-        {"type": "vera", "r": 8},
-        {"type": "oft"},
-        {"type": "prompt_tuning"},
-    ],
+    ends(
+        [
+            ADAPTER,
+            {"type": "adalora"},
+            {"type": "ia3"},
+            {"type": "vera", "r": 8},
+            {"type": "oft"},
+            {"type": "prompt_tuning"},
+        ]
+    ),
     ids=lambda adapter: adapter["type"],
 )
 def test_an_adapter_on_a_quantized_base_comes_back_from_its_files(

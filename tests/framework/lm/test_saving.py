@@ -7,6 +7,8 @@ import torch
 from partita.lm.base import GenerationOptions
 from partita_schema.errors import ModelError, ResumeError
 
+from ...properties import ends
+
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 PISSA = {"type": "lora", "init": "pissa", "r": 4}
 
@@ -124,22 +126,24 @@ def test_an_adapter_that_moved_base_weights_is_saved_for_the_base_as_it_was(smal
 
 @pytest.mark.parametrize(
     "adapter",
-    [
-        {"type": "lora", "init": "gaussian"},
-        {"type": "lora", "target_modules": ["q_proj", "lm_head"]},
-        {"type": "lora", "modules_to_save": ["lm_head"]},
-        PISSA,
-        {"type": "adalora"},
-        {"type": "ia3"},
-        {"type": "vera", "r": 8},
-        {"type": "loha"},
-        {"type": "lokr"},
-        {"type": "boft"},
-        {"type": "oft"},
-        {"type": "fourierft", "n_frequency": 50},
-        {"type": "ln_tuning"},
-        {"type": "vblora", "vector_length": 16},
-    ],
+    ends(
+        [
+            {"type": "lora", "init": "gaussian"},
+            {"type": "lora", "target_modules": ["q_proj", "lm_head"]},
+            {"type": "lora", "modules_to_save": ["lm_head"]},
+            PISSA,
+            {"type": "adalora"},
+            {"type": "ia3"},
+            {"type": "vera", "r": 8},
+            {"type": "loha"},
+            {"type": "lokr"},
+            {"type": "boft"},
+            {"type": "oft"},
+            {"type": "fourierft", "n_frequency": 50},
+            {"type": "ln_tuning"},
+            {"type": "vblora", "vector_length": 16},
+        ]
+    ),
     ids=lambda adapter: "-".join(str(value) for value in adapter.values()),
 )
 def test_a_merged_adapter_is_a_plain_model_that_answers_the_same(small, adapter: dict, tmp_path: Path) -> None:

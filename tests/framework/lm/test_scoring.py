@@ -10,6 +10,8 @@ from partita.lm.base import GenerationOptions, Label, SlotAnswer, SlotRequest
 from partita.lm.scoring import LabelTree, ScoringSlots
 from partita_schema.errors import ModelError
 
+from ...properties import ends
+
 LABELS = tuple(
     Label(str(ids), ids) for ids in ((40,), (40, 41), (40, 41, 42, 43), (40, 50), (60, 61, 62), (7,), (41, 40))
 )
@@ -57,7 +59,7 @@ def assert_scored_as_alone(lm: Any, answers: dict[int, SlotAnswer], requests: li
         assert generated.ids == ()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "opt", "gemma"])
+@pytest.mark.parametrize("architecture", ends(["llama", "gpt2", "gpt_neox", "opt", "gemma"]))
 def test_scores_are_those_of_each_row_and_label_alone(small: Any, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture), trainable=False)
     small.sharpen(lm.module)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm import slot_attention
@@ -26,6 +26,8 @@ from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_schema.model import Architecture
 from partita_trainers.file_sums import FILE as SUMS
+
+from ...properties import ends, examples
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 CONTEXT = 64
@@ -102,7 +104,7 @@ def gpt2(small: Any) -> Any:
 # Equality
 
 
-@pytest.mark.parametrize("architecture", typing.get_args(Architecture))
+@pytest.mark.parametrize("architecture", ends(typing.get_args(Architecture)))
 def test_greedy_answers_equal_those_of_the_library_row_by_row(small, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
@@ -187,7 +189,7 @@ def foreign(small: Any, base_folder: Path, tmp_path_factory: pytest.TempPathFact
     return make
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("kind", ends(FOREIGN))
 def test_models_that_are_not_made_here_answer_alike_or_are_refused(small, foreign, kind: str) -> None:
     lm = foreign(kind, FOREIGN[kind])
     reason = lm.why_no_slots(GREEDY, tokens=CONTEXT)
@@ -216,14 +218,16 @@ def test_models_with_a_state_are_refused(foreign, kind: str, shape: dict[str, An
 
 @pytest.mark.parametrize(
     "sections",
-    [
-        {"adapter": ADAPTER},
-        {"adapter": ADAPTER | {"use_dora": True}},
-        {"adapter": {"type": "ia3"}},
-        {"quantization": EIGHT_BITS, "adapter": ADAPTER},
-        {"quantization": EIGHT_BITS, "trainer": {"type": "none"}},
-        {"model_parameters": {"attention": "eager"}},
-    ],
+    ends(
+        [
+            {"adapter": ADAPTER},
+            {"adapter": ADAPTER | {"use_dora": True}},
+            {"adapter": {"type": "ia3"}},
+            {"quantization": EIGHT_BITS, "adapter": ADAPTER},
+            {"quantization": EIGHT_BITS, "trainer": {"type": "none"}},
+            {"model_parameters": {"attention": "eager"}},
+        ]
+    ),
     ids=["lora", "dora", "ia3", "8-bit-lora", "8-bit", "eager"],
 )
 def test_adapters_quantized_weights_and_other_attention_answer_alike(
@@ -258,7 +262,7 @@ def open_with(lm: Any, requests: list[SlotRequest], *, slots: int, prefix: tuple
     return opened
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 7)), min_size=1, max_size=8),
     prefix=st.sampled_from([0, 0, 1, 8, 25]),

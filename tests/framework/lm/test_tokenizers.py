@@ -2,12 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm.tokenizers import byte_tokenizer, load_tokenizer, read_tokenizer, tokenizer_digest, train_tokenizer
 from partita_schema.errors import ModelError
 from partita_schema.model import ScratchModel
+
+from ...properties import examples
 
 TEXTS = ["Hello, world!  The quick\nbrown fox.", "the lazy dog's 3 naps", "héllo"]
 
@@ -32,7 +34,7 @@ def test_training_twice_gives_the_same_tokenizer_and_other_texts_another(kind: s
 
 
 @given(st.text())
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_bytes_hold_any_text(text: str) -> None:
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode(text.replace("<pad>", "").replace("</s>", ""))

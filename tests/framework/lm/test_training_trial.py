@@ -17,6 +17,8 @@ from partita_trainers.checkpoint import random_state
 from partita_trainers.finetune import Finetune
 from partita_trainers.step import cut
 
+from ...properties import ends
+
 LORA = {"type": "lora", "r": 4, "dropout": 0.1}
 ADALORA = {"type": "adalora", "init_r": 6, "target_r": 5, "tfinal": 1}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -136,7 +138,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ends(KINDS))
 def test_training_after_a_trial_is_training_without_one(
     small: Any, base_folder: Path, tmp_path: Path, kind: str
 ) -> None:

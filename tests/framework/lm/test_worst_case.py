@@ -20,6 +20,8 @@ from partita.lm.base import PADDED, GenerationOptions
 from partita.lm.slot_pool import SlotPool
 from partita.lm.worst_case import worst_requests
 
+from ...properties import ends
+
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1}
 CONTEXT = 64
 SHAPE: dict[str, Any] = {
@@ -223,7 +225,7 @@ def test_of_any_other_cache_the_whole_generation_is_run(models: Any, kind: str) 
 
 
 @BOTH
-@pytest.mark.parametrize("kind", [*PLAIN, *OTHER])
+@pytest.mark.parametrize("kind", ends([*PLAIN, *OTHER]))
 def test_random_state_and_mode_are_as_before_and_no_cache_is_held(models: Any, kind: str, slots: bool) -> None:
     lm = models(kind)
     torch.manual_seed(3)

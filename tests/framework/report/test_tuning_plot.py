@@ -101,6 +101,7 @@ def test_signs_are_explained_only_where_they_are_drawn(
     assert words(tmp_path / "paces.svg").isdisjoint({"too large", "out of memory", "foretold"})
 
 
+@pytest.mark.long
 def test_the_same_sizes_make_the_same_file(sizes: Mapping[str, BatchSize], tmp_path: Path) -> None:
     for ending in ("svg", "html"):
         for name in ("one", "two"):

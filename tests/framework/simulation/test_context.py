@@ -91,6 +91,7 @@ def test_dialogues_go_on_without_their_oldest_turns(
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.long
 def test_what_is_left_out_hangs_on_nothing_else(folder: Path, tmp_path: Path, batch_size: int) -> None:
     simulated(folder, tmp_path / "8", context=DROPS, **LONG)
     simulated(folder, tmp_path / "other", context=DROPS, batch_size=batch_size, **LONG)

@@ -12,6 +12,7 @@ from partita import ConfigError, ResumeError
 from partita.simulation.rollout import Rollout
 from partita.simulation.speaking import ModelSpeaker
 
+from ...properties import ends
 from .packages import install
 from .talks import fill, simulated, transcripts
 
@@ -63,7 +64,7 @@ def test_seats_speak_in_the_order_of_the_world(panels: Path) -> None:
     assert ends == {2, 3}
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 64])
+@pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
 def test_dialogues_of_three_are_the_same_whatever_stands_beside_them(
     folder: Path, panels: Path, tmp_path: Path, batch_size: int
 ) -> None:

@@ -13,6 +13,7 @@ from partita.lm.base import SlotRequest
 from partita.lm.slots import Slots
 from partita.simulation.slots import DialogueSlots
 
+from ...properties import ends
 from . import test_simulate
 
 desk = test_simulate.folder
@@ -48,6 +49,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("history", "sampled"), [("predicted", True), ("predicted", False), ("gold", True)])
+@pytest.mark.long
 def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
     desk: Path, tmp_path: Path, history: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +62,7 @@ def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
     assert found == [found[0]] * 4
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 64])
+@pytest.mark.parametrize("batch_size", ends([1, 8, 64]))
 def test_a_turn_reads_what_is_new_and_a_new_dialogue_all_of_its_own(
     desk: Path, tmp_path: Path, read: list[tuple[int, int]], batch_size: int
 ) -> None:
@@ -88,6 +90,7 @@ def test_a_stop_text_is_read_no_more(desk: Path, tmp_path: Path, read: list[tupl
     assert sum(length == unread for length, unread in read) == 2 * 60
 
 
+@pytest.mark.long
 def test_with_fewer_slots_than_dialogues_they_are_the_same(
     desk: Path, tmp_path: Path, read: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

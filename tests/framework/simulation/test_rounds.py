@@ -21,6 +21,7 @@ from partita.assembly import assemble
 from partita.lm.huggingface import HuggingFaceModel
 
 from ...forks import COMMAND, Forks
+from ...seeds import session_seed
 
 PROGRAMS = Path(__file__).with_name("worlds_of_tests.py")
 
@@ -84,6 +85,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
 
 
+@pytest.mark.long
 def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> None:
     result = train("run")
 
@@ -106,6 +108,7 @@ def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> N
     assert max(losses[1][0], losses[2][0]) < losses[0][0]
 
 
+@pytest.mark.long
 def test_rows_of_a_round_are_a_mix_of_data_and_of_its_dialogues(folder: Path) -> None:
     train("run", mix=0.25, keep_rounds=1, target="every_agent_turn")
 
@@ -126,6 +129,7 @@ def test_rows_of_a_round_are_a_mix_of_data_and_of_its_dialogues(folder: Path) ->
     assert not seeds[0] & seeds[1]
 
 
+@pytest.mark.long
 def test_a_round_that_makes_it_worse_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = settings(rounds=3, learning_rate=1000.0, select="all")
     file["trainer"]["max_steps"] = 60
@@ -158,6 +162,7 @@ def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest
     assert model.simulate("somewhere").histories["predicted"].means["success"].mean == 1.0
 
 
+@pytest.mark.long
 def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
     train("run", rounds=1)
     first = weights(folder / "run")
@@ -199,6 +204,7 @@ def test_what_rounds_would_not_find_is_told_before_anything_is_trained(
     assert not (folder / "run").exists()
 
 
+@pytest.mark.long
 def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
     file = settings(rounds=1, select="all")
     file["base_model"] = {key: value for key, value in file["base_model"].items() if key != "vocab_size"}
@@ -216,6 +222,7 @@ def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
     assert not same(weights(folder / "run"), weights(folder / "run" / "rounds" / "0"))
 
 
+@pytest.mark.long
 def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def alive() -> list[HuggingFaceModel]:
         return [found for found in gc.get_objects() if type(found) is HuggingFaceModel]
@@ -241,9 +248,9 @@ def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:
         Model("run.yaml", quiet=True).train("rows.jsonl", run="run")
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_killed_at_any_moment_it_comes_to_the_same(folder: Path, forks: Forks) -> None:
-    seed = random.randrange(2**32)
+    seed = session_seed()
     chance = random.Random(seed)
     train("straight")
     for _ in range(6):

@@ -14,6 +14,7 @@ from partita.simulation.dialogue import Dialogue, from_line
 from partita.simulation.turns import TurnEncoder
 from partita_schema.sealed import KEY as CHECKSUM
 
+from ...properties import ends
 from .talks import USER, fill, settings, simulated, transcripts
 
 
@@ -33,7 +34,7 @@ def talks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 64])
+@pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
 def test_two_models_say_the_same_whatever_stands_beside_them(
     folder: Path, talks: Path, tmp_path: Path, batch_size: int
 ) -> None:
@@ -118,6 +119,7 @@ def test_the_users_prompt_is_seen_by_the_user_alone(
         assert agent == ["\n".join([*said[:place], ""]) for place in range(1, len(said), 2)]
 
 
+@pytest.mark.long
 def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "world": {"type": "self_play", "first": "say {number}", "done": "box"},
@@ -148,8 +150,8 @@ def test_random_numbers_of_another_seat_are_its_own(folder: Path, tmp_path: Path
     assert users != agents
 
 
-@pytest.mark.parametrize("program", ["Crowd", "Single"])
-@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("program", ends(["Crowd", "Single"]))
+@pytest.mark.parametrize("batch_size", ends([1, 64]))
 def test_programs_speak_in_many_dialogues_at_once_or_in_one(
     folder: Path, tmp_path: Path, program: str, batch_size: int
 ) -> None:
@@ -207,6 +209,7 @@ def test_lines_and_turns_of_a_data_set_are_said_in_order(folder: Path, tmp_path:
         assert (line["status"], gold["status"]) == ("done", "done")
 
 
+@pytest.mark.long
 def test_other_models_are_named_as_files_or_base_models_too(folder: Path, tmp_path: Path) -> None:
     changed = settings(folder) | {"base_model": str(folder / "guest")}
     del changed["simulation"]
@@ -288,6 +291,7 @@ def test_models_share_what_memory_holds() -> None:
     assert sizes(agent=model(written), user=model(written)) == {"agent": 48, "user": 48}
 
 
+@pytest.mark.long
 def test_rounds_are_trained_on_dialogues_with_another_model_without_other_data(folder: Path, tmp_path: Path) -> None:
     rounds = {"rounds": 1, "tasks": {"count": 10}, "max_steps": 2}
     checker = {"type": "seats_of_tests:Strict"}

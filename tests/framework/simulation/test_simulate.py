@@ -15,6 +15,7 @@ from partita.simulation.dialogue import Dialogue
 from partita.simulation.report import outcomes_of
 
 from ...forks import COMMAND, Forks
+from ...properties import ends
 from .test_hosted import lives
 
 WORLDS = Path(__file__).with_name("worlds_of_tests.py")
@@ -78,7 +79,7 @@ def straight(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return output, simulated(folder, output)
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 64])
+@pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
 def test_dialogues_are_the_same_whatever_stands_beside_them(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, batch_size: int
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
     assert reward.with_failures == pytest.approx(reward.mean * 57 / 60)
 
 
+@pytest.mark.long
 def test_environments_in_processes_that_die_or_hang_leave_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "pids").mkdir()
     world = {
@@ -221,6 +223,7 @@ Model("run.yaml", quiet=True).simulate(sys.argv[1])
 """
 
 
+@pytest.mark.long
 def test_a_simulation_that_was_killed_goes_on(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, forks: Forks
 ) -> None:

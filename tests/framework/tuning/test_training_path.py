@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from partita import Model
 from partita_schema.errors import OutOfMemory
 
+from ...properties import ends
+
 
 def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
     device: Any, train: Any, caplog: pytest.LogCaptureFixture
@@ -69,6 +71,7 @@ def test_a_finished_run_finds_the_size_of_its_predictions_itself(
     assert not any(one.learning for one in device.passes)
 
 
+@pytest.mark.long
 def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, train: Any, rows: Any) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     first, second = (train(name, max_steps=1).sizes for name in ("first", "second"))
@@ -85,6 +88,7 @@ def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, 
 
 
 @pytest.mark.parametrize("fits", [3, 30])
+@pytest.mark.long
 def test_a_run_goes_on_with_the_sizes_that_it_began_with(
     device: Any, train: Any, run_in: Any, tmp_path: Path, fits: int
 ) -> None:
@@ -117,6 +121,7 @@ def test_a_run_goes_on_with_the_sizes_that_it_began_with(
         assert stopped.log == straight.log
 
 
+@pytest.mark.long
 def test_the_ceiling_falls_while_a_run_learns(device: Any, train: Any, run_in: Any) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     straight, cut = train("straight"), run_in("cut")
@@ -135,6 +140,7 @@ def test_the_ceiling_falls_while_a_run_learns(device: Any, train: Any, run_in: A
     assert one[-1]["loss"] == pytest.approx(other[-1]["loss"], rel=1e-3)
 
 
+@pytest.mark.long
 def test_the_ceiling_falls_while_a_run_evaluates(
     device: Any, train: Any, run_in: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,6 +169,7 @@ def test_the_ceiling_falls_while_a_run_evaluates(
     assert "out of memory with " in caplog.text
 
 
+@pytest.mark.long
 def test_the_ceiling_falls_while_a_finished_run_is_evaluated(device: Any, train: Any) -> None:
     run = train("run", max_steps=1, evaluate_generated=False)
     before = run.sizes
@@ -179,6 +186,7 @@ def test_the_ceiling_falls_while_a_finished_run_is_evaluated(device: Any, train:
         assert noted["batch_sizes"][name]["rows"] == 4
 
 
+@pytest.mark.long
 def test_auto_trains_what_the_same_number_does(device: Any, train: Any) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     auto, number = train("auto"), train("number", batch_size=8)
@@ -191,7 +199,7 @@ def test_auto_trains_what_the_same_number_does(device: Any, train: Any) -> None:
 # What the file says
 
 
-@pytest.mark.parametrize("most", [1, 3, 5])
+@pytest.mark.parametrize("most", ends([1, 3, 5]))
 def test_no_size_is_above_what_the_file_allows(device: Any, train: Any, most: int) -> None:
     sizes = train("run", max_batch_size=most, max_steps=1).sizes
     assert {name: size["rows"] for name, size in sizes.items()} == {
@@ -210,6 +218,7 @@ def test_a_memory_budget_is_for_model_optimizer_and_batch(device: Any, train: An
     assert max(one.used for one in device.work()) <= 5 * device.step
 
 
+@pytest.mark.long
 def test_rows_of_a_step_with_few_divisors_are_told(device: Any, train: Any, caplog: pytest.LogCaptureFixture) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     assert train("run", effective_batch_size=17, max_steps=1).sizes["training"]["rows"] == 1
@@ -226,7 +235,7 @@ def test_rows_of_a_step_with_few_divisors_are_told(device: Any, train: Any, capl
 
 
 @pytest.mark.parametrize(
-    "left", [4_479_000, 4_001_000, 3_999_000, 1_000], ids=["one row", "warm-up", "optimizer", "model"]
+    "left", ends([4_479_000, 4_001_000, 3_999_000, 1_000]), ids=["one row", "warm-up", "optimizer", "model"]
 )
 def test_a_run_that_cannot_take_one_step_fails_before_it_begins(
     device: Any, train: Any, tmp_path: Path, left: int

@@ -75,6 +75,7 @@ def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
     assert max(one.used for one in passes) <= 7 * places + reading
 
 
+@pytest.mark.long
 def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
     device: Any, zero_shot: Any, asked: Any
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
     assert max(one.rows for one in device.work()) == 3
 
 
+@pytest.mark.long
 def test_a_size_of_the_caller_that_is_too_large_is_cut(device: Any, zero_shot: Any, asked: Any) -> None:
     device.leave(7 * device.answer + device.answer // 2)
     found = zero_shot().predict(asked, batch_size=28)
@@ -136,6 +138,7 @@ def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, a
 
 
 @pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+@pytest.mark.long
 def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
     straight = zero_shot(generation={"slots": slots})
     expected = [row["colour_raw"] for row in straight.predict(asked)]
@@ -160,6 +163,7 @@ def texts(found: Any) -> list[str]:
     return [row["colour_raw"] for row in found]
 
 
+@pytest.mark.long
 def test_sampled_answers_in_slots_go_on_with_any_number_of_them(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:

@@ -265,11 +265,13 @@ def all_limits(dtype, limits):
 """
 
 
+@pytest.mark.long
 def test_a_model_that_reaches_a_limit_anywhere_is_out_of_memory_and_the_process_lives() -> None:
     found = json.loads(run(WORK + "all_limits(torch.float32, (0, 5, 13, 2000))"))
     assert all(not row[0] and row[-1] for row in found), found
 
 
+@pytest.mark.long
 def test_in_bf16_it_is_so_but_for_a_crash_once_in_some_hundred_limits() -> None:
     # oneDNN has refused a primitive, and then the same one again with memory enough: seen in one of twelve suites.
     for tries_left in (2, 1, 0):

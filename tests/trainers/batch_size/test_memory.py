@@ -442,6 +442,7 @@ def run(code: str) -> str:
 
 
 @ON_LINUX
+@pytest.mark.long
 def test_the_measured_peak_is_a_straight_line_over_the_rows() -> None:
     peaks = {int(rows): taken for rows, taken in json.loads(run(PEAKS)).items()}
     slopes = [(peaks[more] - peaks[less]) / (more - less) for less, more in ((16, 32), (32, 64), (64, 128))]
@@ -453,6 +454,7 @@ def test_the_measured_peak_is_a_straight_line_over_the_rows() -> None:
 
 @ON_LINUX
 @pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.long
 def test_work_beyond_the_budget_is_an_error_and_the_process_lives(exact: bool) -> None:
     code = OVERSHOOT.format(budget=2e9, inside=4e8, beyond=3e9, exact=exact)
     assert run(code) == "alive"

@@ -21,6 +21,8 @@ from partita_trainers.learner import Learner
 from partita_trainers.registry import check_trial
 from partita_trainers.zero_shot import ZeroShot
 
+from ...properties import ends
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness.py"
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
 
@@ -47,7 +49,7 @@ def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ends(OPTIMIZERS))
 def test_training_after_a_trial_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer, "weight_decay": 0.1}, "learning_rate": rate, "epochs": 1}
@@ -196,6 +198,7 @@ def test_rows_at_the_edges_have_something_to_learn(make_work: Any, longest: int,
         assert trial.run(3).prefill_seconds > 0
 
 
+@pytest.mark.long
 def test_bf16_is_tried_in_bf16_and_trained_in_it_afterwards(make_work: Any, tmp_path: Path) -> None:
     def trained(name: str, *, tried: bool, **options: Any) -> tuple[list[Any], list[torch.dtype]]:
         work = make_work(run=make_work.recorder(tmp_path / name), epochs=1, **options)
@@ -228,7 +231,7 @@ def test_losses_that_are_not_finite_do_not_reach_the_weights_of_a_trial(make_wor
         assert all(torch.isfinite(parameter).all() for parameter in work.lm.module.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_model_trains_with_the_same_kernels_after_a_trial(make_work: Any, tmp_path: Path) -> None:
     options = {"compile": True, "mixed_precision": "bf16", "epochs": 1}

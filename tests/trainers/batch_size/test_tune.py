@@ -19,6 +19,8 @@ from partita_trainers.batch_size.memory import Peak
 from partita_trainers.batch_size.trial import BatchSize, Purpose, Timing, Volume
 from partita_trainers.batch_size.tune import capped, tune, verify
 
+from ...properties import ends
+
 GB = 10**9
 
 
@@ -208,7 +210,7 @@ def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
     assert found.seconds + time_of(work, found.rows) < 0.5 * time_of(work, 1)
 
 
-@pytest.mark.parametrize("refused", [{1}, {1, 4}, {4}, {8, 16}, set(range(1, 200))])
+@pytest.mark.parametrize("refused", ends([{1}, {1, 4}, {4}, {8, 16}, set(range(1, 200))]))
 def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device, refused: set[int]) -> None:
     work = Work(device, seconds_a_token=0.000001)
     plain = work.decode_step
@@ -486,6 +488,7 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
     assert works[0].stepped == works[1].stepped == works[2].stepped
 
 
+@pytest.mark.long
 def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
     works = [Work(replace(device, free=free), seconds_a_token=0.000001) for free in (10 * GB, 2 * GB)]
 

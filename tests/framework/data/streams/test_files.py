@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from fsspec import AbstractFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data import reading
@@ -32,6 +32,8 @@ from partita.data.streams.opening import training_streams
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.sources import FileSource
+
+from ....properties import examples
 
 ROWS = [{"question": f"why {i}?" + "é" * (i % 3), "answer": f"because\n{i}"} for i in range(23)]
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -206,7 +208,7 @@ def test_lanes_have_as_many_rows_however_many_files_there_are(
     assert max(rows) <= 1.05 * sum(rows) / lanes + 3
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any), st.integers(1, 9))
 def test_files_of_any_sizes_that_can_be_cut_make_even_lanes(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], lanes: int
@@ -286,7 +288,7 @@ lines_of_text = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     st.sampled_from(["jsonl", "txt", "csv"]),
     lines_of_text,

@@ -14,6 +14,8 @@ from partita.data.streams.loader import count_lanes
 from partita.data.streams.packing import pack
 from partita_schema.errors import ResumeError
 
+from ....properties import examples
+
 
 class Numbers:
     """Shards of so many rows each."""
@@ -96,7 +98,7 @@ def test_every_row_comes_once_over_all_lanes(sizes: list[int], lanes: int, epoch
     assert sorted(rows) == [(0, shard, number) for shard, size in enumerate(sizes) for number in range(size)]
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(sources, stops, weights, st.integers(1, 3), st.data())
 def test_a_reader_continues_exactly_from_every_position(
     sources: list[list[int]], stop: str, weights: list[float], lanes: int, data: st.DataObject

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.data.chunks import ChunkEncoder
@@ -35,6 +35,8 @@ from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_schema.sources import FileSource
 from partita_trainers.base import Step
+
+from ....properties import examples
 
 CONFIG = Config.model_validate(
     {
@@ -131,7 +133,7 @@ def test_epochs_differ(tmp_path: Path) -> None:
     assert first != second
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any),
     batching=st.sampled_from(BATCHINGS),
@@ -484,6 +486,7 @@ def test_too_many_bad_rows_stop_the_run_before_the_rest_of_the_file_is_read(tmp_
     assert ledger.state()["rows"] <= BUDGET.window
 
 
+@pytest.mark.long
 def test_a_stream_that_is_mostly_broken_is_refused_before_all_of_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 16 + "x\n" * 300_000, encoding="utf-8")
     batching = TokenBudgetBatching(type="token_budget", max_tokens=160, window=20_000)

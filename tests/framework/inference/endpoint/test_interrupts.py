@@ -76,7 +76,7 @@ def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
     assert sorted(kept()) == list(range(40))
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_killed_job_goes_on_where_it_was(server: LocalServer, make_file: MakeFile) -> None:
     hanging = answering_some(server, 25)
     file = make_file({"concurrency": 4})

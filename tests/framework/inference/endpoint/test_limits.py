@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
 from partita.inference.endpoint import pace
 from partita.inference.endpoint.pace import Pace
 
+from ....properties import examples
 from .conftest import LocalServer, Response, answer
 
 MakeFile = Callable[..., dict[str, Any]]
@@ -64,7 +65,7 @@ def test_tokens_of_a_minute_are_counted_by_the_server(server: LocalServer, make_
     assert time.monotonic() - started >= 11 * 3 / 60 * 0.95
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.integers(1, 1000),
     st.integers(10, 10_000),

@@ -1,0 +1,126 @@
+"""CPU seconds of each test, child processes included: long tests carry a marker, and long files start first.
+
+A test without the marker `long` fails if its own part takes more than `LIMIT` CPU seconds, or its setup, which may
+make what other tests share, more than `SETUP_LIMIT`. Time on the clock is not looked at: it says how busy a machine is.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT = 3.0
+SETUP_LIMIT = 10.0
+TICKS = os.sysconf("SC_CLK_TCK")
+RECORD = Path(__file__).with_name("costs.json")
+"""CPU seconds of each test file at the last run with --record-costs, by its path in this folder."""
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds that this process and all of its descendants have used."""
+    return sum(ticks(pid) for pid in descendants(os.getpid())) / TICKS
+
+
+def ticks(pid: int) -> int:
+    """Return the clock ticks of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield a process and those that it has started, at any depth."""
+    yield pid
+    try:
+        children = [
+            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for child in children:
+        yield from descendants(child)
+
+
+class Costs:
+    """A plugin that measures tests; with xdist there is one in each worker and one that collects."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.found: dict[str, dict[str, float]] = defaultdict(dict)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        yield from self.measured(item, "setup", SETUP_LIMIT)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        yield from self.measured(item, "call", LIMIT)
+
+    def measured(self, item: pytest.Item, part: str, limit: float) -> Iterator[Any]:
+        before = cpu_seconds()
+        result = yield
+        seconds = cpu_seconds() - before
+        item.user_properties.append((f"{part}_cpu_seconds", round(seconds, 2)))
+        if seconds > limit and item.get_closest_marker("long") is None and not self.config.getoption("no_cost_limit"):
+            pytest.fail(
+                f"the {part} took {seconds:.1f} CPU seconds, and {limit:g} are allowed; make it smaller, or mark the "
+                "test with pytest.mark.long",
+                pytrace=False,
+            )
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.found[report.nodeid].update(dict(report.user_properties))  # type: ignore[arg-type]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Start the longest files first, so that no worker is left alone with one at the end."""
+        before = read_record()
+        items.sort(key=lambda item: -before.get(place(item.nodeid), 0.0))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.found or hasattr(self.config, "workerinput"):  # a worker's results are with the one that started it
+            return
+        by_folder: dict[str, list[float]] = defaultdict(list)
+        for name, parts in self.found.items():
+            by_folder["/".join(place(name).split("/")[:-1]) or "."].append(sum(parts.values()))
+        terminalreporter.write_sep("-", "CPU seconds of tests by folder")
+        for folder, seconds in sorted(by_folder.items(), key=lambda pair: -sum(pair[1])):
+            terminalreporter.write_line(f"{sum(seconds):8.1f}  {len(seconds):5,} tests  {folder}")
+        if self.config.getoption("record_costs") is not None:
+            self.write(Path(self.config.getoption("record_costs")))
+
+    def write(self, path: Path) -> None:
+        """Write the CPU seconds of each test to `path`, and those of each file to where the next run reads them."""
+        path.write_text(json.dumps(self.found, indent=1, sort_keys=True))
+        files: dict[str, float] = defaultdict(float)
+        for name, parts in self.found.items():
+            files[place(name)] += sum(parts.values())
+        found = read_record() | {name: round(seconds, 1) for name, seconds in files.items()}
+        RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def read_record() -> dict[str, float]:
+    """Return the CPU seconds of test files that were last recorded."""
+    found: dict[str, float] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
+def place(nodeid: str) -> str:
+    """Return the path of a test's file in the folder of tests."""
+    return nodeid.partition("::")[0].partition("tests/")[2]
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("costs")
+    group.addoption(
+        "--record-costs", metavar="FILE", help="write CPU seconds of each test to FILE, of files to costs.json"
+    )
+    group.addoption("--no-cost-limit", action="store_true", help="let tests take as much CPU time as they need")

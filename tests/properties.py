@@ -1,0 +1,44 @@
+"""How much of many cases is tried: all in `make test-long`, a few in `make test`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+QUICK, FULL = "quick", "full"
+QUICK_SHARE = 5
+
+
+def register_profiles() -> None:
+    """Register both profiles; `--hypothesis-profile=full` chooses the second."""
+    # A busy machine draws examples slowly, which says nothing of what is tested.
+    settings.register_profile(QUICK, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(FULL, parent=settings.get_profile(QUICK))
+    settings.load_profile(QUICK)
+
+
+def examples(number: int, **more: Any) -> settings:
+    """Settings of a property that is tried on `number` examples, or on a fifth of them in the quick profile.
+
+    Args:
+        number: Examples in the profile `full`.
+        **more: Other settings of hypothesis.
+    """
+    if settings.get_current_profile_name() == QUICK:
+        number = max(number // QUICK_SHARE, 3)
+    return settings(max_examples=number, **more)
+
+
+def ends(values: Iterable[Any]) -> list[Any]:
+    """Return values of a parameter of which those between the first and the last are tried in the long tests."""
+    found = list(values)
+    return [found[0], *map(in_long_tests, found[1:-1]), *found[1:][-1:]]
+
+
+def in_long_tests(value: Any) -> Any:
+    """Return a value of a parameter, or a `pytest.param`, that is tried in the long tests."""
+    if hasattr(value, "values") and hasattr(value, "marks"):
+        return pytest.param(*value.values, marks=[*value.marks, pytest.mark.long], id=value.id)
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.long)
