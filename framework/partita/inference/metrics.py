@@ -126,22 +126,25 @@ class _CategorySums:
         return valid and str(value) == str(truth)
 
     def metrics(self, rows: int) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score, f1_score
+        """Return the accuracy and the means of the labels' F1 scores.
 
-        labels = sorted({label for pair in self.pairs for label in pair if label is not None})
-        places = {label: place for place, label in enumerate(labels)} | {None: -1}
-        truths, values = ([places[pair[side]] for pair in self.pairs] for side in (0, 1))
-        counts = list(self.pairs.values())
-
-        def f1(average: str) -> float:
-            # An unreadable answer misses its label, but is not a label itself, whose F1 would always be 0.
-            known = list(range(len(labels)))
-            return float(
-                f1_score(truths, values, labels=known, average=average, sample_weight=counts, zero_division=0.0)
-            )
-
-        accuracy = float(accuracy_score(truths, values, sample_weight=counts))
-        return {"accuracy": accuracy, "macro_f1": f1("macro"), "weighted_f1": f1("weighted")}
+        An unreadable answer misses its label but is not a label itself, whose F1 would always be 0.
+        """
+        true_counts: Counter[str] = Counter()
+        answer_counts: Counter[str | None] = Counter()
+        for (truth, answer), count in self.pairs.items():
+            true_counts[truth] += count
+            answer_counts[answer] += count
+        labels = true_counts.keys() | {answer for answer in answer_counts if answer is not None}
+        f1 = {
+            label: 2 * self.pairs[label, label] / (true_counts[label] + answer_counts[label])
+            for label in sorted(labels)
+        }
+        return {
+            "accuracy": sum(self.pairs[label, label] for label in f1) / rows,
+            "macro_f1": math.fsum(f1.values()) / len(f1),
+            "weighted_f1": math.fsum(true_counts[label] * score for label, score in f1.items()) / rows,
+        }
 
 
 class _NumberSums:

@@ -30,7 +30,9 @@ EXTRAS = {
     "ray": "backend: {type: ray}",
     "retrieval": "prompt.retrieval: {type: semantic}",
 }
-"""What each extra of the package is for; `dev` is for those who work on partita."""
+"""What each extra of the package is for."""
+DEVELOPMENT_EXTRAS = ("dev", "docs")
+"""Extras for work on partita itself, which are not reported."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def requirements() -> Iterator[Requirement]:
         lines = []
     for line in lines:
         match = REQUIREMENT.fullmatch(line)
-        if match is None or match["extra"] == "dev":
+        if match is None or match["extra"] in DEVELOPMENT_EXTRAS:
             continue
         yield Requirement(match["name"], match["least"] or "", match["extra"] or "", installed(match["name"]))
 
