@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-long test-all check format docs lock clean
+.PHONY: help demo test test-long test-all check format docs lock clean package
 
 help:
 	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make format  format and mend what can be mended"
 	@echo "make docs    write the generated pages again"
+	@echo "make package build the distributions, and use the wheel in an environment of its own"
 	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 
 $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
@@ -51,6 +52,9 @@ docs: $(READY)
 	$(BIN)/partita schema > docs/partita.schema.json
 	$(BIN)/partita schema --markdown > docs/config-reference.md
 	$(BIN)/python benchmarks/page.py
+
+package: $(READY)
+	VENV=$(VENV) .ci/package
 
 # Pins that still fit are kept; remove a line, or a file, to take newer versions.
 COMPILE = $(VENV)/uv/bin/uv pip compile pyproject.toml --quiet --generate-hashes --universal --python-version 3.11 \
