@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-long test-all check format docs lock clean package
+.PHONY: help demo test test-long test-all check format docs lock clean package latest
 
 help:
 	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
@@ -13,8 +13,9 @@ help:
 	@echo "make test-all    both"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make format  format and mend what can be mended"
-	@echo "make docs    write the generated pages again"
+	@echo "make docs    write the generated pages again, and build the documentation site into site/"
 	@echo "make package build the distributions, and use the wheel in an environment of its own"
+	@echo "make latest  put the newest transformers, peft, accelerate and datasets into the environment, for the next tests"
 	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 
 $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
@@ -52,9 +53,13 @@ docs: $(READY)
 	$(BIN)/partita schema > docs/partita.schema.json
 	$(BIN)/partita schema --markdown > docs/config-reference.md
 	$(BIN)/python benchmarks/page.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: $(READY)
 	VENV=$(VENV) .ci/package
+
+latest: $(READY)
+	$(BIN)/python -m pip install --quiet --upgrade --constraint requirements-torch.txt transformers peft accelerate datasets
 
 # Pins that still fit are kept; remove a line, or a file, to take newer versions.
 COMPILE = $(VENV)/uv/bin/uv pip compile pyproject.toml --quiet --generate-hashes --universal --python-version 3.11 \
@@ -67,4 +72,4 @@ lock:
 	$(COMPILE) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
