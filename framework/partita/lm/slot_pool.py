@@ -157,9 +157,9 @@ def untouched_zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tens
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), **private)
+        pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), flags=flags)
     except OSError as error:
         raise MemoryError(f"slots of {math.prod(shape) * like.element_size():,} bytes: {error}") from error
     return torch.frombuffer(pages, dtype=like.dtype).view(shape)
