@@ -50,8 +50,6 @@ class LoraBase(LayeredAdapter):
     """Dropout before the adapter."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Which biases are trained."""
-    use_rslora: Flag = False
-    """Scale by alpha / sqrt(r) (rank-stabilised LoRA, Kalajdzievski 2023, theorem 3.2)."""
 
 
 class EvaOptions(Base):
@@ -72,6 +70,8 @@ class LoraAdapter(LoraBase):
     """Low-rank adaptation."""
     r: Count = 16
     """Rank of the update."""
+    use_rslora: Flag = False
+    """Scale by alpha / sqrt(r) (rank-stabilised LoRA, Kalajdzievski 2023, theorem 3.2)."""
     use_dora: Flag = False
     """Learn magnitude and direction apart (DoRA, Liu et al. 2024)."""
     init: Literal[
@@ -154,11 +154,13 @@ class Ia3Adapter(TargetedAdapter):
     """Which of them are feed-forward outputs, whose input is rescaled."""
 
 
-class VeraAdapter(LayeredAdapter):
+class VeraAdapter(TargetedAdapter):
     """Shared random matrices with learned vectors (VeRA, Kopiczko et al. 2023)."""
 
     type: Literal["vera"]
     """Vector-based random matrix adaptation."""
+    layers_to_transform: tuple[int, ...] | None = None
+    """Indices of the layers to adapt. Default: all."""
     r: Count = 256
     """Rank of the shared matrices."""
     dropout: Share = 0.0
@@ -238,8 +240,6 @@ class OftAdapter(LayeredAdapter):
     """Number of blocks. 0: given by oft_block_size."""
     oft_block_size: NonNegativeCount = 32
     """Size of a block; divides the layer's input width. 0: given by r."""
-    module_dropout: Share = 0.0
-    """Chance that a whole adapter is left out in a step."""
     coft: Flag = False
     """Keep the rotation within eps of the identity."""
     eps: Positive = 6e-5

@@ -11,7 +11,16 @@ from partita_schema.tree import Node, Path
 PEFT_TYPES = {"tinylora": "TINYLORA", "c3a": "C3A", "hra": "HRA", "waveft": "WAVEFT"}
 """Ludwig's types that are `type: peft` here, with their names in peft."""
 OF_EVERY_ADAPTER = ("type", "pretrained_adapter_weights", "postprocessor")
-LORA_KEYS = ("r", "use_dora", "init_lora_weights", "eva_config", "loftq_config", "rank_pattern", "alpha_pattern")
+LORA_KEYS = (
+    "r",
+    "use_rslora",
+    "use_dora",
+    "init_lora_weights",
+    "eva_config",
+    "loftq_config",
+    "rank_pattern",
+    "alpha_pattern",
+)
 """Keys that Ludwig lets stand at adalora, which does not read them."""
 
 

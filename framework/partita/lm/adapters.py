@@ -33,7 +33,7 @@ INHERITED = ("peft_type", "task_type", "auto_mapping", "inference_mode", "base_m
 """Keys of every peft config that are not for a file to set."""
 TARGETED = ("target_modules", "modules_to_save")
 LAYERED = (*TARGETED, "exclude_modules", "layers_to_transform")
-LORA = {"alpha": "lora_alpha", "dropout": "lora_dropout", "bias": "bias", "use_rslora": "use_rslora"}
+LORA = {"alpha": "lora_alpha", "dropout": "lora_dropout", "bias": "bias"}
 
 
 def same(*keys: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ def same(*keys: str) -> dict[str, str]:
 
 
 NAMES: dict[str, tuple[str, dict[str, str]]] = {
-    "lora": ("LORA", LORA | same("r", "use_dora")),
+    "lora": ("LORA", LORA | same("r", "use_rslora", "use_dora")),
     "adalora": (
         "ADALORA",
         LORA | same("target_r", "init_r", "beta1", "beta2", "orth_reg_weight") | {"delta_t": "deltaT"},
@@ -52,7 +52,7 @@ NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "loha": ("LOHA", same("r", "alpha", "rank_dropout", "module_dropout")),
     "lokr": ("LOKR", same("r", "alpha", "rank_dropout", "module_dropout", "decompose_both", "decompose_factor")),
     "boft": ("BOFT", same("boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "boft_dropout", "bias")),
-    "oft": ("OFT", same("r", "oft_block_size", "module_dropout", "coft", "eps", "block_share")),
+    "oft": ("OFT", same("r", "oft_block_size", "coft", "eps", "block_share")),
     "fourierft": ("FOURIERFT", same("n_frequency", "scaling", "random_loc_seed")),
     "ln_tuning": ("LN_TUNING", {}),
     "vblora": (
@@ -165,9 +165,6 @@ def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftCo
         values["target_modules"] = linear_suffixes(model)  # peft takes numbers of layers with names only
     values |= special_values(adapter, model=model)
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING[name]
-    for key in sorted(values.keys() - {field.name for field in fields(config_class)}):
-        if values.pop(key) is not None:
-            raise ModelError(f"adapter.{key}: the installed peft has no {key} for {adapter.type}; remove it")
     with explained(model, adapter):
         return config_class(task_type="CAUSAL_LM", **values)
 

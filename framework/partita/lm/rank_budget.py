@@ -24,12 +24,15 @@ class RankBudget:
         self.planned = False
 
     def plan(self, total_steps: int) -> None:
-        """Lay the three phases over the steps. Where they leave no step for pruning, the last phase gives way."""
+        """Lay the three phases over the steps. Where they leave no step for pruning, the last phase gives way.
+
+        peft decides at step `total_step - tfinal` by the importance measured before it: that is never the first step.
+        """
         first = as_steps(self.adapter.tinit, total_steps=total_steps)
         last = as_steps(self.adapter.tfinal, total_steps=total_steps)
-        self.settings.total_step = total_steps
+        self.settings.total_step = max(total_steps, 2)
         self.settings.tinit = min(first, max(total_steps - 1, 0))
-        self.settings.tfinal = min(last, max(total_steps - self.settings.tinit - 1, 0))
+        self.settings.tfinal = min(last, max(total_steps - max(self.settings.tinit, 1) - 1, 0))
         self.planned = True
 
     def after_step(self, step: int) -> None:

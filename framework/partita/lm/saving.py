@@ -7,6 +7,7 @@ model as it was, or a plain model.
 import copy
 import json
 import logging
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,10 @@ def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapp
     own = adapted.active_peft_config.base_model_name_or_path
     adapted.active_peft_config.base_model_name_or_path = base
     try:
-        adapted.save_pretrained(str(folder), save_embedding_layers=False)
+        with warnings.catch_warnings():
+            # AdaLoRA may leave a matrix without any rank, which peft takes for a part of a matrix.
+            warnings.filterwarnings("ignore", message="Adapter .*have invalid shape")
+            adapted.save_pretrained(str(folder), save_embedding_layers=False)
         if initial:
             weights = adapter_tensors(adapted, initial=initial)
             save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -61,14 +61,25 @@ def read_tokenizer(
     source: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerFast":
     """The fast tokenizer of a folder or Hub id, with a pad token."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_intact(source, weights=False)
+    # AutoTokenizer replaces this class by that of some architectures, such as qwen2, which cuts text by its own rules.
+    reader = PreTrainedTokenizerFast if declared_class(source) == "TokenizersBackend" else AutoTokenizer
     with loading(source, part="tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = reader.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{source}: its tokenizer has no fast form; save one with tokenizer.json beside the model")
     return with_pad_token(tokenizer, source=source)
+
+
+def declared_class(source: str) -> str | None:
+    """Return the class that a local folder names for its tokenizer; None where it names none."""
+    try:
+        settings = json.loads((Path(source) / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return settings.get("tokenizer_class") if isinstance(settings, dict) else None
 
 
 def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "PreTrainedTokenizerFast":

@@ -90,3 +90,14 @@ def test_a_saved_tokenizer_is_the_same_even_after_it_padded_a_batch(small, tmp_p
     tokenizer.save_pretrained(tmp_path)
     read = load_tokenizer(small.config(), folder=Path(), texts=list, saved=tmp_path)
     assert before == tokenizer_digest(tokenizer) == tokenizer_digest(read)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "word"])
+def test_a_saved_model_of_an_architecture_with_its_own_tokenizer_class_keeps_its_tokens(
+    kind: str, tmp_path: Path
+) -> None:
+    tokenizer = train_tokenizer(scratch(kind), TEXTS)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf8")
+    assert tokenizer_digest(read_tokenizer(str(tmp_path))) == tokenizer_digest(tokenizer)
+    assert read_tokenizer(str(tmp_path)).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
