@@ -24,11 +24,24 @@ class InputPreprocessing(Base):
 
 
 class OutputPreprocessing(InputPreprocessing):
-    """How a column becomes the answer that is learned, and how long an answer may be."""
+    """How a column becomes the text that is learned, and how long an answer may be."""
 
     max_sequence_length: Count | None = None
-    """Tokens of the answer that are kept in training, and the number of tokens generated. Default: all;
-    generation.max_new_tokens."""
+    """Tokens of the answer that are kept in training, and the number of tokens generated where
+    generation.max_new_tokens is not written. Default: all."""
+
+
+class ValuePreprocessing(Base):
+    """How a column becomes the value that is learned, and how long an answer may be."""
+
+    max_sequence_length: Count | None = None
+    """Tokens of the answer that are kept in training, and the number of tokens generated where
+    generation.max_new_tokens is not written. Default: all."""
+    missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
+    """What happens to a row without a value: drop_row leaves it out (and counts it), fill_with_const writes
+    fill_value."""
+    fill_value: str = ""
+    """The value for missing values with fill_with_const, as text."""
 
 
 class CategoryPreprocessing(Base):
@@ -78,7 +91,8 @@ class TextDecoder(Base):
     type: Literal["text_extractor"] = "text_extractor"
     """The whole answer."""
     max_new_tokens: Count | None = None
-    """Number of tokens generated. Default: the feature's max_sequence_length, else generation.max_new_tokens."""
+    """Number of tokens generated, where generation.max_new_tokens is not written. Default: the feature's
+    max_sequence_length."""
 
 
 class CategoryDecoder(Base):
@@ -147,7 +161,8 @@ class JsonDecoder(Base):
     """Let the model write only what json_schema allows, without one only an object; an answer that reaches its token
     limit is cut all the same."""
     max_new_tokens: Count | None = None
-    """Number of tokens generated. Default: the feature's max_sequence_length, else generation.max_new_tokens."""
+    """Number of tokens generated, where generation.max_new_tokens is not written. Default: the feature's
+    max_sequence_length."""
 
     @model_validator(mode="after")
     def schema_is_one(self) -> "JsonDecoder":
@@ -275,7 +290,7 @@ class NumberOutput(FeatureBase):
 
     type: Literal["number"]
     """A number."""
-    preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
+    preprocessing: ValuePreprocessing = ValuePreprocessing.model_construct()
     """How the column becomes the answer."""
     decoder: NumberDecoder = NumberDecoder.model_construct()
     """How a number is found in an answer."""
@@ -286,7 +301,7 @@ class JsonOutput(FeatureBase):
 
     type: Literal["json"]
     """A JSON value."""
-    preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
+    preprocessing: ValuePreprocessing = ValuePreprocessing.model_construct()
     """How the column becomes the answer."""
     decoder: JsonDecoder = JsonDecoder.model_construct()
     """How a value is found in an answer."""

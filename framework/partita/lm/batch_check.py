@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import PADDED, BatchWay, GenerationRequest
-from partita.lm.generation import prompt_inputs
+from partita.lm.generation import end_token_ids, prompt_inputs
 from partita.lm.packing_check import rounding_limit
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.memory import is_out_of_memory
@@ -134,9 +134,10 @@ def changes(error: float) -> str:
 
 
 def random_rows(lm: "HuggingFaceModel") -> list[list[int]]:
-    """Prompts with the tokens that continue them."""
+    """Prompts with the tokens that continue them, none of which ends a text: `generate` would stop there."""
     chance = torch.Generator().manual_seed(0)
-    ordinary = torch.tensor(lm.token_ids)
+    ends = end_token_ids(lm.base, tokenizer=lm.tokenizer)
+    ordinary = torch.tensor([token for token in lm.token_ids if token not in ends] or lm.token_ids)
     lengths = [length + STEPS for length in LENGTHS]
     return [ordinary[torch.randint(len(ordinary), (length,), generator=chance)].tolist() for length in lengths]
 

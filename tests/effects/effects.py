@@ -1,0 +1,80 @@
+"""The form of the tables: which keys are flipped on which configuration, and what must then be different."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .observers import Config, Observer
+
+GENERIC: Any = object()
+"""The other value is found from the JSON schema."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Another value of a key."""
+
+    value: Any = GENERIC
+    given: Config = field(default_factory=dict)
+    """Sections of both configurations, merged into the base."""
+    also: Config = field(default_factory=dict)
+    """Sections of the changed configuration alone, for keys that have to change together."""
+    part: str | None = None
+    """The part of the observation that must differ; `refusal` where the changed configuration must be refused."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys that are flipped on one configuration, each by itself."""
+
+    name: str
+    observer: Observer
+    base: Config
+    part: str
+    flips: dict[str, Any]
+    """By path, a Flip or just another value."""
+    long: bool = False
+    """Whether it takes too much time for the quick tests."""
+    prepare: Callable[[Path], None] | None = None
+    """Adds to the material what no other group needs, once."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One key of a group."""
+
+    group: Group
+    key: str
+    flip: Flip
+
+    @property
+    def base(self) -> Config:
+        return merged(self.group.base, self.flip.given)
+
+    @property
+    def part(self) -> str:
+        return self.flip.part or self.group.part
+
+
+def cases(*groups: Group) -> list[Case]:
+    return [
+        Case(group, key, flip if isinstance(flip, Flip) else Flip(flip))
+        for group in groups
+        for key, flip in group.flips.items()
+    ]
+
+
+def merged(config: Config, changes: Config) -> Config:
+    """Return a configuration with other values; mappings are merged, unless they have another `type`."""
+    found = deepcopy(config)
+    for key, value in changes.items():
+        before = found.get(key)
+        same = (
+            isinstance(value, dict)
+            and isinstance(before, dict)
+            and value.get("type", before.get("type")) == before.get("type")
+        )
+        found[key] = merged(before, value) if same else deepcopy(value)
+    return found

@@ -1,0 +1,199 @@
+"""What a configuration does: each observer uses it through a public verb, and returns what came of it, by part.
+
+The configuration itself is left out of what is returned: it would differ whatever happened.
+"""
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from partita import Model, PartitaError
+
+from .server import serving
+
+Config = dict[str, Any]
+Observation = dict[str, Any]
+"""Values by part; JSON."""
+Observer = Callable[[Config, Path], Observation]
+"""Works in a folder of its own, which is the current one."""
+
+TIMES = ("seconds", "waited_seconds", "wait_share", "tokens_per_second")
+
+
+def training(config: Config, place: Path) -> Observation:
+    """Train, and return what the run left in its folder."""
+    from torch._dynamo.utils import counters
+
+    run = place / "run"
+    captured = counters["stats"]["unique_graphs"]
+    with messages() as said, counted_passes() as passes:
+        Model(config, quiet=True).train(run=run)
+    manifest = json.loads((run / "manifest.json").read_text("utf8"))
+    steps = lines(run / "log.jsonl")
+    found: Observation = {
+        "plan": [{key: step.get(key) for key in ("batch_hash", "rows", "tokens", "epoch")} for step in steps],
+        "losses": [step["loss"] for step in steps],
+        "rates": [step.get("learning_rate") for step in steps],
+        "files": sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()),
+        "saved": {path.name: tensors(path) for path in sorted((run / "model").glob("*.safetensors"))},
+        "left out": lines(run / "quarantine.jsonl"),
+        "log": said,
+        "passes": len(passes),
+        "compiled": counters["stats"]["unique_graphs"] - captured,
+        "workers": manifest.get("workers"),
+        **{key: manifest.get(key) for key in ("data", "batch_sizes", "evaluations", "labels", "metrics")},
+        **{key: manifest.get(key) for key in ("steps", "stopped_early", "trained_parameters", "parameters")},
+        **{
+            key: manifest.get(key) for key in ("token_cache", "best", "best_step", "sources", "rounds", "learning_rate")
+        },
+    }
+    found["files of rounds"] = {
+        str(path.relative_to(run)): lines(path) for path in sorted(run.glob("rounds/*/log.jsonl"))
+    }
+    if (run / "probe.json").exists():
+        found |= json.loads((run / "probe.json").read_text("utf8"))
+    return cleaned(found, place)
+
+
+def answers(config: Config, place: Path) -> Observation:
+    """Predict a few rows."""
+    with messages() as said, counted_passes() as passes:
+        predictions = list(Model(config, quiet=True).predict("asked.jsonl", "answers.jsonl", fresh=True))
+    return cleaned({"answers": predictions, "log": said, "passes": len(passes)}, place)
+
+
+def simulating(config: Config, place: Path) -> Observation:
+    """Have the dialogues of a simulation."""
+    with messages() as said:
+        report = Model(config, quiet=True).simulate(place / "had")
+    files = sorted((place / "had").glob("*.jsonl"))
+    told = {path.name: lines(path) for path in files}
+    found = {
+        "files": [*told, *(path.name for path in place.glob("told.txt"))],
+        "order": {name: [dialogue.get("key") for dialogue in dialogues] for name, dialogues in told.items()},
+        "transcripts": {name: [without_times(dialogue) for dialogue in dialogues] for name, dialogues in told.items()},
+        "report": report.flat(),
+        "log": said,
+    }
+    return cleaned(found, place)
+
+
+def without_times(dialogue: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dialogue.items() if "seconds" not in key and key not in ("checksum", "world")}
+
+
+def resuming(config: Config, place: Path) -> Observation:
+    """Train for an epoch and a half, and go on when the rows have changed."""
+    rows = place / "changing.jsonl"
+    rows.write_bytes((place / "rows.jsonl").read_bytes())
+    Model(config | {"trainer": config["trainer"] | {"max_steps": 6}}, quiet=True).train(run=place / "run")
+    rows.write_bytes((place / "more.jsonl").read_bytes())
+    manifest = place / "run" / "manifest.json"
+    noted = json.loads(manifest.read_text("utf8")) | {"status": "running"}
+    del noted["checksum"]
+    manifest.write_text(json.dumps(noted), encoding="utf8")
+    return training(config | {"trainer": config["trainer"] | {"max_steps": 8}}, place)
+
+
+def launching(config: Config, place: Path) -> Observation:
+    """Train as a command, which may start several processes."""
+    (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
+    command = [sys.executable, "-m", "partita", "train", "run.yaml", "--run", "run"]
+    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise PartitaError(ended.stderr)
+    manifest = json.loads((place / "run" / "manifest.json").read_text("utf8"))
+    said = [line.partition(" on ")[0] for line in ended.stderr.splitlines() if "process" in line]
+    return {"processes": said, "held": manifest.get("numbers_of_a_process")}
+
+
+def loading(config: Config, place: Path) -> Observation:
+    """Read the configuration."""
+    return {"name": Model(config, quiet=True).name}
+
+
+def asking(config: Config, place: Path) -> Observation:
+    """Predict a few rows with a model on a server of this process."""
+    with serving() as server:
+        whole = json.loads(json.dumps(config).replace("URL", server.url))
+        found = answers(whole, place)
+    seen = {
+        "bodies": sorted(server.bodies, key=json.dumps),
+        "requests": len(server.bodies),
+        "paths": sorted(set(server.paths)),
+        "keys": sorted(set(server.keys)),
+        "most_active": server.most_active,
+    }
+    return found | json.loads(json.dumps(seen).replace(server.url, "URL"))
+
+
+@contextmanager
+def counted_passes() -> Iterator[list[None]]:
+    """Collect an item for each forward pass of a part of a model."""
+    import torch
+
+    passes: list[None] = []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: passes.append(None))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of JSON, without what time they took."""
+    if not path.exists():
+        return []
+    found = [json.loads(line) for line in path.read_text("utf8").splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+
+
+def tensors(path: Path) -> dict[str, str]:
+    """Return a hash of each tensor of a file."""
+    with safe_open(path, framework="np") as file:
+        return {name: hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest()[:12] for name in file.keys()}  # noqa: SIM118
+
+
+def cleaned(found: Observation, place: Path) -> Observation:
+    """Return an observation as JSON that names no folder of the test."""
+    cleaned: Observation = json.loads(json.dumps(found, default=str).replace(str(place), "PLACE"))
+    return cleaned
+
+
+@contextmanager
+def messages() -> Iterator[list[str]]:
+    """Collect what is logged."""
+    found: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Collect()
+    loggers = [logging.getLogger(name) for name in ("partita", "partita_trainers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield found
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+def observed(observer: Observer, config: Config, place: Path) -> Observation:
+    """Return what an observer sees, or the refusal of the configuration."""
+    try:
+        return observer(config, place)
+    except PartitaError as error:
+        return cleaned({"refusal": f"{type(error).__name__}: {error}"}, place)

@@ -1,0 +1,135 @@
+"""What the configurations of these tests name as `module:Class`."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from partita.data.collate import collate
+from partita.data.shaping.prompt import Segment, Shaped
+from partita_schema.trainer import CustomTrainer
+from partita_trainers.base import Batch, TrainResult, Work
+
+WORDS = ("one", "two", "three", "red")
+
+
+class Probe:
+    """A trainer that takes a few plain steps, and writes down its batches, losses and what it trains."""
+
+    def __init__(self, section: CustomTrainer) -> None:
+        self.steps = int(section.options.get("steps", 3))
+        self.learned = int(section.options.get("learned", self.steps))
+
+    def train(self, work: Work) -> TrainResult:
+        assert work.batches is not None
+        work.lm.prepare_training(self.steps)
+        trained = {name: value for name, value in work.lm.module.named_parameters() if value.requires_grad}
+        optimizer = torch.optim.SGD(trained.values(), lr=0.5)
+        batches, losses = [], []
+        with work.lm.training():
+            for number, step in enumerate(islice(work.batches.steps(), self.steps)):
+                batches.append([described(batch) for batch in step.batches])
+                if number >= self.learned:
+                    continue
+                torch.manual_seed(number)
+                loss = torch.stack([work.lm.loss(work.lm.module, batch) for batch in step.batches]).sum()
+                losses.append(loss.item())
+                extra = work.lm.auxiliary_loss()
+                (loss if extra is None else loss + extra).backward()
+                torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
+                optimizer.step()
+                work.lm.after_step(number + 1)
+                optimizer.zero_grad()
+        work.lm.save(work.run.folder / "model")
+        found = {
+            "batches": batches,
+            "losses": losses,
+            "trained": {name: list(value.shape) for name, value in trained.items()},
+            "types": sorted({str(value.dtype) for value in work.lm.module.parameters()}),
+        }
+        (work.run.folder / "probe.json").write_text(json.dumps(found), encoding="utf8")
+        metrics = work.evaluate("validation", False, None) if "validation" in work.splits else {}
+        return TrainResult(run=work.run.folder, metrics={"validation": metrics}, steps=self.steps)
+
+
+class OtherProbe(Probe):
+    """Takes a step more."""
+
+    def __init__(self, section: CustomTrainer) -> None:
+        super().__init__(section)
+        self.steps += 1
+
+
+def described(batch: Batch) -> dict[str, Any]:
+    positions = batch.position_ids_BT
+    return {
+        "keys": batch.keys,
+        "ids": batch.input_ids_BT.tolist(),
+        "labels": batch.labels_BT.tolist(),
+        "positions": positions.tolist() if positions is not None else None,
+    }
+
+
+class Numbered:
+    """A source of rows."""
+
+    def __init__(self, count: int = 12, word: str = "ball") -> None:
+        self.count, self.word = count, word
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.count):
+            yield {"text": f"{self.word} {WORDS[number % 4]}", "answer": WORDS[number % 3], "split": number % 3}
+
+
+class Lettered(Numbered):
+    """Other rows."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for row in super().rows():
+            yield row | {"text": "green " + row["text"]}
+
+
+class Shout:
+    """Writes rows as text in capitals."""
+
+    def __init__(self, config: Any, *, tokenizer: Any) -> None:
+        self.config = config
+
+    def shape_all(self, rows: Sequence[dict[str, Any]], keys: Sequence[str], *, supervised: bool) -> list[Shaped]:
+        return [self.shape(row, supervised=supervised) for row in rows]
+
+    def shape(self, row: dict[str, Any], *, supervised: bool) -> Shaped:
+        answer = (Segment(row["answer"], True),) if supervised else ()
+        return Shaped((Segment(self.text(row), False), *answer), begins=True, ends=supervised)
+
+    def text(self, row: dict[str, Any]) -> str:
+        return "box " + str(row["text"])
+
+
+class Worker(Shout):
+    """Says in which kind of process it works."""
+
+    def text(self, row: dict[str, Any]) -> str:
+        kind = type(multiprocessing.current_process()).__name__
+        return {"_MainProcess": "box", "ForkProcess": "red"}.get(kind, "blue") + " " + str(row["text"])
+
+
+class Slow(Shout):
+    """Takes its time."""
+
+    def text(self, row: dict[str, Any]) -> str:
+        time.sleep(0.1)
+        return super().text(row)
+
+
+class Backwards:
+    """Makes tensors whose tokens stand in reverse."""
+
+    def __call__(self, encoded: Any, planned: Any, pad_token_id: int) -> Batch:
+        batch = collate(encoded, planned, pad_token_id=pad_token_id)
+        return replace(batch, input_ids_BT=batch.input_ids_BT.flip(1), labels_BT=batch.labels_BT.flip(1))

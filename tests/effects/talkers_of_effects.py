@@ -1,0 +1,121 @@
+"""Programs that dialogues are had with. This file needs no torch: an environment may run in a process without it."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from partita.simulation import Ask, Context, Dialogue, Play, Rollout, Transcripts, Verdict
+
+
+class Desk:
+    """Says two things, and knows the right answers; with half of the seeds it is content with any."""
+
+    def __init__(self, word: str = "say", pause: float = 0.0, breaks: bool = False) -> None:
+        self.word, self.pause, self.breaks = word, pause, breaks
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.turns, self.gold, self.lucky = 0, "red ball", seed % 2
+        place = "one" if "torch" in sys.modules else "two"
+        return f"{self.word} red {place}", {"gold": self.gold}
+
+    def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:
+        time.sleep(self.pause)
+        if self.breaks:
+            raise OSError("closed")
+        self.turns += 1
+        if self.turns == 2:
+            return "", float(self.lucky or action.strip() == self.gold), True, False, {}
+        self.gold = "blue box"
+        return "say more", None, False, False, {"gold": self.gold}
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class OtherDesk(Desk):
+    """Says something else."""
+
+    def __init__(self) -> None:
+        super().__init__(word="blue")
+
+
+class Counter:
+    """Tools."""
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> str:
+        return "say three"
+
+    def add(self, one: int) -> int:
+        """Add one.
+
+        Args:
+            one: A number.
+        """
+        return one + 1
+
+
+class Panel:
+    """Everybody speaks in turn."""
+
+    def __init__(self, rounds: int = 1) -> None:
+        self.rounds = rounds
+
+    def play(self, dialogue: Dialogue) -> Play:
+        dialogue.hear("say more")
+        for _ in range(self.rounds):
+            for seat in ("user", "partner", "guest"):
+                yield Ask(seat)
+            yield Ask()
+
+
+class OtherPanel(Panel):
+    """Takes twice as long."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+class Speaker:
+    """Says a word."""
+
+    def __init__(self, word: str = "green") -> None:
+        self.word = word
+
+    def reply(self, context: Context) -> str:
+        return self.word
+
+
+class OtherSpeaker(Speaker):
+    """Says another one."""
+
+    def __init__(self) -> None:
+        super().__init__("three")
+
+
+class Strict:
+    """Finds nothing right."""
+
+    def __init__(self, word: str = "two") -> None:
+        self.word = word
+
+    def check(self, dialogue: Dialogue) -> Verdict:
+        return Verdict(False, feedback=f"say {self.word}", target=self.word)
+
+
+class Reversed(Rollout):
+    """Begins with the last dialogue."""
+
+    def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
+        yield from super().have(iter(list(dialogues)[::-1]))
+
+
+class Told(Transcripts):
+    """Writes the key of each dialogue to another file too."""
+
+    def add(self, dialogue: Dialogue) -> None:
+        super().add(dialogue)
+        with Path("told.txt").open("a", encoding="utf8") as file:
+            file.write(json.dumps(dialogue.key) + "\n")
