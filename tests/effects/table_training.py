@@ -4,7 +4,7 @@ from .bases import FINETUNE, PROBE, trainer
 from .effects import GENERIC, Flip, Group
 from .observers import launching, training
 
-WILD = {"steps_per_evaluation": 1, "learning_rate": 5.0}
+WILD = {"steps_per_evaluation": 1, "learning_rate": 5.0, "learning_rate_scheduler": {"warmup_steps": 4}}
 """Makes the model worse with each step."""
 SGD = {"optimizer": {"type": "sgd", "momentum": 0.5}}
 AUTO = {"batch_size": "auto"}
