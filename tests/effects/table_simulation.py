@@ -154,7 +154,7 @@ SIMULATION = [
             "simulation.train_on.select": Flip(
                 "all",
                 given=section(train_on={"tasks": {"count": 12}, "epochs": 1, "max_steps": None}),
-                part="files of rounds",
+                part="passes",
             ),
             "simulation.train_on.target": Flip("every_agent_turn", part="files of rounds"),
             "simulation.train_on.mix": Flip(0.9, part="files of rounds"),
