@@ -150,7 +150,7 @@ ANSWERS = [
             "trainer[none].batch_size": Flip(2, part="passes"),
             "trainer[none].eval_batch_size": Flip(2, part="passes"),
             "trainer[none].max_batch_size": Flip(1, given={"trainer": {"batch_size": "auto"}}, part="passes"),
-            "trainer[none].memory_budget": Flip("1MB", given={"trainer": {"batch_size": "auto"}}, part="refusal"),
+            "trainer[none].memory_budget": Flip("1kB", given={"trainer": {"batch_size": "auto"}}, part="refusal"),
             "model_parameters.dtype": "bfloat16",
             "model_parameters.attention": "eager",
             "model_parameters.device": Flip("mps", part="refusal"),
