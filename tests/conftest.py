@@ -71,6 +71,7 @@ def same_log() -> Iterator[None]:
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """What starts programs that need torch and transformers, without the seconds that importing them takes."""
     found = Forks(tmp_path_factory.mktemp("forks"))
+    found.run("", folder=found.folder)  # waits for the imports, whose CPU seconds are not those of the first test
     yield found
     found.end()
 

@@ -53,6 +53,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through Linux's procfs")
 def test_the_formula_is_of_the_right_size() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", MEASURED], capture_output=True, text=True, check=False)
