@@ -74,10 +74,10 @@ def read_tokenizer(
 
 
 def declared_class(source: str) -> str | None:
-    """Return the class that a local folder names for its tokenizer; None where it names none."""
+    """Return the class that a local folder names for its tokenizer; None where it names none, or is damaged."""
     try:
         settings = json.loads((Path(source) / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return settings.get("tokenizer_class") if isinstance(settings, dict) else None
 

@@ -136,7 +136,12 @@ def text(encoded: EncodedRows, row: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"workers": 1, "start_method": "fork"}, {"workers": 1, "start_method": "spawn"}]
+    "options",
+    [
+        {},
+        {"workers": 1, "start_method": "fork"},
+        pytest.param({"workers": 1, "start_method": "spawn"}, marks=pytest.mark.long),
+    ],
 )
 def test_a_shaper_of_ones_own_writes_rows_in_every_process(
     tmp_path: Path, make_config: Make, parts: str, options: dict[str, Any]

@@ -109,7 +109,7 @@ class Planted:
         (text("tokenizer_config.json", DEEP), "one of its JSON files is nested too deeply to be read"),
         (text("tokenizer.json", DEEP), "one of its JSON files is nested too deeply to be read"),
         (text("generation_config.json", DEEP), "one of its JSON files is nested too deeply to be read"),
-        (text("config.json", "[]"), "cannot load its tokenizer: TypeError"),
+        (text("config.json", "[]"), "its config.json names no model type that transformers knows"),
         (weights(lambda data: data[: len(data) // 2]), "a safetensors file is damaged or not complete"),
         (weights(lambda data: b""), "a safetensors file is damaged or not complete"),
         (weights(lambda data: bytes(len(data))), "a safetensors file is damaged or not complete"),
