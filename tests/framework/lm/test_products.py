@@ -24,7 +24,7 @@ from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.products import WideLinear, is_faster, rounded, wide_products, widen_products
 from partita.lm.slots import Slots, SlotWay
 
-from ...properties import ends
+from ...properties import ends, in_long_tests
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 PREFIX = tuple(range(11, 20))
@@ -177,7 +177,7 @@ def lm(small: Any, tmp_path: Path, faster: bool) -> Any:
 
 
 @pytest.mark.parametrize("slots", ends([1, 6, 17, 40]))
-@pytest.mark.parametrize("prefix", ends([(), PREFIX]))
+@pytest.mark.parametrize("prefix", [in_long_tests(((),)), PREFIX])
 def test_answers_are_those_of_the_library_and_products_have_few_sizes(
     small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...]
 ) -> None:
@@ -239,7 +239,7 @@ def doubled(small: Any, lm: Any, prompts: list[GenerationRequest]) -> int:
 
 
 @pytest.mark.parametrize("slots", ends([1, 7, 32]))
-@pytest.mark.parametrize("prefix", ends([(), PREFIX]))
+@pytest.mark.parametrize("prefix", [in_long_tests(((),)), PREFIX])
 def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_library(
     small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -304,9 +304,10 @@ def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any,
     assert [pieces.get(place, "") for place in range(9)] == [one.text for one in whole]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    ends([GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0}), replace(GREEDY, logprobs=True)]),
+    [GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0}), replace(GREEDY, logprobs=True)],
     ids=["sampled", "probabilities"],
 )
 def test_where_last_digits_show_the_sums_are_the_library_s(
