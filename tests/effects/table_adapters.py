@@ -16,6 +16,8 @@ LAYERED = {
 
 STARTED = Flip("before/run/model", part="refusal")
 """peft does not train on with saved prompts; they are for answers."""
+UNMERGED = {"postprocessor.merge_adapter_into_base_model": Flip(True, part="refusal")}
+"""Learned tokens are no weights."""
 
 
 def adapter(type: str, section: dict[str, Any], **flips: Any) -> Group:
@@ -98,7 +100,6 @@ ADAPTERS = [
         **LAYERED,
         boft_block_size=8,
         boft_block_num=Flip(4, also={"adapter": {"boft_block_size": 0}}),
-        boft_n_butterfly_factor=Flip(2, part="log"),  # above 1 needs a CUDA extension of peft
         boft_dropout=0.5,
         bias="all",
     ),
@@ -128,6 +129,7 @@ ADAPTERS = [
     adapter(
         "prompt_tuning",
         {"num_virtual_tokens": 4},
+        **UNMERGED,
         pretrained_adapter_weights=STARTED,
         num_virtual_tokens=2,
         init_text="red ball",
@@ -135,14 +137,16 @@ ADAPTERS = [
     adapter(
         "prefix_tuning",
         {"num_virtual_tokens": 4},
+        **UNMERGED,
         pretrained_adapter_weights=STARTED,
         num_virtual_tokens=2,
         prefix_projection=GENERIC,
-        encoder_hidden_size=Flip(16, given={"adapter": {"prefix_projection": True}}),
+        encoder_hidden_size=Flip(8, given={"adapter": {"prefix_projection": True}}),
     ),
     adapter(
         "p_tuning",
         {"num_virtual_tokens": 4},
+        **UNMERGED,
         pretrained_adapter_weights=STARTED,
         num_virtual_tokens=2,
         encoder_reparameterization_type="LSTM",

@@ -59,6 +59,7 @@ NOT_OBSERVED = {
     "data.validation[hub].revision": NETWORK,
     "data.test[hub].revision": NETWORK,
     "quantization.llm_int8_threshold": "needs a GPU: on a CPU bitsandbytes does not look at activations",
+    "adapter[boft].boft_n_butterfly_factor": "needs a GPU: above 1 peft uses a CUDA extension",
     "data.loader.prefetch": "shows only how far ahead of the training workers read",
     "backend[torchrun].nodes": "needs several machines",
     "backend[torchrun].address": "needs several machines",

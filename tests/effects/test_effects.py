@@ -66,6 +66,8 @@ def other_config(case: Case) -> dict[str, Any]:
     return merged(with_value(case.base, case.key, value), case.flip.also)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # of compile
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # the observers have hooks on all modules
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.key, marks=[pytest.mark.long] if case.group.long else []) for case in CASES],
