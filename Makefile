@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
-	@echo "make test    the tests that take at most three CPU seconds each (about five minutes)"
+	@echo "make test    the tests that take at most three CPU seconds each (about seven minutes)"
 	@echo "make test-long   the others, and more examples of properties"
 	@echo "make test-all    both"
 	@echo "make check   format, lint, types, import contracts"
@@ -31,9 +31,8 @@ demo: $(READY)
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-# Three workers keep two cores busy: a quarter of their time is spent on waiting for processes and servers.
 test: $(READY)
-	$(PYTEST) -n 3 -m "not long"
+	$(PYTEST) -n 2 -m "not long"
 
 test-long: $(READY)
 	$(PYTEST) -n 2 -m "long or property" --hypothesis-profile=full --no-cost-limit

@@ -15,8 +15,6 @@ from partita.lm.tokenizers import load_tokenizer
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
 
-from ...properties import ends
-
 QUESTIONS = [{"question": "abc " * (n * 5 % 9 + 1) + str(n)} for n in range(14)]
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
 GREEDY = GenerationOptions({"do_sample": False})
@@ -35,7 +33,7 @@ def answers(predictions: Predictions) -> list[Any]:
     return [(row["answer_raw"], row["finish_reason"], row["tokens"], row["status"]) for row in predictions]
 
 
-@pytest.mark.parametrize("engine", ends(["slots", "static"]))
+@pytest.mark.parametrize("engine", ["slots", "static"])
 def test_rows_together_give_what_each_gives_alone(
     lm: Any, make_rows: Any, predict: Any, engine: Engine, caplog: Any
 ) -> None:
