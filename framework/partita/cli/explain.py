@@ -2,18 +2,24 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partita.cli.standard_streams import StdinFormat, dataset_path
+
+if TYPE_CHECKING:
+    from partita.data_plan import FilePlan
+    from partita.distributed.layout import Layout
+    from partita.lm.generation_defaults import Explanation
+    from partita_schema.load import Loaded
 
 
 def explain(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A configuration file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value.")] = None,
     data: Annotated[
-        bool, typer.Option("--data", help="Read the rows as well, and tell batches, steps and padding.")
+        bool, typer.Option("--data", help="Read the rows as well, and show batches, steps and padding.")
     ] = False,
     dataset: Annotated[
         str | None,
@@ -27,17 +33,10 @@ def explain(
 ) -> None:
     """Print what is written or will be chosen, with the origin of every value; with --all the whole configuration."""
     from partita.distributed.layout import layout_of
-    from partita_schema.backend import EndpointBackend
-    from partita_schema.dump import chosen_yaml, resolved_yaml
     from partita_schema.load import load_config
 
     loaded = load_config(file, overrides=overrides or ())
-    layout, planned = layout_of(loaded.config), None
-    generation = None
-    if not isinstance(loaded.config.backend, EndpointBackend):
-        from partita.lm.generation_defaults import explain_generation
-
-        generation = explain_generation(loaded.config, folder=loaded.folder)
+    layout, generation, planned = layout_of(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
         from partita.data_plan import plan_of_file
         from partita.logs import show_log
@@ -45,33 +44,62 @@ def explain(
         show_log(quiet=True)
         planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
     if as_json:
-        shown = {
-            "file": loaded.file,
-            "config": loaded.config.model_dump(mode="json"),
-            "origins": dict(loaded.origins),
-            "warnings": [str(warning) for warning in loaded.warnings],
-        }
-        if generation is not None:
-            shown["generation"] = generation.record()
-        if layout is not None:
-            shown["processes"] = layout.record()
-        if planned is not None:
-            shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        print_record(loaded, generation, layout, planned)
         return
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    print_yaml(loaded, file=file, everything=everything)
+    print_comments(generation, layout, planned)
+
+
+def print_record(
+    loaded: "Loaded", generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None"
+) -> None:
+    """Print the configuration and what follows from it as JSON."""
+    shown: dict[str, Any] = {
+        "file": loaded.file,
+        "config": loaded.config.model_dump(mode="json"),
+        "origins": dict(loaded.origins),
+        "warnings": [str(warning) for warning in loaded.warnings],
+    }
+    if generation is not None:
+        shown["generation"] = generation.record()
+    if layout is not None:
+        shown["processes"] = layout.record()
+    if planned is not None:
+        shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
+    print(json.dumps(shown, indent=2, ensure_ascii=False))
+
+
+def print_yaml(loaded: "Loaded", *, file: str, everything: bool) -> None:
+    """Print the configuration as YAML, with the defaults or with their number."""
+    from partita_schema.dump import chosen_yaml, resolved_yaml
+
     if everything:
         print(resolved_yaml(loaded), end="")
-    else:
-        text, left_out = chosen_yaml(loaded)
-        print(f"{text}# {left_out:,} more values are defaults: partita explain {file} --all")
-    if generation is not None:
-        print(
-            "\n# generation, with what the checkpoint says:", *(f"#   {line}" for line in generation.lines()), sep="\n"
-        )
-    if layout is not None:
-        print("\n# processes:", *(f"#   {line}" for line in layout.lines()), sep="\n")
-    if planned is not None:  # as comments, so that what is printed is still a file
-        told = [*planned.plan.lines(), planned.assumed]
-        print("\n# data:", *(f"#   {line}" for line in told if line), sep="\n")
+        return
+    text, left_out = chosen_yaml(loaded)
+    print(f"{text}# {left_out:,} more values are defaults: partita explain {file} --all")
+
+
+def print_comments(generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None") -> None:
+    """Print what follows from the configuration as YAML comments, so that the whole output is still a valid file."""
+    sections = {
+        "generation, with what the checkpoint says": generation.lines() if generation is not None else [],
+        "processes": layout.lines() if layout is not None else [],
+        "data": [*planned.plan.lines(), planned.assumed] if planned is not None else [],
+    }
+    for title, lines in sections.items():
+        if lines:
+            print(f"\n# {title}:", *(f"#   {line}" for line in lines if line), sep="\n")
+
+
+def generation_of(loaded: "Loaded") -> "Explanation | None":
+    """Return the generation settings and their origins; None for a server, whose defaults are not known here."""
+    from partita_schema.backend import EndpointBackend
+
+    if isinstance(loaded.config.backend, EndpointBackend):
+        return None
+    from partita.lm.generation_defaults import explain_generation
+
+    return explain_generation(loaded.config, folder=loaded.folder)
