@@ -8,7 +8,7 @@ Shapes: N rows, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -196,64 +196,38 @@ def row_processors(
         request: The row, whose prompt and limit count as if it were generated alone.
         ends: Token ids that end an answer, on the device of the scores.
     """
-    from transformers import (
-        EncoderNoRepeatNGramLogitsProcessor,
-        EncoderRepetitionPenaltyLogitsProcessor,
-        ExponentialDecayLengthPenalty,
-        ForcedBOSTokenLogitsProcessor,
-        ForcedEOSTokenLogitsProcessor,
-        InfNanRemoveLogitsProcessor,
-        LogitsProcessorList,
-        MinLengthLogitsProcessor,
-        MinNewTokensLengthLogitsProcessor,
-        NoBadWordsLogitsProcessor,
-        NoRepeatNGramLogitsProcessor,
-        RepetitionPenaltyLogitsProcessor,
-        SequenceBiasLogitsProcessor,
-        SuppressTokensAtBeginLogitsProcessor,
-        SuppressTokensLogitsProcessor,
-    )
+    import transformers as library
 
-    found = LogitsProcessorList()
+    prompt = torch.tensor([list(request.input_ids)], device=ends.device)
     length, most = len(request.input_ids), request.max_new_tokens
     where = str(ends.device)
+    first = length + (length <= 1 and arguments.get("forced_bos_token_id") is not None)
+    makers: dict[str, Callable[[Any], Any]] = {
+        "sequence_bias": library.SequenceBiasLogitsProcessor,
+        "encoder_repetition_penalty": lambda value: library.EncoderRepetitionPenaltyLogitsProcessor(value, prompt),
+        "repetition_penalty": library.RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": library.NoRepeatNGramLogitsProcessor,
+        "encoder_no_repeat_ngram_size": lambda value: library.EncoderNoRepeatNGramLogitsProcessor(value, prompt),
+        "bad_words_ids": lambda value: library.NoBadWordsLogitsProcessor(value, ends if len(ends) else None),
+        "min_length": lambda value: library.MinLengthLogitsProcessor(min(value, length + most), ends, device=where),
+        "min_new_tokens": lambda value: library.MinNewTokensLengthLogitsProcessor(
+            length, min(value, most), ends, device=where
+        ),
+        "forced_bos_token_id": library.ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda value: library.ForcedEOSTokenLogitsProcessor(length + most, value, device=where),
+        "remove_invalid_values": lambda value: library.InfNanRemoveLogitsProcessor(),
+        "exponential_decay_length_penalty": lambda value: library.ExponentialDecayLengthPenalty(value, ends, length),
+        "suppress_tokens": lambda value: library.SuppressTokensLogitsProcessor(value, device=where),
+        "begin_suppress_tokens": lambda value: library.SuppressTokensAtBeginLogitsProcessor(value, first, device=where),
+    }
+    without_effect = () if len(ends) else ("min_length", "min_new_tokens")
+    given = (name for name in makers if is_given(name, arguments.get(name)) and name not in without_effect)
+    return library.LogitsProcessorList([makers[name](arguments[name]) for name in given])
 
-    def given(name: str) -> Any:
-        return arguments.get(name)
 
-    def prompt() -> torch.Tensor:
-        return torch.tensor([list(request.input_ids)], device=ends.device)
-
-    if given("sequence_bias"):
-        found.append(SequenceBiasLogitsProcessor(given("sequence_bias")))
-    if given("encoder_repetition_penalty"):
-        found.append(EncoderRepetitionPenaltyLogitsProcessor(given("encoder_repetition_penalty"), prompt()))
-    if given("repetition_penalty"):
-        found.append(RepetitionPenaltyLogitsProcessor(given("repetition_penalty")))
-    if given("no_repeat_ngram_size"):
-        found.append(NoRepeatNGramLogitsProcessor(given("no_repeat_ngram_size")))
-    if given("encoder_no_repeat_ngram_size"):
-        found.append(EncoderNoRepeatNGramLogitsProcessor(given("encoder_no_repeat_ngram_size"), prompt()))
-    if given("bad_words_ids"):
-        found.append(NoBadWordsLogitsProcessor(given("bad_words_ids"), ends if len(ends) else None))
-    if given("min_length") and len(ends):
-        found.append(MinLengthLogitsProcessor(min(given("min_length"), length + most), ends, device=where))
-    if given("min_new_tokens") and len(ends):
-        found.append(MinNewTokensLengthLogitsProcessor(length, min(given("min_new_tokens"), most), ends, device=where))
-    if given("forced_bos_token_id") is not None:
-        found.append(ForcedBOSTokenLogitsProcessor(given("forced_bos_token_id")))
-    if given("forced_eos_token_id") is not None:
-        found.append(ForcedEOSTokenLogitsProcessor(length + most, given("forced_eos_token_id"), device=where))
-    if given("remove_invalid_values"):
-        found.append(InfNanRemoveLogitsProcessor())
-    if given("exponential_decay_length_penalty"):
-        found.append(ExponentialDecayLengthPenalty(given("exponential_decay_length_penalty"), ends, length))
-    if given("suppress_tokens"):
-        found.append(SuppressTokensLogitsProcessor(given("suppress_tokens"), device=where))
-    if given("begin_suppress_tokens"):
-        first = length + (length <= 1 and given("forced_bos_token_id") is not None)
-        found.append(SuppressTokensAtBeginLogitsProcessor(given("begin_suppress_tokens"), first, device=where))
-    return found
+def is_given(name: str, value: Any) -> bool:
+    """Whether an option is set; token 0 may be forced, and elsewhere 0, False and an empty list mean no."""
+    return value is not None if name.startswith("forced_") else bool(value)
 
 
 def score_processors(arguments: dict[str, Any], *, device: torch.device) -> "LogitsProcessorList":
