@@ -15,6 +15,7 @@ from partita.verbs.simulate import simulate
 from partita.verbs.train import train
 from partita.verbs.tune import tune
 from partita_schema.config import Config
+from partita_schema.load import load_config
 from partita_schema.summary import summary
 from partita_trainers.base import TrainResult
 
@@ -36,7 +37,7 @@ class Model:
 
         Raises ConfigError naming every mistake. Nothing heavy is loaded before a verb needs it.
         """
-        self._runtime = ModelRuntime(config, overrides=overrides, quiet=quiet)
+        self._runtime = ModelRuntime(load_config(config, overrides=overrides), quiet=quiet)
 
     def __repr__(self) -> str:
         run = f", run {self.run}" if self.run is not None else ""

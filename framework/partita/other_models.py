@@ -10,6 +10,7 @@ from partita.served import SIMULATE, is_served
 from partita.simulation.opening import section_of
 from partita.simulation.seating import SeatModel, other_seats, place_of
 from partita_schema.errors import ConfigError, PartitaError, Problem
+from partita_schema.load import load_config
 from partita_schema.seats import ModelSeat
 
 ASKED_AS_HERE = ("version", "model_parameters", "trust_remote_code", "seed", "prompt", "generation", "preprocessing")
@@ -51,10 +52,10 @@ def other_model(model: ModelRuntime, seat: ModelSeat, *, name: str) -> ModelRunt
         if seat.run is not None:
             found = ModelRuntime.load(folder / seat.run, quiet=model.quiet, trust_remote_code=model.allows_saved_code)
         elif seat.file is not None:
-            found = ModelRuntime(folder / seat.file, quiet=model.quiet)
+            found = ModelRuntime(load_config(folder / seat.file), quiet=model.quiet)
         else:
-            found = ModelRuntime(with_base_model(model, seat), quiet=model.quiet)
-            found.loaded = replace(found.loaded, folder=folder)
+            loaded = load_config(with_base_model(model, seat))
+            found = ModelRuntime(replace(loaded, folder=folder), quiet=model.quiet)
     except (PartitaError, OSError) as error:
         raise ConfigError([Problem(where, str(error))]) from error
     if found.config.dialogue_input is None:

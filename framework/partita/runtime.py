@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -35,24 +35,15 @@ file_logger = logging.getLogger("partita.file")
 """What is said of the file itself."""
 
 RUNS = Path("runs")
-"""Where runs go that are not told where."""
+"""Where the directories of runs are made by default."""
 
 
 class ModelRuntime:
     """What the public methods of `Model` work on; internal, and also what is sent to other processes."""
 
-    def __init__(
-        self,
-        config: "str | Path | Mapping[str, object] | Config",
-        *,
-        overrides: Sequence[str] = (),
-        quiet: bool = False,
-    ) -> None:
-        """`config` is a path, YAML text, a dictionary or a Config; `overrides` are texts such as trainer.epochs=1.
-
-        Raises ConfigError naming every mistake. Nothing heavy is loaded before a verb needs it.
-        """
-        self.loaded: Loaded = load_config(config, overrides=overrides)
+    def __init__(self, loaded: Loaded, *, quiet: bool = False) -> None:
+        """Log the warnings of a configuration; nothing heavy is loaded before a verb needs it."""
+        self.loaded = loaded
         for warning in self.loaded.warnings:
             file_logger.warning("%s", warning)
         self.quiet = quiet
@@ -93,7 +84,7 @@ class ModelRuntime:
         if "config" not in manifest:
             raise PartitaError(f"{place} has no config, so it is not known what the model is asked; restore it")
         try:
-            runtime = cls(manifest["config"], overrides=overrides, quiet=quiet)
+            runtime = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
         except ConfigError as error:
             problems = [replace(problem, file=problem.file or str(place)) for problem in error.problems]
             raise ConfigError(problems) from None
@@ -107,8 +98,8 @@ class ModelRuntime:
 
     def sent(self) -> "ModelRuntime":
         """A copy for another process: the file, with paths that start where they do here, and nothing in memory."""
-        copy = ModelRuntime(self.config, quiet=self.quiet)
-        copy.loaded = replace(self.loaded, folder=self.loaded.folder.resolve())
+        loaded = replace(load_config(self.config), folder=self.loaded.folder.resolve())
+        copy = ModelRuntime(loaded, quiet=self.quiet)
         copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
         return copy
 

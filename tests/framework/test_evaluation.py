@@ -19,6 +19,7 @@ from partita.inference.halving import BatchLimit
 from partita.lm.scripted import ScriptedModel
 from partita.runtime import ModelRuntime
 from partita_schema.errors import DataError, OutOfMemory
+from partita_schema.load import load_config
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def assembly(colours: Any) -> Any:
         {"name": "number", "type": "number"},
     ]
     config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
-    return ModelRuntime(config, quiet=True).ready()
+    return ModelRuntime(load_config(config), quiet=True).ready()
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_halves_are_no_wider_than_their_longest_row(assembly: Any, rows: Examina
     assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
 
 
+@pytest.mark.long
 def test_a_row_that_does_not_fit_alone_is_named(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
     longest = int(rows.encoded.lengths.max())
     place = int(rows.encoded.lengths.argmax())

@@ -17,6 +17,7 @@ from partita.runtime import ModelRuntime
 from partita.verbs.train import train_here
 from partita_schema.code import code_of, takes_target
 from partita_schema.config import Config
+from partita_schema.load import load_config
 from partita_schema.simulation import Simulation
 from partita_schema.target import check_part, check_target
 
@@ -262,8 +263,8 @@ def test_a_run_in_a_seat_of_the_users_file_is_not_the_users_word(
     own = FILE | simulation(seats={"user": {"type": "model", "run": str(folder), "prompt": "Ask."}})
     own |= {"data": {"source": write_rows(tmp_path)}}
     with pytest.raises(ConfigError, match=r"simulation.seats.user.run: .*\(trust_remote_code: true\)"):
-        seat_models(ModelRuntime(own, quiet=True))
-    allowed = ModelRuntime(own | {"trust_remote_code": True}, quiet=True)
+        seat_models(ModelRuntime(load_config(own), quiet=True))
+    allowed = ModelRuntime(load_config(own | {"trust_remote_code": True}), quiet=True)
     assert allowed.allows_saved_code
 
 

@@ -9,16 +9,16 @@ from partita import PartitaError
 from partita.on_ray import seen_by_all
 from partita.runtime import ModelRuntime
 from partita.verbs.train import train_as_rank
+from partita_schema.load import load_config
 
 
 def test_a_folder_that_not_all_machines_see_is_told_with_its_machine(tmp_path: Path) -> None:
-    runtime = ModelRuntime(
-        {
-            "base_model": "base",
-            "input_features": [{"name": "text", "type": "text"}],
-            "output_features": [{"name": "answer", "type": "text"}],
-        }
-    )
+    config = {
+        "base_model": "base",
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+    }
+    runtime = ModelRuntime(load_config(config))
 
     with pytest.raises(PartitaError) as error:
         train_as_rank(runtime, None, folder=tmp_path, mark=tmp_path / ".ray-of-another-machine", start=tmp_path)

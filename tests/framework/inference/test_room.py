@@ -11,6 +11,7 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.runtime import ModelRuntime
 from partita.tuning.sizes import Sizing
+from partita_schema.load import load_config
 from partita_trainers.batch_size.trial import BatchSize
 
 GREEDY = GenerationOptions({"do_sample": False})
@@ -29,7 +30,7 @@ def lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "data": {"source": "rows.jsonl"},
         "trainer": {"type": "none"},
     }
-    return ModelRuntime(config, quiet=True).ready().lm
+    return ModelRuntime(load_config(config), quiet=True).ready().lm
 
 
 def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple[list[tuple[int, int]], dict[int, Any]]:
