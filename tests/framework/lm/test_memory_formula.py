@@ -17,9 +17,12 @@ ROWS, TOKENS, NEW = 12, 300, 4
 
 def peak(work):
     work()
-    with memory.measure() as found:
-        work()
-    return found.taken_bytes
+    peaks = []
+    for _ in range(3):  # the allocator keeps more in some runs than in others
+        with memory.measure() as found:
+            work()
+        peaks.append(found.taken_bytes)
+    return min(peaks)
 
 def ids(rows):
     made = torch.randint(3, 900, (rows, TOKENS))
@@ -64,4 +67,4 @@ def test_the_formula_is_of_the_right_size() -> None:
         for model, studied in found.items()
         for work, (foretold, measured) in studied.items()
     }
-    assert all(0.4 < ratio < 3.5 for ratio in ratios.values()), sorted(ratios.values())
+    assert all(0.5 < ratio < 3.5 for ratio in ratios.values()), sorted(ratios.values())
