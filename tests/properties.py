@@ -36,6 +36,12 @@ def ends(values: Iterable[Any]) -> list[Any]:
     return [found[0], *map(in_long_tests, found[1:-1]), *found[1:][-1:]]
 
 
+def first(values: Iterable[Any]) -> list[Any]:
+    """Return values of a parameter of which all but the first are tried in the long tests."""
+    value, *others = values
+    return [value, *map(in_long_tests, others)]
+
+
 def in_long_tests(value: Any) -> Any:
     """Return a value of a parameter, or a `pytest.param`, that is tried in the long tests."""
     if hasattr(value, "values") and hasattr(value, "marks"):

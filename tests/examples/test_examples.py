@@ -101,6 +101,7 @@ def test_new_tickets_are_not_among_those_that_are_learned(tmp_path: Path) -> Non
     assert not set(learned) & set(new)
 
 
+@pytest.mark.long
 def test_the_custom_trainer_lowers_the_loss(copy_of: Any) -> None:
     folder = copy_of("custom_trainer")
     write_tickets(folder)

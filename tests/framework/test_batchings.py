@@ -9,6 +9,8 @@ import pytest
 from partita import Model
 from partita_schema.errors import ResumeError
 
+from ..properties import first
+
 OFF = {"evaluate_generated": False, "evaluate_test": False, "skip_all_evaluation": True}
 
 
@@ -27,7 +29,7 @@ def size_of(run: Path) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("kind", ["token_budget", "pack"])
+@pytest.mark.parametrize("kind", first(["pack", "token_budget"]))
 def test_batches_of_tokens_learn_every_row_once_and_hold_about_the_rows_of_a_step(
     colours: Any, tmp_path: Path, kind: str
 ) -> None:
@@ -44,6 +46,7 @@ def test_batches_of_tokens_learn_every_row_once_and_hold_about_the_rows_of_a_ste
         assert size["max_tokens"] == size["prompt_tokens"]
 
 
+@pytest.mark.long
 def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: Path) -> None:
     batching = {"type": "token_budget", "max_tokens": 300}
     Model(config(colours, batching, gradient_accumulation_steps=1), quiet=True).train(run=tmp_path)

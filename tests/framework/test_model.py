@@ -247,6 +247,7 @@ def test_a_finished_run_goes_on_when_the_file_asks_for_more(colours: Any, tmp_pa
     assert (longer.resumed_from, longer.steps) == (8, 12)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_is_continued_with_more_epochs(
     colours: Any,
     tmp_path: Path,
@@ -352,6 +353,7 @@ def test_a_folder_with_files_of_the_users_is_left_alone(colours: Any, tmp_path: 
     assert (tmp_path / "config.yaml").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_what_bf16_trained_predicts_the_same_in_memory_and_loaded(colours: Any, tmp_path: Path) -> None:
     trainer = {"max_steps": 8, "mixed_precision": "bf16", "optimizer": {"type": "schedule_free_adamw"}}
     model = Model(colours.config(trainer=trainer), quiet=True)

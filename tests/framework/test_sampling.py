@@ -15,7 +15,7 @@ from partita.inference.prompts import sampling_keys
 from partita.lm.tokenizers import read_tokenizer
 from partita_trainers.file_sums import FILE as SUMS
 
-from ..properties import ends
+from ..properties import ends, first
 
 OUTPUTS = [{"name": "colour", "type": "text"}]
 
@@ -33,7 +33,7 @@ def with_answers(rows: Sequence[dict[str, Any]], predictions: Any) -> list[dict[
     return [{**row, "colour": answered["colour"]} for row, answered in zip(rows, predictions, strict=True)]
 
 
-@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+@pytest.mark.parametrize("slots", first([True, False]), ids=["slots", "batches"])
 def test_evaluate_scores_the_answers_that_predict_gives(colours: Any, slots: bool) -> None:
     rows = [*colours.rows(20), *colours.rows(20)]  # some prompts are equal
     model = sampling(colours, slots=slots)

@@ -9,7 +9,7 @@ import torch
 
 from partita import Model
 
-from ..properties import ends
+from ..properties import first
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,14 @@ def falls(log: list[dict[str, Any]]) -> bool:
     return sum(found[-4:]) < sum(found[:4])
 
 
+@pytest.mark.long
 def test_gradient_checkpointing_changes_no_loss(colours: Any, tmp_path: Path) -> None:
     _, plain = train(colours, tmp_path / "plain")
     _, saving = train(colours, tmp_path / "saving", trainer={"gradient_checkpointing": True})
     assert losses(saving) == pytest.approx(losses(plain), abs=1e-5)
 
 
+@pytest.mark.long
 def test_bf16_computes_nearly_the_same_and_keeps_float32_weights(colours: Any, tmp_path: Path) -> None:
     _, plain = train(colours, tmp_path / "plain")
     model, mixed = train(colours, tmp_path / "mixed", trainer={"mixed_precision": "bf16"})
@@ -135,7 +137,7 @@ def test_a_new_model_under_an_adapter_is_saved_with_it(colours: Any, tmp_path: P
     assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
 
 
-@pytest.mark.parametrize("init", ends(["pissa", "olora", "eva", "corda"]))
+@pytest.mark.parametrize("init", first(["pissa", "olora", "eva", "corda"]))
 def test_inits_that_look_at_weights_or_data_train_and_load(colours: Any, base: str, tmp_path: Path, init: str) -> None:
     model, log = train(colours, tmp_path / "run", base_model=base, adapter={"type": "lora", "r": 4, "init": init})
     assert falls(log)

@@ -360,6 +360,7 @@ def test_a_second_ctrl_c_stops_at_once(make_work: Any) -> None:
     assert work.run.log == []
 
 
+@pytest.mark.long
 def test_the_range_test_leaves_no_trace_and_finds_a_rate_that_learns(make_work: Any, tmp_path: Path) -> None:
     found = make_work(run=make_work.recorder(tmp_path / "auto"), learning_rate="auto", epochs=4)
     result = run(found)

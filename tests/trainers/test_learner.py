@@ -36,6 +36,7 @@ def change_of(work: Any) -> torch.Tensor:
     return weights(work) - before
 
 
+@pytest.mark.long
 def test_the_penalty_of_an_adapter_weighs_the_same_in_any_accumulation(make_work: Any, tmp_path: Path) -> None:
     def change(micro: int, weight: float) -> torch.Tensor:
         lm = make_work.model(dropout=0.0)

@@ -16,7 +16,7 @@ from partita_trainers.checkpoint import list_checkpoints
 from partita_trainers.finetune import Finetune
 from partita_trainers.step import Cutting, batch_digest, cut
 
-from ..properties import ends
+from ..properties import first
 
 
 class Killed(BaseException):
@@ -249,7 +249,7 @@ def test_the_parts_of_a_checkpoint_without_any_are_whole_batches() -> None:
 
 @pytest.mark.parametrize(
     "full",
-    ends([RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()]),
+    first([RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()]),
 )
 def test_one_row_that_does_not_fit_is_told_with_what_to_change(make_work: Any, full: BaseException) -> None:
     work = make_work(epochs=1)

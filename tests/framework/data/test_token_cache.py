@@ -399,6 +399,7 @@ except Exception as error:
     assert [path.suffix for path in (tmp_path / "tokens").iterdir()] == [".lock"]
 
 
+@pytest.mark.long
 def test_making_tokens_holds_a_chunk_in_memory_and_not_all(
     tmp_path: Path, make_encoder: Callable[..., Encoder]
 ) -> None:

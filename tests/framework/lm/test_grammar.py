@@ -91,6 +91,7 @@ def answer_alone(lm: Any, request: SlotRequest, grammar: str) -> str:
     return str(lm.tokenizer.decode(ids))
 
 
+@pytest.mark.long
 def test_greedy_answers_are_the_likeliest_that_the_grammar_allows_whatever_the_slots(small: Any, lm: Any) -> None:
     grammar = grammar_of(SCHEMA)
     options = GenerationOptions({"do_sample": False}, grammar=grammar)

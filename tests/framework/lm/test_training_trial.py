@@ -139,6 +139,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ends(KINDS))
+@pytest.mark.long
 def test_training_after_a_trial_is_training_without_one(
     small: Any, base_folder: Path, tmp_path: Path, kind: str
 ) -> None:

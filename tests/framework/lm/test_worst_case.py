@@ -533,12 +533,15 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
 def forked(case):
     # A process whose heap no other case has used.
     reading, writing = os.pipe()
-    if not os.fork():
+    child = os.fork()
+    if not child:
         os.write(writing, json.dumps(peaks(**case)).encode())
         os._exit(0)
     os.close(writing)
     with open(reading) as answer:
-        return json.load(answer)
+        found = json.load(answer)
+    os.waitpid(child, 0)
+    return found
 
 print(json.dumps({name: forked(case) for name, case in json.loads(sys.argv[1]).items()}))
 """
@@ -564,6 +567,7 @@ def peaks() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("case", MEASURED)
+@pytest.mark.long
 def test_its_peak_is_that_of_the_whole_generation(peaks: dict[str, list[float]], case: str) -> None:
     whole, found = peaks[case]
     assert whole > 20e6, "small enough, and what the allocator rounds would decide"

@@ -65,6 +65,7 @@ def test_seats_speak_in_the_order_of_the_world(panels: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
+@pytest.mark.long
 def test_dialogues_of_three_are_the_same_whatever_stands_beside_them(
     folder: Path, panels: Path, tmp_path: Path, batch_size: int
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_dialogue_with_right_answers_keeps_what_stands_before_them(
     assert sum(length == unread for length, unread in read) == 60
 
 
+@pytest.mark.long
 def test_a_stop_text_is_read_no_more(desk: Path, tmp_path: Path, read: list[tuple[int, int]]) -> None:
     whole = dialogues(desk, tmp_path / "1", batch_size=1, stop="a")
     assert any(b"tokens" in line for line in whole.splitlines())

@@ -145,6 +145,7 @@ def test_a_round_that_makes_it_worse_is_dropped(folder: Path, caplog: pytest.Log
     assert "round 1 has made it worse: 0.0" in caplog.text
 
 
+@pytest.mark.long
 def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     file = settings(select="corrected")

@@ -35,6 +35,7 @@ def talks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
+@pytest.mark.long
 def test_two_models_say_the_same_whatever_stands_beside_them(
     folder: Path, talks: Path, tmp_path: Path, batch_size: int
 ) -> None:
@@ -152,6 +153,7 @@ def test_random_numbers_of_another_seat_are_its_own(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("program", ends(["Crowd", "Single"]))
 @pytest.mark.parametrize("batch_size", ends([1, 64]))
+@pytest.mark.long
 def test_programs_speak_in_many_dialogues_at_once_or_in_one(
     folder: Path, tmp_path: Path, program: str, batch_size: int
 ) -> None:

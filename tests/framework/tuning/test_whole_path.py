@@ -196,6 +196,7 @@ def test_sampled_answers_in_slots_go_on_with_any_number_of_them(
     assert texts(cut) == straight
 
 
+@pytest.mark.long
 def test_sampled_answers_in_batches_go_on_with_any_size_of_them(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_device_that_is_full_before_one_row_is_told_like_one_that_is_too_small
 # With this machine's own memory
 
 
+@pytest.mark.long
 def test_sizes_are_measured_printed_and_drawn_for_files_that_train_or_do_not(
     make: Any,
     rows: Any,

@@ -160,6 +160,7 @@ def test_without_glibc_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -
         assert (linux.Allocator.kept, linux.Allocator.exact) == (0, 0)
 
 
+@pytest.mark.long
 def test_work_that_is_guarded_keeps_its_memory_unless_it_has_to_be_exact() -> None:
     code = f"""
 {BLOCKS}{KEPT}
@@ -180,6 +181,7 @@ print("right")
     assert run(code) == "right"
 
 
+@pytest.mark.long
 def test_what_a_peak_is_measured_to_be_is_what_was_held_at_once() -> None:
     code = """
 import torch
@@ -200,6 +202,7 @@ print("right")
     assert run(code) == "right"
 
 
+@pytest.mark.long
 def test_a_peak_is_told_also_of_work_that_raised() -> None:
     code = """
 import torch

@@ -461,6 +461,7 @@ def test_work_beyond_the_budget_is_an_error_and_the_process_lives(exact: bool) -
 
 
 @ON_LINUX
+@pytest.mark.long
 def test_a_tighter_limit_that_was_there_stays() -> None:
     code = """
 import resource, torch

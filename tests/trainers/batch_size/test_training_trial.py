@@ -21,7 +21,7 @@ from partita_trainers.learner import Learner
 from partita_trainers.registry import check_trial
 from partita_trainers.zero_shot import ZeroShot
 
-from ...properties import ends
+from ...properties import first
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness.py"
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
@@ -49,7 +49,7 @@ def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
 
 
-@pytest.mark.parametrize("optimizer", ends(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", first(OPTIMIZERS))
 def test_training_after_a_trial_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer, "weight_decay": 0.1}, "learning_rate": rate, "epochs": 1}
@@ -139,6 +139,7 @@ def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
     assert all(one() is None for one in kept)
 
 
+@pytest.mark.long
 def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_goes_on(make_work: Any, tmp_path: Path) -> None:
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), epochs=1)
     Finetune(plain.config.trainer).train(plain)

@@ -494,6 +494,7 @@ def test_the_web_without_its_library_is_told_what_to_install(tmp_path: Path, mon
         FileStream("jsonl", ["https://example.org/a.jsonl"], name="a", least_shards=1)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     row = json.dumps({"text": "x" * 480}).encode() + b"\n"
     (tmp_path / "a.jsonl").write_bytes(row * 100_000)

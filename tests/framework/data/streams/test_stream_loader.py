@@ -288,6 +288,7 @@ def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: p
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.long
 def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
