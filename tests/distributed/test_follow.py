@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.distributed.board import Board, Came, Closed, Died, Left, Moved, Opened, Over, Posted, Said
-from partita.distributed.follow import follow
+from partita.distributed.follow import END_SECONDS, follow
 from partita_schema.errors import DataError, LostRankError, PartitaError, TrainingError
 
 BOTH: tuple[Posted, ...] = (("a", Came(0, 2, "node-0", 11)), ("b", Came(1, 2, "node-1", 12)))
@@ -48,8 +48,22 @@ class Script:
         return {"CPUs": 2.0, "GPUs": 0.0}
 
 
-def followed(ranks: Script, *, max_failures: int = 3, timeout_seconds: float = 60.0, quiet: bool = True) -> Any:
-    return follow(ranks, workers=2, max_failures=max_failures, timeout_seconds=timeout_seconds, quiet=quiet)
+def followed(
+    ranks: Script,
+    *,
+    max_failures: int = 3,
+    timeout_seconds: float = 60.0,
+    quiet: bool = True,
+    end_seconds: float = END_SECONDS,
+) -> Any:
+    return follow(
+        ranks,
+        workers=2,
+        max_failures=max_failures,
+        timeout_seconds=timeout_seconds,
+        quiet=quiet,
+        end_seconds=end_seconds,
+    )
 
 
 def test_what_rank_0_has_made_is_what_comes_of_it(
@@ -78,11 +92,9 @@ def test_an_error_is_raised_once_the_others_have_ended_with_it() -> None:
     assert ranks.done == ["end b", "close"], "nobody waits for a rank that has ended"
 
 
-def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.distributed.follow.END_SECONDS", 0.05)
-
+def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds() -> None:
     with pytest.raises(DataError, match="row 7 is empty"):
-        followed(Script(BOTH, [("b", Left(DataError("row 7 is empty")))]))
+        followed(Script(BOTH, [("b", Left(DataError("row 7 is empty")))]), end_seconds=0.05)
 
 
 def test_a_death_is_told_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:

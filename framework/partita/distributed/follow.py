@@ -78,14 +78,21 @@ def follow(
     timeout_seconds: float,
     quiet: bool,
     again: str = "at the newest checkpoint",
+    end_seconds: float = END_SECONDS,
 ) -> Any:
     """What rank 0 has made. Raises what a rank has ended with; TrainingError where ranks die too often.
 
-    Where one is gone all start `again`, as that says. Ctrl-C and SIGTERM stop the ranks behind their step; a second one
-    ends them at once.
+    Where one is gone all start `again`, as that says. Once one has ended with an error the others have `end_seconds` to
+    end by themselves. Ctrl-C and SIGTERM stop the ranks behind their step; a second one ends them at once.
     """
     follower = Follower(
-        ranks, workers, max_failures=max_failures, timeout_seconds=timeout_seconds, quiet=quiet, again=again
+        ranks,
+        workers,
+        max_failures=max_failures,
+        timeout_seconds=timeout_seconds,
+        quiet=quiet,
+        again=again,
+        end_seconds=end_seconds,
     )
     stopping = False
     try:
@@ -107,10 +114,19 @@ class Follower:
     """The process that people look at."""
 
     def __init__(
-        self, ranks: Ranks, workers: int, *, max_failures: int, timeout_seconds: float, quiet: bool, again: str
+        self,
+        ranks: Ranks,
+        workers: int,
+        *,
+        max_failures: int,
+        timeout_seconds: float,
+        quiet: bool,
+        again: str,
+        end_seconds: float,
     ) -> None:
         self.ranks, self.workers, self.max_failures = ranks, workers, max_failures
         self.timeout, self.quiet, self.again = timeout_seconds, quiet, again
+        self.end_seconds = end_seconds
         self.attempt = Attempt()
         self.given_up: set[str] = set()
         self.deaths = 0
@@ -132,7 +148,7 @@ class Follower:
             self.check_patience()
             return
         self.ended_at = self.ended_at or time.monotonic()
-        late = time.monotonic() - self.ended_at > END_SECONDS
+        late = time.monotonic() - self.ended_at > self.end_seconds
         if late or len(self.attempt.left) == len(self.attempt.came) or self.end is not None:
             raise reason
 

@@ -47,12 +47,15 @@ class Journal:
     A context manager. Rows are counted from 0 to `rows` - 1.
     """
 
-    def __init__(self, path: Path, *, descriptor: int, rows: int, writable: bool) -> None:
+    def __init__(
+        self, path: Path, *, descriptor: int, rows: int, writable: bool, sync_seconds: float = SYNC_SECONDS
+    ) -> None:
         """`open` and `read_only` make one."""
         self.path = path
         self._descriptor: int | None = descriptor
         self._writable = writable
         self._size = 0
+        self._sync_seconds = sync_seconds
         self._synced = time.monotonic()
         self._offsets = np.full(rows, ABSENT, dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int32)
@@ -67,6 +70,7 @@ class Journal:
         fingerprint: Mapping[str, str],
         keys: "npt.NDArray[np.uint8]",
         fresh: bool = False,
+        sync_seconds: float = SYNC_SECONDS,
     ) -> "Journal":
         """The journal at `path`, made where there is none, locked, with what it holds for rows of `keys` [rows, 16].
 
@@ -79,7 +83,7 @@ class Journal:
             descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise WriteError(why_not_written(error, path)) from error
-        journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True)
+        journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True, sync_seconds=sync_seconds)
         try:
             _lock(descriptor, path)
             if fresh:
@@ -156,7 +160,7 @@ class Journal:
         for record, line in zip(records, lines, strict=True):
             self._place(record.row, record.status, record.attempt, start, len(line))
             start += len(line)
-        if time.monotonic() - self._synced > SYNC_SECONDS:
+        if time.monotonic() - self._synced > self._sync_seconds:
             self.sync()
 
     def absorb(self, path: Path, *, fingerprint: Mapping[str, str], keys: "npt.NDArray[np.uint8]") -> None:

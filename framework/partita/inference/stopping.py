@@ -14,7 +14,7 @@ FINISH_SECONDS = 20
 
 
 @contextmanager
-def finish_what_was_begun(engine: str) -> Iterator[Callable[[], bool]]:
+def finish_what_was_begun(engine: str, *, finish_seconds: float = FINISH_SECONDS) -> Iterator[Callable[[], bool]]:
     """In this context Ctrl-C and SIGTERM let rows end that were begun; what comes tells whether one was heard.
 
     KeyboardInterrupt is raised by a second one, by what comes once that has taken too long, and at once where a server
@@ -23,10 +23,10 @@ def finish_what_was_begun(engine: str) -> Iterator[Callable[[], bool]]:
     if engine == "server":
         yield never
         return
-    with interruption(f"finishing the rows that were begun, for {FINISH_SECONDS} s at most") as asked:
+    with interruption(f"finishing the rows that were begun, for {finish_seconds:g} s at most") as asked:
 
         def stopping() -> bool:
-            if asked.asked and time.monotonic() - asked.since > FINISH_SECONDS:
+            if asked.asked and time.monotonic() - asked.since > finish_seconds:
                 raise KeyboardInterrupt
             return asked.asked
 

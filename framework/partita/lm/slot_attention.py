@@ -25,8 +25,6 @@ CHUNKS, SMALLEST_CHUNK = 4, 16
 """Parts that rows of different lengths are cut into at most, and the fewest rows of one."""
 WORTH_CUTTING = 0.85
 """Share of the work that is left from which on rows are not cut into chunks."""
-COPIED_TOKENS = 4096
-"""Tokens of prompts and their common beginning that are put side by side at once while prompts are read."""
 
 current = threading.local()
 
@@ -99,7 +97,7 @@ def read(
 ) -> torch.Tensor:
     """What tokens of prompts see [N, L, H, D]; the common beginning is put before a few rows at a time."""
     apart = place.lean and place.prefix > 0
-    rows = max(1, COPIED_TOKENS // key_NHWD.shape[2]) if apart else len(query_NHLD)
+    rows = max(1, place.copied_tokens // key_NHWD.shape[2]) if apart else len(query_NHLD)
     parts = []
     for start in range(0, len(query_NHLD), rows):
         part = slice(start, start + rows)

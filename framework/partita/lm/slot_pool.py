@@ -15,12 +15,16 @@ from functools import partial
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+COPIED_TOKENS = 4096
+"""Tokens of prompts and their common beginning that are put side by side at once while prompts are read."""
+
 
 class Place:
     """Where the next forward pass writes, and what it sees: the same for all layers."""
 
     def __init__(self, *, slots: int, tokens: int) -> None:
         self.slots, self.tokens = slots, tokens
+        self.copied_tokens = COPIED_TOKENS
         self.prefix = 0
         """Tokens that all slots begin with."""
         self.lean = False

@@ -69,10 +69,12 @@ class Slots:
         seed: int,
         way: SlotWay,
         exact: bool = False,
+        shortest_pass: int = SHORTEST_PASS,
     ) -> None:
         """`way` tells what the model allows.
 
-        With `exact` all sums are the library's, whatever the options.
+        With `exact` all sums are the library's, whatever the options. A row is read again in passes of at least
+        `shortest_pass` tokens.
         """
         self.lm, self.options = lm, options
         self.prefix = len(prefix)
@@ -91,7 +93,7 @@ class Slots:
         self.kept = KeptRows(self.pool)
         self.rows: list[Row] = []
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
-        self.largest_pass = SHORTEST_PASS
+        self.shortest_pass = self.largest_pass = shortest_pass
         self.tokens_read = self.tokens_again = self.rows_again = 0
         if prefix:
             self.read_prefix(list(prefix))
@@ -195,7 +197,7 @@ class Slots:
         self.rows_again += 1
         self.tokens_again += len(ids) - self.prefix
         with self.sums_of_the_library():
-            most = SHORTEST_PASS if row.request.keep else self.largest_pass
+            most = self.shortest_pass if row.request.keep else self.largest_pass
             for start in range(self.prefix, len(ids), most):
                 logits_1V = self.forward([ids[start : start + most]], first=slot, start=start)
         return logits_1V

@@ -47,6 +47,7 @@ class TrainingShape:
     """Processes that share the batches of a step."""
     begun: int | None = None
     """Batches of a step that the run has begun with, by another number of processes perhaps."""
+    sampled_rows: int = SAMPLED_ROWS
 
     @property
     def counts_tokens(self) -> bool:
@@ -162,8 +163,9 @@ class TrainingShape:
     def sample(self) -> np.ndarray:
         """Rows at even distances that stand for larger data, the longest one among them."""
         count = len(self.lengths)
-        rows: np.ndarray = np.arange(min(count, SAMPLED_ROWS)) * count // max(1, min(count, SAMPLED_ROWS))
-        if count > SAMPLED_ROWS:
+        sampled = min(count, self.sampled_rows)
+        rows: np.ndarray = np.arange(sampled) * count // max(1, sampled)
+        if count > sampled:
             rows[-1] = int(self.lengths.argmax())
         return rows
 

@@ -285,11 +285,8 @@ def test_a_closed_journal_is_on_the_disk(tmp_path: Path, forced: Any) -> None:
     assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > 0
 
 
-def test_records_are_forced_onto_the_disk_every_now_and_then(
-    tmp_path: Path, forced: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("partita.inference.journal.SYNC_SECONDS", 0.0)
-    with opened(tmp_path / "j") as journal:
+def test_records_are_forced_onto_the_disk_every_now_and_then(tmp_path: Path, forced: Any) -> None:
+    with opened(tmp_path / "j", sync_seconds=0.0) as journal:
         begun = forced(tmp_path / "j")
         journal.append([record(0)])
         assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > begun

@@ -12,6 +12,7 @@ from partita.inference.decode import Decoder
 from partita.inference.job import Tally
 from partita.inference.predict import answer_rows, default_new_tokens
 from partita.inference.predictions import PredictionStats
+from partita.inference.stopping import finish_what_was_begun
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ResumeError
@@ -276,11 +277,12 @@ def test_a_second_signal_stops_at_once(make_rows: Any, predict: Any, number: sig
     assert predict(lm, rows).stats.resumed == 4
 
 
-def test_what_was_begun_has_little_time_to_end(make_rows: Any, predict: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("partita.inference.stopping.FINISH_SECONDS", -1)
-    with pytest.raises(KeyboardInterrupt):
-        predict(ScriptedModel(Asked()), make_rows(QUESTIONS))
-    assert predict(ScriptedModel(str.upper), make_rows(QUESTIONS)).stats.resumed == 8
+def test_what_was_begun_has_little_time_to_end() -> None:
+    with finish_what_was_begun("static", finish_seconds=-1) as stopping:
+        assert not stopping()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            stopping()
 
 
 def test_a_job_whose_last_rows_were_begun_is_done(make_rows: Any, predict: Any, tmp_path: Path) -> None:

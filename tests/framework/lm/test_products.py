@@ -254,13 +254,10 @@ def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_lib
     assert ("with the sums of the library" in caplog.text) == faster
 
 
-def test_a_row_is_read_again_in_passes_no_larger_than_before(
-    small: Any, lm: Any, faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("partita.lm.slots.SHORTEST_PASS", 4)
+def test_a_row_is_read_again_in_passes_no_larger_than_before(small: Any, lm: Any, faster: bool) -> None:
     request = small.slot_requests((9, 50))[0]
     doubled(small, lm, [GenerationRequest(list(request.input_ids), 50)])
-    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, way=SlotWay(True, True))
+    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, way=SlotWay(True, True), shortest_pass=4)
     answers = slots.admit([request])
     sizes: list[int] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(

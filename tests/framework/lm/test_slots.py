@@ -418,12 +418,16 @@ def test_the_common_beginning_stands_in_the_first_slot_alone(small, llama) -> No
 
 @pytest.mark.parametrize("copied", [1, 20, 50])
 def test_however_few_prompts_are_put_behind_their_beginning_at_once_answers_are_alike(
-    small, llama, copied: int, monkeypatch: pytest.MonkeyPatch
+    small, llama, copied: int
 ) -> None:
-    monkeypatch.setattr(slot_attention, "COPIED_TOKENS", copied)
     requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), (1, 3), prefix=PREFIX)
-    answers = small.answer_in_slots(llama, requests, slots=5, prefix=PREFIX, plan=(5, 0))
-    assert ids(answers) == by_the_library(small, llama, requests)
+    opened = llama.open_slots(GREEDY, slots=5, tokens=CONTEXT, prefix=PREFIX, seed=0)
+    opened.pool.place.copied_tokens = copied
+    ended = opened.admit(requests)
+    while opened.live:
+        ended += opened.step()
+    opened.close()
+    assert ids({answer.request.row: answer for answer in ended}) == by_the_library(small, llama, requests)
 
 
 def test_where_attention_looks_for_it_in_every_slot_the_common_beginning_is_in_all(small, llama) -> None:

@@ -1,5 +1,6 @@
 """How training rows are batched at any size: counted as the loader makes them, written down for a run that goes on."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from partita.data.encoded import EncodedRows
 from partita.data.loader import Loader
 from partita.data.rows import RowKeys
-from partita.tuning import training_shape as module
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
@@ -101,16 +101,15 @@ def test_no_batch_is_larger_than_what_its_size_was_tried_with(
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_large_data_is_foretold_from_a_part_of_it(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_large_data_is_foretold_from_a_part_of_it(rows: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 5000)
     for batching in (FixedBatching(type="fixed"), TokenBudgetBatching(type="token_budget"), PackBatching(type="pack")):
-        whole = shape_of(lengths, batching).volume(rows)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "SAMPLED_ROWS", 2500)
-            shape = shape_of(lengths, batching)
-            assert len(shape.sample) == 2500
-            assert lengths[shape.sample].max() == lengths.max()
-            foretold = shape.volume(rows)
+        shape = shape_of(lengths, batching)
+        whole = shape.volume(rows)
+        sampled = replace(shape, sampled_rows=2500)
+        assert len(sampled.sample) == 2500
+        assert lengths[sampled.sample].max() == lengths.max()
+        foretold = sampled.volume(rows)
         assert foretold.batches == pytest.approx(whole.batches, rel=0.15)
         assert foretold.tokens == pytest.approx(whole.tokens, rel=0.15)
         assert foretold.rows == 5000

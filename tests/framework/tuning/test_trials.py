@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from partita.inference.static import plan_batches
 from partita.lm.base import PADDED, BatchWay, GenerationOptions
-from partita.tuning import trials
-from partita.tuning.trials import EvaluationTrial, GenerationTrial, sorted_volume
+from partita.tuning.trials import MOST_ELEMENTS, EvaluationTrial, GenerationTrial, sorted_volume
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.trial import Timing, Volume
 
@@ -165,18 +164,16 @@ def test_new_tokens_are_those_that_the_context_leaves() -> None:
 
 
 @pytest.mark.parametrize(("beams", "expected"), [(1, 10), (3, 7)])
-def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(
-    monkeypatch: pytest.MonkeyPatch, beams: int, expected: int
-) -> None:
-    monkeypatch.setattr(trials, "MOST_ELEMENTS", 50 * 3 * 7 + 10)
+def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, expected: int) -> None:
+    def most_rows(vocabulary: int) -> tuple[int, int]:
+        lm: Any = Asked(vocabulary=vocabulary)
+        generation = GenerationTrial(lm, options, lengths=lengths, wanted_tokens=5)
+        return generation.max_rows, EvaluationTrial(lm, lengths=lengths, most_learned=3).max_rows
+
     options = GenerationOptions({"num_beams": beams})
     lengths = np.full(10, 4)
-    generation = GenerationTrial(Asked(), options, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    assert generation.max_rows == expected
-    evaluation = EvaluationTrial(Asked(), lengths=lengths, most_learned=3)  # type: ignore[arg-type]
-    assert evaluation.max_rows == 7
-    monkeypatch.setattr(trials, "MOST_ELEMENTS", 1)
-    assert generation.max_rows == evaluation.max_rows == 1
+    assert most_rows(MOST_ELEMENTS // (3 * 7)) == (expected, 7)
+    assert most_rows(MOST_ELEMENTS + 1) == (1, 1)
 
 
 def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
