@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.reading import csv_rows
 from partita.data.reading.csv_rows import CsvRows
+from partita.data.reading.lines import BLOCK
 from partita.data.reading.readers import READERS
+from partita.data.reading.records import MAX_VALUES
 from partita.data.reading.sources import open_rows
 from partita_schema.errors import DataError
 
 from ...work import counted_calls
 
 
-def split(data: bytes, *, max_row_bytes: int = 1000) -> list[tuple[int, list[str], bool]]:
+def split(data: bytes, *, max_row_bytes: int = 1000, block_bytes: int = BLOCK) -> list[tuple[int, list[str], bool]]:
     """Number and cells of each row; of a broken one its line, and True."""
-    rows = CsvRows(io.BytesIO(data), delimiter=",", max_row_bytes=max_row_bytes)
+    rows = CsvRows(io.BytesIO(data), delimiter=",", max_row_bytes=max_row_bytes, block_bytes=block_bytes)
     return [(row.number, row.cells, bool(row.reason)) for row in rows]
 
 
@@ -50,9 +51,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=40).map("".join), st.sampled_from([1, 2, 5, 1000]))
 def test_rows_are_those_of_reading_every_line_again(text: str, block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_rows, "BLOCK", block)
-        assert split(text.encode()) == expected(text.encode())
+    assert split(text.encode(), block_bytes=block) == expected(text.encode())
 
 
 def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
@@ -79,13 +78,13 @@ def test_a_quote_that_is_open_for_longer_than_a_row_may_be_is_not_searched_again
     assert many < 2.2 * few
 
 
-def test_a_row_of_too_many_cells_is_told_without_making_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_rows, "MAX_VALUES", 5)
+def test_a_row_of_too_many_cells_is_told_without_making_them() -> None:
+    many = "," * MAX_VALUES
 
-    assert split(b'a,b\n1,2,3,4,5,6\n"1,2,3,4,5,6",7\n') == [
+    assert split(f'a,b\n{many}\n"{many}",7\n'.encode(), max_row_bytes=2 * MAX_VALUES) == [
         (1, ["a", "b"], False),
-        (2, ["1,2,3,4,5,6"], True),
-        (3, ["1,2,3,4,5,6", "7"], False),
+        (2, [many], True),
+        (3, [many, "7"], False),
     ]
 
 

@@ -42,7 +42,14 @@ class CsvRows:
     """Rows of a stream, from one that begins at any byte."""
 
     def __init__(
-        self, stream: BinaryIO, *, delimiter: str, max_row_bytes: int, offset: int = 0, number: int = 1
+        self,
+        stream: BinaryIO,
+        *,
+        delimiter: str,
+        max_row_bytes: int,
+        offset: int = 0,
+        number: int = 1,
+        block_bytes: int = BLOCK,
     ) -> None:
         """Read on from a row.
 
@@ -53,8 +60,9 @@ class CsvRows:
                 never closed.
             offset: Byte at which the first row begins.
             number: Line at which it begins.
+            block_bytes: Bytes that are read at a time.
         """
-        self._buffer = LineBuffer(stream, offset=offset)
+        self._buffer = LineBuffer(stream, offset=offset, block_bytes=block_bytes)
         self._parser = CellParser(delimiter)
         self._max_row_bytes = max_row_bytes
         self._start = offset
@@ -157,8 +165,9 @@ class CellParser:
 class LineBuffer:
     """The bytes of a stream from the current row on; places are bytes of the whole file."""
 
-    def __init__(self, stream: BinaryIO, *, offset: int) -> None:
+    def __init__(self, stream: BinaryIO, *, offset: int, block_bytes: int) -> None:
         self._stream = stream
+        self._block_bytes = block_bytes
         self._data = bytearray()
         self._base = offset
         """Place of the first byte in memory."""
@@ -175,7 +184,7 @@ class LineBuffer:
 
     def forget(self, place: int) -> None:
         """Free the memory of what stands before a place."""
-        if place - self._base > BLOCK:
+        if place - self._base > self._block_bytes:
             del self._data[: place - self._base]
             self._base = place
 
@@ -262,6 +271,6 @@ class LineBuffer:
 
     def _fill(self) -> bool:
         """Read one more block; False at the end of the stream."""
-        block = self._stream.read(BLOCK)
+        block = self._stream.read(self._block_bytes)
         self._data += block
         return bool(block)

@@ -23,7 +23,13 @@ class Line(NamedTuple):
 
 
 def split_lines(
-    stream: BinaryIO, *, max_row_bytes: int, offset: int = 0, end: int | None = None, block: bytes = b""
+    stream: BinaryIO,
+    *,
+    max_row_bytes: int,
+    offset: int = 0,
+    end: int | None = None,
+    block: bytes = b"",
+    block_bytes: int = BLOCK,
 ) -> Iterator[Line]:
     """Yield lines without their line breaks. Blank lines one after the other may be yielded as one.
 
@@ -33,11 +39,12 @@ def split_lines(
         offset: Position of the first byte.
         end: Lines that begin at this position or later are not read.
         block: Bytes from `offset` on that were read already.
+        block_bytes: Bytes that are read at a time.
     """
     left: list[bytes] = []
     size, too_long = 0, False
     limit = float("inf") if end is None else end
-    while offset < limit and (block := block or stream.read(BLOCK)):
+    while offset < limit and (block := block or stream.read(block_bytes)):
         begin, end = 0, block.rfind(b"\n") + 1
         if end and size:
             begin = block.index(b"\n") + 1

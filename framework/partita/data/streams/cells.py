@@ -29,7 +29,14 @@ def read_cells(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
     part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
     with opened(piece.path, piece.label) as stream:
         at_offset(stream, offset)
-        rows = CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, offset=offset, number=passed + 1)
+        rows = CsvRows(
+            stream,
+            delimiter=delimiter,
+            max_row_bytes=limit,
+            offset=offset,
+            number=passed + 1,
+            block_bytes=piece.file_sizes.block_bytes,
+        )
         for row in rows:
             index += 1
             if parts > 1 and (index - 1) % parts != part:
@@ -41,7 +48,8 @@ def read_cells(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
 def read_header(piece: Piece, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
     """Names of the columns, and the bytes and lines up to the first row; None for a file without lines."""
     with opened(piece.path, piece.label) as stream:
-        for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=piece.max_row_bytes):
+        limit, block_bytes = piece.max_row_bytes, piece.file_sizes.block_bytes
+        for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, block_bytes=block_bytes):
             return checked_header(row, piece.label, delimiter), (row.end, row.next_number - 1)
     return None
 

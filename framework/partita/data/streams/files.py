@@ -17,7 +17,7 @@ from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.cells import read_cells
 from partita.data.streams.dealing import unevenness
 from partita.data.streams.lines import line_pieces, read_lines
-from partita.data.streams.pieces import Piece
+from partita.data.streams.pieces import DEFAULT_SIZES, FileSizes, Piece
 from partita.data.streams.tables import read_arrow, read_parquet, row_pieces
 from partita.data.streams.whole import read_whole
 from partita_schema.errors import DataError
@@ -34,10 +34,6 @@ READ: dict[str, Read] = {
     "arrow": read_arrow,
 }
 """Readers by format; every other one is read from its beginning."""
-SMALL = 1 << 20
-"""Files of fewer bytes are dealt, not cut: reading them several times costs nothing, and lines keep their numbers."""
-FINE = 16 << 20
-"""Parts of a larger file hold at least so many bytes, where lanes are even without smaller ones."""
 FINER = 4
 """Parts for each one that evenness asks for, where they stay that large: a lane mixes the rows of several."""
 EVEN = 1.05
@@ -57,7 +53,14 @@ class FileStream:
     """Rows of files, in shards."""
 
     def __init__(
-        self, kind: str, paths: Sequence[str], *, name: str, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES
+        self,
+        kind: str,
+        paths: Sequence[str],
+        *,
+        name: str,
+        least_shards: int,
+        max_row_bytes: int = MAX_ROW_BYTES,
+        file_sizes: FileSizes = DEFAULT_SIZES,
     ) -> None:
         """Raises DataError where there is nothing to read."""
         self.name = name
@@ -67,7 +70,8 @@ class FileStream:
             raise DataError(f"{', '.join(labels[:3])}{' ...' if len(labels) > 3 else ''} has no rows")
         self.fingerprint = digest(kind, *(part for told in zip(labels, marks, strict=True) for part in told))
         wholes = [
-            Piece(path, label, kind, max_row_bytes=max_row_bytes) for path, label in zip(paths, labels, strict=True)
+            Piece(path, label, kind, max_row_bytes=max_row_bytes, file_sizes=file_sizes)
+            for path, label in zip(paths, labels, strict=True)
         ]
         found = cut(wholes, sizes, least_shards)
         self._pieces = [piece for piece, _ in found]
@@ -116,7 +120,7 @@ def cut(wholes: Sequence[Piece], sizes: Sequence[int | None], lanes: int) -> lis
     found: list[tuple[Piece, float]] = []
     for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
         parts = lanes if number in split else 1
-        if size and size >= SMALL and cuttable(whole):
+        if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
             pieces = byte_pieces(whole, size, parts)
         elif whole.kind == "parquet" and parts > 1:
             pieces = row_range_pieces(whole, parts)
@@ -185,12 +189,13 @@ def cuttable(whole: Piece) -> bool:
 
 def splits_cheaply(whole: Piece, size: float) -> bool:
     """Whether the parts of a file can be read without reading all of it for each, or it is small."""
-    return cuttable(whole) or whole.kind == "parquet" or size < SMALL
+    return cuttable(whole) or whole.kind == "parquet" or size < whole.file_sizes.small_bytes
 
 
 def byte_pieces(whole: Piece, size: int, parts: int) -> list[Piece]:
     """A file in parts by bytes, as many as asked for or a multiple of that."""
-    ranges = line_pieces(size, parts * max(1, min(FINER, size // (FINE * parts))))
+    finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * parts)))
+    ranges = line_pieces(size, parts * finer)
     if len(ranges) == 1:
         return [whole]
     return [replace(whole, label=f"{whole.label}@{start}", start=start, end=end) for start, end in ranges]

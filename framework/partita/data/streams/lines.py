@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import BinaryIO
 
-from partita.data.reading.lines import BLOCK, split_lines
+from partita.data.reading.lines import split_lines
 from partita.data.reading.opened import opened
 from partita.data.reading.records import MAX_RAW, not_utf8, refuse_utf16, too_long
 from partita.data.streams.base import Position, StreamRow
@@ -23,14 +23,17 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
     """
     by_byte, as_text = piece.start is not None, piece.kind == "txt"
     part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
+    block_bytes = piece.file_sizes.block_bytes
     offset, number, index = place_of(piece, start)
     with opened(piece.path, piece.label) as stream:
         begun_block = b""
         if by_byte and start is None:
-            offset, begun_block = first_line(stream, offset)
+            offset, begun_block = first_line(stream, offset, block_bytes=block_bytes)
         else:
             at_offset(stream, offset)
-        lines = split_lines(stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block)
+        lines = split_lines(
+            stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block, block_bytes=block_bytes
+        )
         for line, ended, count in lines:
             begun, offset = offset, ended
             number += count
@@ -74,7 +77,7 @@ def line_row(shard: int, number: int, text: bytes, as_text: bool) -> StreamRow |
     return StreamRow(shard, number, text)
 
 
-def first_line(stream: BinaryIO, offset: int) -> tuple[int, bytes]:
+def first_line(stream: BinaryIO, offset: int, *, block_bytes: int) -> tuple[int, bytes]:
     """The first byte at or behind one where a line begins, and what was read from there on.
 
     Nothing is sought backwards: what comes from the web often cannot.
@@ -83,7 +86,7 @@ def first_line(stream: BinaryIO, offset: int) -> tuple[int, bytes]:
         return 0, b""
     at_offset(stream, offset - 1)
     place = offset - 1
-    while block := stream.read(BLOCK):
+    while block := stream.read(block_bytes):
         found = block.find(b"\n")
         if found >= 0:
             return place + found + 1, block[found + 1 :]

@@ -3,10 +3,26 @@
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from partita.data.reading.lines import BLOCK
 from partita.data.reading.records import MAX_ROW_BYTES
 
 SKIP = 1 << 20
 """Bytes that are read over at a time where a file cannot seek."""
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """From which sizes on files are cut, and how much of one is read at a time."""
+
+    small_bytes: int = 1 << 20
+    """Smaller files are dealt, not cut: reading them several times costs nothing, and lines keep their numbers."""
+    fine_bytes: int = 16 << 20
+    """Parts of a larger file hold at least this many bytes, where lanes are even without smaller ones."""
+    block_bytes: int = BLOCK
+    """Bytes of lines that are read at a time."""
+
+
+DEFAULT_SIZES = FileSizes()
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,7 @@ class Piece:
     parts: int = 1
     max_row_bytes: int = MAX_ROW_BYTES
     """Longest line; a longer one is a bad row."""
+    file_sizes: FileSizes = DEFAULT_SIZES
 
 
 def at_offset(stream: BinaryIO, offset: int) -> None:

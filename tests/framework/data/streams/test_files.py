@@ -16,19 +16,19 @@ from fsspec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data import reading
 from partita.data.planning.policies import Fixed
-from partita.data.reading import csv_rows, records
+from partita.data.reading import records
 from partita.data.reading.json_reader import json_record
 from partita.data.reading.readers import READERS
-from partita.data.reading.sources import open_rows
-from partita.data.streams import files, lines
+from partita.data.reading.sources import find_files, open_rows
+from partita.data.streams import files
 from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.dealing import unevenness
 from partita.data.streams.files import FileStream
 from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.open import open_stream
 from partita.data.streams.opening import training_streams
+from partita.data.streams.pieces import DEFAULT_SIZES, FileSizes
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.sources import FileSource
@@ -39,8 +39,12 @@ ROWS = [{"question": f"why {i}?" + "é" * (i % 3), "answer": f"because\n{i}"} fo
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
-def stream_of(folder: Path, path: str, kind: str, shards: int = 1) -> Stream:
-    return open_stream(FileSource(type=kind, path=path), folder=folder, least_shards=shards)
+CUT_ALL = FileSizes(small_bytes=0)
+"""With these, small files are cut by bytes as large ones are."""
+
+
+def stream_of(folder: Path, path: str, kind: str, shards: int = 1, sizes: FileSizes = DEFAULT_SIZES) -> Stream:
+    return FileStream(kind, find_files(path, folder=folder), name=path, least_shards=shards, file_sizes=sizes)
 
 
 def read(stream: Stream) -> list[StreamRow]:
@@ -110,12 +114,6 @@ def test_a_whole_file_gives_the_rows_and_keys_that_it_gives_by_index(kind: str, 
     assert len(keyed(stream)) == 23
 
 
-@pytest.fixture
-def cut_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are cut by bytes as large ones are."""
-    monkeypatch.setattr(files, "SMALL", 0)
-
-
 @pytest.mark.parametrize("shards", [1, 2, 5, 40])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_is_in_one_shard_and_every_position_continues(kind: str, shards: int, tmp_path: Path) -> None:
@@ -129,11 +127,9 @@ def test_each_row_is_in_one_shard_and_every_position_continues(kind: str, shards
 
 @pytest.mark.parametrize("shards", [1, 2, 5, 40])
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
-def test_a_file_that_is_cut_by_bytes_has_each_row_in_one_part(
-    kind: str, shards: int, cut_all: None, tmp_path: Path
-) -> None:
+def test_a_file_that_is_cut_by_bytes_has_each_row_in_one_part(kind: str, shards: int, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
-    stream = stream_of(tmp_path, name, kind, shards)
+    stream = stream_of(tmp_path, name, kind, shards, CUT_ALL)
     by_index = indexed(tmp_path, name, kind)
 
     assert len(stream.shards) >= shards
@@ -174,10 +170,10 @@ def test_an_arrow_file_with_an_index_is_read_too(tmp_path: Path) -> None:
     check_resume(stream)
 
 
-def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(cut_all: None, tmp_path: Path) -> None:
+def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}.jsonl").write_bytes(b'{"a": 1}\n' * (400 if number == 3 else 10 if number else 20))
-    stream = stream_of(tmp_path, "*.jsonl", "jsonl", 4)
+    stream = stream_of(tmp_path, "*.jsonl", "jsonl", 4, CUT_ALL)
 
     assert [label for label in stream.shards if "@" not in label] == [f"{n}.jsonl" for n in (0, 1, 2, 4, 5, 6, 7)]
     assert sum("3.jsonl@" in label for label in stream.shards) == 4
@@ -194,15 +190,14 @@ def rows_of_lanes(stream: Stream, lanes: int) -> list[int]:
 @pytest.mark.parametrize(("count", "lanes"), [(5, 4), (9, 8), (3, 7), (17, 16), (8, 4)])
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "parquet", "arrow", "csv", "json", "jsonl.gz"])
 def test_lanes_have_as_many_rows_however_many_files_there_are(
-    kind: str, count: int, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, count: int, lanes: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(files, "SMALL", 1)
     form = kind.partition(".")[0]
     for number in range(count):
         name = write(tmp_path, form, f"{number:02}")
         if kind.endswith(".gz"):
             (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes(), mtime=0))
-    rows = rows_of_lanes(stream_of(tmp_path, f"*.{kind}", form, lanes), lanes)
+    rows = rows_of_lanes(stream_of(tmp_path, f"*.{kind}", form, lanes, FileSizes(small_bytes=1)), lanes)
 
     assert sum(rows) == 23 * count
     assert max(rows) <= 1.05 * sum(rows) / lanes + 3
@@ -216,9 +211,7 @@ def test_files_of_any_sizes_that_can_be_cut_make_even_lanes(
     folder = tmp_path_factory.mktemp("sizes")
     for number, size in enumerate(sizes):
         (folder / f"{number:02}.txt").write_bytes(b"line\n" * 10 * size)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "SMALL", 0)
-        stream = stream_of(folder, "*.txt", "txt", lanes)
+    stream = stream_of(folder, "*.txt", "txt", lanes, CUT_ALL)
 
     assert len(stream.shards) >= lanes
     assert sum(stream.sizes) == pytest.approx(50 * sum(sizes))
@@ -228,10 +221,10 @@ def test_files_of_any_sizes_that_can_be_cut_make_even_lanes(
     assert max(rows) <= 1.25 * sum(rows) / lanes + 12
 
 
-def test_how_files_are_cut_is_decided_by_them_and_the_lanes(cut_all: None, tmp_path: Path) -> None:
+def test_how_files_are_cut_is_decided_by_them_and_the_lanes(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path, "jsonl", str(number))
-    one, again = (stream_of(tmp_path, "*.jsonl", "jsonl", 4) for _ in range(2))
+    one, again = (stream_of(tmp_path, "*.jsonl", "jsonl", 4, CUT_ALL) for _ in range(2))
 
     assert one.shards == again.shards
     assert one.sizes == again.sizes
@@ -239,13 +232,12 @@ def test_how_files_are_cut_is_decided_by_them_and_the_lanes(cut_all: None, tmp_p
 
 
 def test_compressed_files_of_uneven_sizes_are_dealt_by_size_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(files, "SMALL", 0)
     for number in range(4):
         lines_of_file = [json.dumps({"a": f"{number}{i * 7919 % 104729}"}) for i in range(4000 if number == 2 else 40)]
         (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines_of_file).encode(), mtime=0))
-    stream = stream_of(tmp_path, "*.jsonl.gz", "jsonl", 3)
+    stream = stream_of(tmp_path, "*.jsonl.gz", "jsonl", 3, CUT_ALL)
 
     assert list(stream.shards) == [f"{number}.jsonl.gz" for number in range(4)]
     assert sorted(rows_of_lanes(stream, 3)) == [40, 80, 4000]
@@ -270,13 +262,11 @@ def test_a_row_group_is_shared_by_lanes(tmp_path: Path) -> None:
     check_resume(stream)
 
 
-def test_large_files_are_cut_finer_than_asked_for(
-    cut_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "FINE", 100)
+def test_large_files_are_cut_finer_than_asked_for(tmp_path: Path) -> None:
     write(tmp_path, "jsonl")
+    stream = stream_of(tmp_path, "rows.jsonl", "jsonl", 2, FileSizes(small_bytes=0, fine_bytes=100))
 
-    assert len(stream_of(tmp_path, "rows.jsonl", "jsonl", 2).shards) == 8
+    assert len(stream.shards) == 8
 
 
 lines_of_text = st.lists(
@@ -297,7 +287,7 @@ lines_of_text = st.lists(
     st.booleans(),
     st.integers(1, 6),
     st.sampled_from([1, 2, 7, 1 << 18]),
-    st.sampled_from([0, files.SMALL]),
+    st.sampled_from([0, DEFAULT_SIZES.small_bytes]),
 )
 def test_any_bytes_are_read_exactly_once_from_any_position(
     tmp_path_factory: pytest.TempPathFactory,
@@ -315,15 +305,12 @@ def test_any_bytes_are_read_exactly_once_from_any_position(
     if data.startswith(records.UTF16_MARKS):
         return
     (folder / f"a.{kind}").write_bytes(data + end * closed)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (lines, reading.lines, csv_rows):
-            patch.setattr(module, "BLOCK", block)
-        patch.setattr(files, "SMALL", small)
-        whole, cut = (stream_of(folder, f"a.{kind}", kind, number) for number in (1, shards))
-        assert [told(row) for row in read(whole)] == by_reader(folder / f"a.{kind}", kind)
-        assert sorted(repr(told(row)[1:]) for row in read(cut)) == sorted(repr(told(row)[1:]) for row in read(whole))
-        check_resume(whole)
-        check_resume(cut)
+    sizes = FileSizes(small_bytes=small, block_bytes=block)
+    whole, cut = (stream_of(folder, f"a.{kind}", kind, number, sizes) for number in (1, shards))
+    assert [told(row) for row in read(whole)] == by_reader(folder / f"a.{kind}", kind)
+    assert sorted(repr(told(row)[1:]) for row in read(cut)) == sorted(repr(told(row)[1:]) for row in read(whole))
+    check_resume(whole)
+    check_resume(cut)
 
 
 def told(row: StreamRow) -> tuple[int, Any]:
@@ -341,15 +328,16 @@ def by_reader(path: Path, kind: str) -> list[tuple[int, Any]]:
     return [(row.number, (row.reason, row.raw.rstrip("\r\n")) if row.reason else json.loads(row.row)) for row in rows]
 
 
-def test_rows_of_a_part_are_named_by_their_byte(cut_all: None, tmp_path: Path) -> None:
+def test_rows_of_a_part_are_named_by_their_byte(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n{"a": 2}\n')
 
-    assert list(keyed(stream_of(tmp_path, "a.jsonl", "jsonl", 2))) == ["a.jsonl@0:0", "a.jsonl@9:10"]
+    assert list(keyed(stream_of(tmp_path, "a.jsonl", "jsonl", 2, CUT_ALL))) == ["a.jsonl@0:0", "a.jsonl@9:10"]
 
 
-def test_a_line_that_is_too_long_is_a_bad_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading.lines, "BLOCK", 100)
-    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b"x" * 100_000 + b'\n{"a": 2}\n' + b"y" * 5000)
+def test_a_line_that_is_too_long_is_a_bad_row_and_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"a": 1}\n' + b"x" * 3 * DEFAULT_SIZES.block_bytes + b'\n{"a": 2}\n' + b"y" * 5000
+    )
     source = FileSource(type="jsonl", path="a.jsonl")
     stream = open_stream(source, folder=tmp_path, least_shards=1, max_row_bytes=1000)
 
@@ -379,11 +367,11 @@ def test_bad_rows_of_csv_are_told_and_reading_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "csv", "json"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_utf_16_is_refused(kind: str, shards: int, cut_all: None, tmp_path: Path) -> None:
+def test_utf_16_is_refused(kind: str, shards: int, tmp_path: Path) -> None:
     (tmp_path / f"a.{kind}").write_bytes("a\nb\n".encode("utf-16"))
 
     with pytest.raises(DataError, match=rf"a.{kind}(@0)? is UTF-16; save it as UTF-8"):
-        read(stream_of(tmp_path, f"a.{kind}", kind, shards))
+        read(stream_of(tmp_path, f"a.{kind}", kind, shards, CUT_ALL))
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -468,13 +456,13 @@ class ForwardSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec ships no
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
 def test_files_of_a_server_that_cannot_seek_are_cut_too(
-    kind: str, cut_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "BLOCK", 64)
+    sizes = FileSizes(small_bytes=0, block_bytes=64)
     fsspec.register_implementation("forward", ForwardSystem, clobber=True)
     name = write(tmp_path, kind)
     monkeypatch.setitem(ForwardSystem.held, f"web/{name}", (tmp_path / name).read_bytes())
-    here, there = (stream_of(tmp_path, path, kind, 3) for path in (name, f"forward://web/{name}"))
+    here, there = (stream_of(tmp_path, path, kind, 3, sizes) for path in (name, f"forward://web/{name}"))
 
     assert len(there.shards) == 3
     assert keyed(here) == keyed(there)
