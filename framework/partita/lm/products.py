@@ -16,16 +16,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from partita_trainers.batch_size.linux import processor
 
-LEAST_ROWS, LEAST_PRODUCTS = 4, 2**21
-"""Rows, and multiplications, from which on a call of oneDNN is worth what it costs beside the work."""
-LEAST_WEIGHTS = 2**14
-"""Weights of a layer below which no number of rows makes it worth it."""
 DIGITS = 4
 """Binary digits of the numbers of rows that kernels are prepared for."""
 KERNELS = 32
@@ -33,6 +30,19 @@ KERNELS = 32
 KERNEL_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 
 current = threading.local()
+
+
+class Least(NamedTuple):
+    """From which sizes on a call of oneDNN is worth what it costs beside the work."""
+
+    rows: int = 4
+    products: int = 2**21
+    """Multiplications of a call."""
+    weights: int = 2**14
+    """Weights of a layer; with fewer, no number of rows makes it worth it."""
+
+
+LEAST = Least()
 
 
 @contextmanager
@@ -49,12 +59,15 @@ def wide_products(on: bool = True) -> Iterator[None]:
 class WideLinear(nn.Linear):
     """A linear layer whose products are oneDNN's inside `wide_products`, where they are many and need no gradient."""
 
+    least: Least
+    """Set by `widen`."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T + b [..., O]."""
         if not getattr(current, "on", False):
             return super().forward(x)
         rows = x.numel() // max(1, self.in_features)
-        small = rows < LEAST_ROWS or rows * self.weight.numel() < LEAST_PRODUCTS
+        small = rows < self.least.rows or rows * self.weight.numel() < self.least.products
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
         if small or other or rounded(rows) != rows:
             return super().forward(x)
@@ -76,17 +89,23 @@ def rounded(rows: int) -> int:
 
 def widen_products(module: nn.Module) -> int:
     """Let the plain float32 layers on a CPU compute in this way where it is faster; how many there are."""
-    if not is_faster():
-        return 0
-    layers = [layer for layer in module.modules() if type(layer) is nn.Linear and fits(layer)]
-    for layer in layers:
+    return widen(module) if is_faster() else 0
+
+
+def widen(module: nn.Module, *, least: Least = LEAST) -> int:
+    """Let the plain float32 layers on a CPU compute in this way, faster or not; how many there are."""
+    plain = [part for part in module.modules() if type(part) is nn.Linear and fits(part, least)]
+    for layer in plain:
         layer.__class__ = WideLinear
-    return len(layers)
+    wide = [part for part in module.modules() if isinstance(part, WideLinear)]
+    for layer in wide:
+        layer.least = least
+    return len(wide)
 
 
-def fits(layer: nn.Linear) -> bool:
+def fits(layer: nn.Linear, least: Least) -> bool:
     weight = layer.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= LEAST_WEIGHTS
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= least.weights
 
 
 @cache

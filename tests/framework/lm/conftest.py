@@ -10,10 +10,12 @@ import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
 from partita.lm.huggingface import HuggingFaceModel, load_model
+from partita.lm.products import Least, widen
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch
 
+SMALLEST = Least(products=0, weights=1024)
 SCRATCH = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64}
 
 
@@ -66,6 +68,20 @@ def load(
         batches=lambda: [build_batch(seed) for seed in range(3)],
         trainable=trainable,
     )
+
+
+def load_sharp(folder: Path, *, wide: bool | None = None) -> HuggingFaceModel:
+    """A saved llama whose greedy answers vary, to answer only.
+
+    `wide` says whether even the smallest products are oneDNN's; None leaves it to the machine.
+    """
+    base = load(build_config())
+    sharpen(base.module)
+    base.save(folder / "base")
+    lm = load(build_config(base_model=str(folder / "base"), trainer={"type": "none"}), trainable=False)
+    if wide is not None:
+        lm.wide = wide and widen(lm.module, least=SMALLEST) > 0
+    return lm
 
 
 def take_steps(lm: HuggingFaceModel, *, steps: int, first: int = 1, learning_rate: float = 0.5) -> list[float]:
@@ -151,6 +167,7 @@ def small() -> Any:
         batch: Callable[..., Batch] = staticmethod(build_batch)
         requests: Callable[..., list[GenerationRequest]] = staticmethod(build_requests)
         load: Callable[..., HuggingFaceModel] = staticmethod(load)
+        load_sharp: Callable[..., HuggingFaceModel] = staticmethod(load_sharp)
         take_steps = staticmethod(take_steps)
         held_out_loss = staticmethod(held_out_loss)
         sharpen = staticmethod(sharpen)

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.lm import products
 from partita.lm.base import GenerationOptions, SlotRequest
 from partita.lm.choosing import Row
 from partita.lm.kept_rows import KeptRows
@@ -145,16 +144,8 @@ def test_sampled_answers_are_the_same_whether_rows_stay_or_not(llama: Any, slots
 
 
 @pytest.mark.parametrize("slots", [5, 9, 17])
-def test_faster_products_and_the_slots_that_fill_them_up_change_nothing(
-    small: Any, tmp_path: Any, slots: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products, "is_faster", lambda: True)
-    monkeypatch.setattr(products, "LEAST_PRODUCTS", 0)
-    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1024)
-    base = small.load(small.config())
-    small.sharpen(base.module)
-    base.save(tmp_path / "base")
-    lm = small.load(small.config(base_model=str(tmp_path / "base"), trainer={"type": "none"}), trainable=False)
+def test_faster_products_and_the_slots_that_fill_them_up_change_nothing(small: Any, tmp_path: Any, slots: int) -> None:
+    lm = small.load_sharp(tmp_path, wide=True)
     assert lm.wide
     for prefix in ((), PREFIX):
         assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())

@@ -21,7 +21,7 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.streaming import stream_requests
 from partita.lm import choosing, products
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.products import WideLinear, is_faster, rounded, wide_products, widen_products
+from partita.lm.products import LEAST, Least, WideLinear, is_faster, rounded, wide_products, widen, widen_products
 from partita.lm.slots import Slots, SlotWay
 
 from ...properties import ends, first, in_long_tests
@@ -43,45 +43,46 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture(params=[True, False], ids=["wide", "plain"])
-def faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether oneDNN is taken for faster, whatever this machine is; then the smallest products are its."""
+@pytest.fixture(scope="module", autouse=True)
+def one_dnn() -> None:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         pytest.skip("this build of torch has no oneDNN")
-    monkeypatch.setattr(products, "is_faster", lambda: request.param)
-    monkeypatch.setattr(products, "LEAST_PRODUCTS", 0)
-    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1024)
+
+
+@pytest.fixture(params=[True, False], ids=["wide", "plain"])
+def faster(request: pytest.FixtureRequest) -> bool:
+    """Whether the smallest products of `lm` are oneDNN's, whatever this machine is."""
     return bool(request.param)
 
 
-def wide(inputs: int = 128, outputs: int = 160, *, bias: bool = True) -> nn.Linear:
+def wide(*, bias: bool = True, products: int = 0) -> nn.Linear:
     torch.manual_seed(1)
-    layer = nn.Linear(inputs, outputs, bias=bias)
-    layer.__class__ = WideLinear
+    layer = nn.Linear(128, 160, bias=bias)
+    assert widen(layer, least=Least(products=products)) == 1
     return layer
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
 def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
-    layer, x = wide(bias=bias), torch.randn(shape)
+    layer, x = wide(bias=bias, products=LEAST.products), torch.randn(shape)
     with torch.no_grad(), wide_products(), Watch() as seen:
         found = layer(x)
     wanted = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert found.shape == (*shape[:-1], 160)
     assert found.is_contiguous()
-    assert seen.rows == ([] if x.numel() * 160 < products.LEAST_PRODUCTS else [x.numel() // 128])
+    assert seen.rows == ([] if x.numel() * 160 < LEAST.products else [x.numel() // 128])
     torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_parts_of_a_tensor_are_multiplied_like_copies(faster: bool) -> None:
+def test_parts_of_a_tensor_are_multiplied_like_copies() -> None:
     layer, x = wide(), torch.randn(16, 5, 128)
     with torch.no_grad(), wide_products(), Watch() as seen:
         torch.testing.assert_close(layer(x[:, -1]), layer(x[:, -1].contiguous()))
     assert seen.rows == [16, 16]
 
 
-def test_only_what_asks_for_it_computes_in_this_way(faster: bool) -> None:
+def test_only_what_asks_for_it_computes_in_this_way() -> None:
     layer, x = wide(), torch.randn(64, 128)
     with torch.no_grad(), Watch() as seen:
         plain = layer(x)
@@ -96,14 +97,14 @@ def test_only_what_asks_for_it_computes_in_this_way(faster: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
-def test_few_rows_and_numbers_with_many_digits_are_left_to_torch(faster: bool, rows: int) -> None:
+def test_few_rows_and_numbers_with_many_digits_are_left_to_torch(rows: int) -> None:
     layer, x = wide(), torch.randn(rows, 128)
     with torch.no_grad(), wide_products(), Watch() as seen:
         assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
     assert not seen.rows
 
 
-def test_gradients_autocast_and_16_bits_are_left_to_torch(faster: bool) -> None:
+def test_gradients_autocast_and_16_bits_are_left_to_torch() -> None:
     layer, x = wide(), torch.randn(64, 128, requires_grad=True)
     with wide_products(), Watch() as seen:
         layer(x).sum().backward()
@@ -115,7 +116,7 @@ def test_gradients_autocast_and_16_bits_are_left_to_torch(faster: bool) -> None:
     assert not seen.rows
 
 
-def test_only_plain_layers_in_float32_are_changed_and_keep_their_names(faster: bool) -> None:
+def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None:
     class Own(nn.Linear):
         """Another kind of layer."""
 
@@ -123,14 +124,9 @@ def test_only_plain_layers_in_float32_are_changed_and_keep_their_names(faster: b
         nn.Linear(128, 128), nn.Linear(128, 128).bfloat16(), Own(128, 128), nn.Linear(16, 16), nn.Embedding(128, 128)
     )
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert widen_products(module) == int(faster)
-    assert [type(part) for part in module] == [
-        WideLinear if faster else nn.Linear,
-        nn.Linear,
-        Own,
-        nn.Linear,
-        nn.Embedding,
-    ]
+    assert widen_products(module) == int(is_faster())
+    assert widen(module) == 1
+    assert [type(part) for part in module] == [WideLinear, nn.Linear, Own, nn.Linear, nn.Embedding]
     after = module.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -170,10 +166,7 @@ def test_the_processor_decides(
 
 @pytest.fixture
 def lm(small: Any, tmp_path: Path, faster: bool) -> Any:
-    base = small.load(small.config())
-    small.sharpen(base.module)
-    base.save(tmp_path / "base")
-    return small.load(small.config(base_model=str(tmp_path / "base"), trainer={"type": "none"}), trainable=False)
+    return small.load_sharp(tmp_path, wide=faster)
 
 
 @pytest.mark.parametrize("slots", first([40, 1, 6, 17]))
@@ -351,10 +344,9 @@ JOB = """
 import json, random, sys
 import torch
 from partita import Model
-from partita.lm import products
+from partita.lm.products import Least, widen
 
 torch.set_num_threads(1)
-products.is_faster, products.LEAST_PRODUCTS, products.LEAST_WEIGHTS = lambda: True, 0, 1024
 
 def held(name):
     lines = open("/proc/self/status").read().splitlines()
@@ -370,13 +362,19 @@ def config(**trainer):
         "trainer": {"type": "none", **trainer},
     }
 
+def opened(**trainer):
+    model = Model(config(**trainer), quiet=True)
+    lm = model._runtime.ready().lm
+    lm.wide = widen(lm.module, least=Least(products=0, weights=1024)) > 0
+    assert lm.wide
+    return model
+
 chance = random.Random(1)
 rows = [{"question": chance.choice("abcdefgh") * round(4 * 150 ** chance.random())} for _ in range(300)]
 with open("rows.jsonl", "w") as file:
     file.writelines(json.dumps(row | {"answer": "a"}) + "\\n" for row in rows)
-Model(config(batch_size=4), quiet=True).predict(rows[:2], fresh=True)
-model = Model(config(memory_budget=held("VmRSS") + 50_000_000), quiet=True)
-model._runtime.ready()
+opened(batch_size=4).predict(rows[:2], fresh=True)
+model = opened(memory_budget=held("VmRSS") + 50_000_000)
 before = held("VmData")
 stats = model.predict(rows, fresh=True).stats
 print(json.dumps({"ok": stats.ok, "refused": stats.out_of_memory, "more": held("VmData") - before}))
