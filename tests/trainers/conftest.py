@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from partita_schema.config import Config
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch, Step, Work
+from partita_trainers.finetune import Finetune
 
 VOCABULARY = 23
 
@@ -143,6 +144,20 @@ class Recorder:
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> Any:
         return nullcontext(Shown())
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing but the operating system may catch it."""
+
+
+def run(work: Any) -> Any:
+    """The result of training to the end."""
+    return Finetune(work.config.trainer).train(work)
+
+
+def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps of a run, without the only thing in them that time decides."""
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
 
 
 def make_config(**trainer: Any) -> Config:

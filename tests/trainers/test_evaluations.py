@@ -8,6 +8,8 @@ import pytest
 from partita_schema.config import Config
 from partita_trainers.finetune import Finetune
 
+from .conftest import run
+
 DURING, AT_THE_END, TEST = ("validation", False, 256), ("validation", True, None), ("test", True, None)
 
 
@@ -33,7 +35,7 @@ def test_answers_are_generated_where_the_file_asks_for_them(
 
     work = make_work(evaluate=evaluate, max_steps=1, steps_per_evaluation=1, **trainer)
     work = replace(work, splits=("training", "validation", "test"))
-    result = Finetune(work.config.trainer).train(work)
+    result = run(work)
     assert found == asked
     assert set(result.metrics) == {split for split, _, _ in asked}
 

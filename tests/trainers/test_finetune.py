@@ -12,24 +12,12 @@ import torch
 from partita_schema.errors import ConfigError, DataError, DivergenceError, ResumeError, TrainingError
 from partita_trainers.base import Step
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.finetune import Finetune
 from partita_trainers.learner import build_accelerator
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.schedule import plan_schedule
 
 from ..properties import ends
-
-
-def run(work: Any) -> Any:
-    return Finetune(work.config.trainer).train(work)
-
-
-def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
-
-
-class Killed(BaseException):
-    """Stands for a signal: nothing but the operating system may catch it."""
+from .conftest import Killed, comparable, run
 
 
 def kill_after(work: Any, step: int) -> None:

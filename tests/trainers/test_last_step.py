@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from partita_trainers.finetune import Finetune
-
-
-class Killed(BaseException):
-    """Stands for a signal."""
-
-
-def run(work: Any) -> Any:
-    return Finetune(work.config.trainer).train(work)
+from .conftest import Killed, run
 
 
 def test_a_run_that_was_killed_behind_its_last_step_is_only_finished(make_work: Any, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from partita.distributed.threads import ThreadTeam
-from partita_trainers.finetune import Finetune
 from partita_trainers.learner import Learner
+
+from .conftest import run
 
 STEP = {
     "max_steps": 1,
@@ -19,10 +20,6 @@ STEP = {
     "skip_all_evaluation": True,
 }
 """One step of which the change of the weights is the gradient."""
-
-
-def run(work: Any) -> Any:
-    return Finetune(work.config.trainer).train(work)
 
 
 def weights(work: Any) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 
 from partita_schema.config import Config
 from partita_trainers.base import Batch, Step
-from partita_trainers.finetune import Finetune
 from partita_trainers.source_counts import SourceCounts
+
+from .conftest import Killed, run
 
 
 def batch(keys: list[str], lengths: list[int]) -> Batch:
@@ -46,10 +47,6 @@ def test_without_a_mix_nothing_is_counted() -> None:
     assert SourceCounts(["wiki", "chat"]).add(step) == {}
 
 
-class Killed(BaseException):
-    """Stands for a signal."""
-
-
 def mixed(work: Any) -> Any:
     """The same work, with rows of two sources."""
     values = work.config.model_dump(exclude_unset=True)
@@ -76,11 +73,11 @@ def test_counts_of_a_run_survive_a_kill(make_work: Any, tmp_path: Path) -> None:
 
     work.run.log_step = log_then_die
     with pytest.raises(Killed):
-        Finetune(work.config.trainer).train(work)
+        run(work)
     recorder = make_work.recorder(tmp_path / "run")
     recorder.log = work.run.log
     again = mixed(make_work(run=recorder, epochs=2, steps_per_checkpoint=2))
-    Finetune(again.config.trainer).train(again)
+    run(again)
 
     assert {name: counts["rows"] for name, counts in recorder.noted["sources"].items()} == {"even": 48, "odd": 48}
     for name in ("even", "odd"):

@@ -13,22 +13,10 @@ from hypothesis import strategies as st
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.finetune import Finetune
 from partita_trainers.step import Cutting, batch_digest, cut
 
 from ..properties import first
-
-
-class Killed(BaseException):
-    """Stands for a signal."""
-
-
-def run(work: Any) -> Any:
-    return Finetune(work.config.trainer).train(work)
-
-
-def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
+from .conftest import Killed, comparable, run
 
 
 def limit_memory(work: Any, places: int) -> list[tuple[int, int]]:

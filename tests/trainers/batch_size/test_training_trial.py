@@ -22,6 +22,7 @@ from partita_trainers.registry import check_trial
 from partita_trainers.zero_shot import ZeroShot
 
 from ...properties import first
+from ..conftest import comparable, run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness.py"
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
@@ -45,21 +46,17 @@ def trial_of(work: Any, **sizes: int) -> TrainingTrial:
     return Finetune(work.config.trainer).trial(trial_work(work, **sizes))
 
 
-def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
-
-
 @pytest.mark.parametrize("optimizer", first(OPTIMIZERS))
 def test_training_after_a_trial_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer, "weight_decay": 0.1}, "learning_rate": rate, "epochs": 1}
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
-    Finetune(plain.config.trainer).train(plain)
+    run(plain)
     tried = make_work(run=make_work.recorder(tmp_path / "tried"), **options)
     with trial_of(tried) as trial:
         for rows in (1, 4, 16):
             trial.run(rows)
-    Finetune(tried.config.trainer).train(tried)
+    run(tried)
     assert comparable(tried.run.log) == comparable(plain.run.log)
     for one, other in zip(tried.lm.module.parameters(), plain.lm.module.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -142,7 +139,7 @@ def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
 @pytest.mark.long
 def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_goes_on(make_work: Any, tmp_path: Path) -> None:
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), epochs=1)
-    Finetune(plain.config.trainer).train(plain)
+    run(plain)
     work = make_work(run=make_work.recorder(tmp_path / "tried"), epochs=1)
     outputs = []
 
@@ -164,7 +161,7 @@ def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_goes_on(make
         assert all(parameter.grad is None for parameter in work.lm.module.parameters())
         trial.run(8)
     hook.remove()
-    Finetune(work.config.trainer).train(work)
+    run(work)
     assert comparable(work.run.log) == comparable(plain.run.log)
 
 
@@ -214,7 +211,7 @@ def test_bf16_is_tried_in_bf16_and_trained_in_it_afterwards(make_work: Any, tmp_
             assert set(seen) == {torch.bfloat16}
             assert not {"forward", "_original_forward", "_is_accelerate_prepared"} & vars(work.lm.module).keys()
             seen.clear()
-        Finetune(work.config.trainer).train(work)
+        run(work)
         assert not {"forward", "_original_forward", "_is_accelerate_prepared"} & vars(work.lm.module).keys()
         return comparable(work.run.log), seen
 
@@ -237,13 +234,13 @@ def test_losses_that_are_not_finite_do_not_reach_the_weights_of_a_trial(make_wor
 def test_a_compiled_model_trains_with_the_same_kernels_after_a_trial(make_work: Any, tmp_path: Path) -> None:
     options = {"compile": True, "mixed_precision": "bf16", "epochs": 1}
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
-    Finetune(plain.config.trainer).train(plain)
+    run(plain)
     torch.compiler.reset()
     tried = make_work(run=make_work.recorder(tmp_path / "tried"), **options)
     with trial_of(tried) as trial:
         trial.run(3)
         trial.run(5)
-    Finetune(tried.config.trainer).train(tried)
+    run(tried)
     assert comparable(tried.run.log) == comparable(plain.run.log)
 
 
