@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from partita_schema.errors import ConfigError
-from partita_schema.load import load_config
+from .refusals import problems_of
 
 JSON: dict[str, Any] = {"name": "value", "type": "json", "decoder": {"constrain": True}}
 LABEL: dict[str, Any] = {"name": "label", "type": "category", "decoder": {"scoring": True, "labels": ["a", "b"]}}
@@ -19,11 +18,7 @@ def problems(*outputs: dict[str, Any], **sections: Any) -> list[str]:
         "output_features": list(outputs),
         **sections,
     }
-    try:
-        load_config(raw)
-    except ConfigError as error:
-        return [str(problem) for problem in error.problems]
-    return []
+    return problems_of(raw)
 
 
 def held(schema: dict[str, Any]) -> dict[str, Any]:

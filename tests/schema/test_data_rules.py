@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from partita_schema.errors import ConfigError
-from partita_schema.load import load_config
+from .refusals import problems_of
 
 STREAM = {"type": "jsonl", "path": "a.jsonl", "streaming": True}
 STEPS = {"type": "finetune", "max_steps": 5}
@@ -19,11 +18,7 @@ def problems(data: dict[str, Any], *, trainer: dict[str, Any] = STEPS, **section
         "data": data,
         "trainer": trainer,
     }
-    try:
-        load_config(raw | sections)
-    except ConfigError as error:
-        return [str(problem) for problem in error.problems]
-    return []
+    return problems_of(raw | sections)
 
 
 def mix(*sources: Any, **more: Any) -> dict[str, Any]:

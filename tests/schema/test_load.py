@@ -11,14 +11,9 @@ from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 
 from ..work import counted_calls
+from .refusals import message_of
 
 TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
-
-
-def message_of(source: object) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(source)  # type: ignore[arg-type]
-    return str(caught.value)
 
 
 def message_of_bytes(raw: bytes, folder: Path) -> str:

@@ -2,16 +2,15 @@
 
 import pytest
 
-from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
+
+from .refusals import message_of
 
 TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
 
 
-def message_of(*overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(TEXT, overrides=overrides)
-    return str(caught.value)
+def message_with(*overrides: str) -> str:
+    return message_of(TEXT, overrides=overrides)
 
 
 def test_overrides_reach_sections_lists_and_values_of_yaml() -> None:
@@ -94,10 +93,10 @@ def test_the_last_override_of_a_key_counts() -> None:
     ],
 )
 def test_a_wrong_override_is_named(override: str, message: str) -> None:
-    assert message_of(override) == message
+    assert message_with(override) == message
 
 
 def test_a_typo_in_an_override_is_answered_with_the_key() -> None:
-    assert message_of("trainer.type=finetune", "trainer.epohcs=1") == (
+    assert message_with("trainer.type=finetune", "trainer.epohcs=1") == (
         "--set trainer.epohcs=1: trainer.epohcs: unknown key; did you mean epochs?"
     )

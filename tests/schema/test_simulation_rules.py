@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
+
+from .refusals import last_line_of
 
 WORLD = {"type": "environment", "environment": "desk:Desk"}
 CUSTOM = {"type": "custom", "target": "plays:Panel"}
@@ -18,9 +19,7 @@ FILE: dict[str, Any] = {
 
 
 def told(**sections: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(FILE | sections)
-    return str(caught.value).splitlines()[-1].strip()
+    return last_line_of(FILE | sections)
 
 
 def test_a_single_history_may_be_a_word() -> None:

@@ -8,6 +8,8 @@ from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.trainer import FinetuneTrainer
 
+from .refusals import problems_of
+
 
 def problems(**trainer: Any) -> list[str]:
     raw = {
@@ -16,11 +18,7 @@ def problems(**trainer: Any) -> list[str]:
         "output_features": [{"name": "b", "type": "text"}],
         "trainer": {"type": "finetune", **trainer},
     }
-    try:
-        load_config(raw)
-    except ConfigError as error:
-        return [str(problem) for problem in error.problems]
-    return []
+    return problems_of(raw)
 
 
 def test_nesterov_needs_momentum() -> None:

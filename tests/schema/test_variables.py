@@ -12,6 +12,8 @@ from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.variables import escaped, expanded
 
+from .refusals import message_of
+
 TEXT = """\
 base_model: ${MODEL}
 input_features: [{name: a}]
@@ -34,9 +36,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem_of(text: str, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(text, overrides=overrides)
-    return str(caught.value)
+    return message_of(text, overrides=overrides)
 
 
 def task_of(written: str) -> object:

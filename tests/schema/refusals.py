@@ -1,0 +1,29 @@
+"""What is said of a file that is refused."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from partita_schema.errors import ConfigError
+from partita_schema.load import load_config
+
+
+def message_of(source: Any, *, overrides: Sequence[str] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, overrides=overrides)
+    return str(caught.value)
+
+
+def last_line_of(source: Any) -> str:
+    """The only problem, or the last one."""
+    return message_of(source).splitlines()[-1].strip()
+
+
+def problems_of(source: Any) -> list[str]:
+    """All problems; none of a file that is right."""
+    try:
+        load_config(source)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
