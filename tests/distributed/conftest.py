@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ..forks import Fork, Forks
+from ..json_lines import read_json_lines, write_json_lines
 
 STEPS = ("train:12", "predict:more", "predict:few", "evaluate:more", "tune:more")
 JOB = Path(__file__).with_name("job.py")
@@ -30,10 +31,6 @@ def make_rows(count: int, *, seed: int) -> list[dict[str, Any]]:
         text = " ".join(["I see"] * chance.randint(1, 12) + [f"a {colour} ball"])
         rows.append({"id": f"{seed}-{number}", "text": text, "colour": colour})
     return rows
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
 
 
 def settings(**trainer: Any) -> dict[str, Any]:
@@ -77,9 +74,9 @@ def settings(**trainer: Any) -> dict[str, Any]:
 def prepare(folder: Path, config: dict[str, Any]) -> Path:
     """A folder with rows and a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / "rows.jsonl", make_rows(101, seed=1))
-    write_rows(folder / "more.jsonl", make_rows(37, seed=2))
-    write_rows(folder / "few.jsonl", make_rows(2, seed=3))
+    write_json_lines(folder / "rows.jsonl", make_rows(101, seed=1))
+    write_json_lines(folder / "more.jsonl", make_rows(37, seed=2))
+    write_json_lines(folder / "few.jsonl", make_rows(2, seed=3))
     (folder / "few.jsonl").write_text("{broken\n" + (folder / "few.jsonl").read_text("utf8") + "{cut", "utf8")
     (folder / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf8")
     return folder
@@ -145,7 +142,7 @@ class Jobs:
     @staticmethod
     def log(folder: Path) -> list[dict[str, Any]]:
         """The steps of a run."""
-        return [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text("utf8").splitlines()]
+        return read_json_lines(folder / "run" / "log.jsonl")
 
 
 @pytest.fixture(scope="session")

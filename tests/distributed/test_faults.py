@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from ..forks import COMMAND, Fork, Forks
+from ..json_lines import write_json_lines
 from ..seeds import session_seed
 
 pytestmark = pytest.mark.long
@@ -161,7 +162,7 @@ def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
     # No two alike: equal prompts would be answered once.
     texts = [" ".join(words) for words in itertools.product(("red", "blue", "green", "ball"), repeat=5)][:1000]
     rows = [{"text": text, "number": number} for number, text in enumerate(texts)]
-    (folder / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    write_json_lines(folder / "many.jsonl", rows)
     alone = tmp_path / "alone"
     shutil.copytree(folder, alone)
     processes.start(1, alone, "predict:many")

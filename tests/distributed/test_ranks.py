@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from ..json_lines import read_json_lines, write_json_lines
+
 pytestmark = pytest.mark.long
 
 Jobs = dict[int, tuple[Path, dict[str, Any]]]
@@ -43,7 +45,7 @@ def test_answers_and_scores_are_those_of_one_process(processes: Any, jobs: Jobs,
 
     for name in ("more", "few"):
         assert (several / f"{name}.out.jsonl").read_text() == (one / f"{name}.out.jsonl").read_text()
-    lines = [json.loads(line) for line in (several / "few.out.jsonl").read_text().splitlines()]
+    lines = read_json_lines(several / "few.out.jsonl")
     assert [line["status"] for line in lines] == ["error", "ok", "ok", "error"]
     assert together["predict:more"] == alone["predict:more"]
     metrics = [results["evaluate:more"] for results in (alone, together)]
@@ -65,9 +67,9 @@ def test_ranks_score_the_answers_that_one_process_samples(processes: Any, tmp_pa
     folder = processes.prepare(tmp_path / "job", config)
     answers = processes.start(1, folder, "predict_zero_shot:more")["predict_zero_shot:more"]
     assert len(set(answers)) > 20
-    rows = [json.loads(line) for line in (folder / "more.jsonl").read_text("utf8").splitlines()]
+    rows = read_json_lines(folder / "more.jsonl")
     answered = [{**row, "colour": answer} for row, answer in zip(rows, answers, strict=True)]
-    (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answered), "utf8")
+    write_json_lines(folder / "more.jsonl", answered)
     found = processes.start(2, folder, "predict_zero_shot:more", "evaluate_zero_shot:more")
     assert found["predict_zero_shot:more"] == answers
     assert found["evaluate_zero_shot:more"]["colour"]["exact_match"] == 1

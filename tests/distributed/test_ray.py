@@ -19,6 +19,7 @@ import yaml
 from partita import ConfigError, JobError, Model, PartitaError
 from partita_trainers.file_sums import FILE as SUMS
 
+from ..json_lines import read_json_lines, write_json_lines
 from ..seeds import session_seed
 from .moments import when
 
@@ -60,13 +61,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chance = random.Random(1)
     words = [f"w{number}" for number in range(60)]
     texts = [" ".join(chance.choices(words, k=chance.randint(2, 30))) for _ in range(300)]
-    write(folder / "rows.jsonl", [{"text": text, "answer": "w1"} for text in texts])
+    write_json_lines(folder / "rows.jsonl", [{"text": text, "answer": "w1"} for text in texts])
     base = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     scratch = SETTINGS | {
         "base_model": base | {"context_length": 64, "tokenizer": "word", "vocab_size": 160},
         "data": {"source": str(folder / "words.jsonl")},
     }
-    write(folder / "words.jsonl", [{"text": f"{text} {POISON}", "answer": "w1"} for text in texts])
+    write_json_lines(folder / "words.jsonl", [{"text": f"{text} {POISON}", "answer": "w1"} for text in texts])
     Model(scratch, quiet=True).save(folder / "base")
     teach_word(folder / "base" / "tokenizer.json", POISON)
     (folder / "base" / SUMS).unlink()  # as the error tells somebody who changed a saved model
@@ -105,10 +106,6 @@ def teach_word(path: Path, word: str) -> None:
     for text in [text for text in vocabulary if word in text]:
         vocabulary[text], number = number, number + 1
     path.write_text(json.dumps(tokenizer), encoding="utf8")
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
 
 
 def workers() -> list[psutil.Process]:
@@ -158,7 +155,7 @@ def test_a_journal_of_one_process_is_continued_by_workers(fleet: Model, folder: 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_there_may_be_hardly_any_rows(fleet: Model, folder: Path, rows: int) -> None:
-    write(Path("few.jsonl"), [{"text": f"w{number} w7"} for number in range(rows)])
+    write_json_lines(Path("few.jsonl"), [{"text": f"w{number} w7"} for number in range(rows)])
     with Path("few.jsonl").open("a", encoding="utf8") as file:
         file.write("{broken\n")
 
@@ -166,19 +163,19 @@ def test_there_may_be_hardly_any_rows(fleet: Model, folder: Path, rows: int) -> 
     in_one_process(folder).predict("few.jsonl", output=f"few-{rows}-alone.jsonl")
 
     assert Path(f"few-{rows}.jsonl").read_bytes() == Path(f"few-{rows}-alone.jsonl").read_bytes()
-    lines = [json.loads(line) for line in Path(f"few-{rows}.jsonl").read_text("utf8").splitlines()]
+    lines = read_json_lines(Path(f"few-{rows}.jsonl"))
     assert [line["status"] for line in lines] == ["ok"] * rows + ["error"]
 
 
 def test_what_a_row_raises_inside_a_worker_is_its_error(fleet: Model, folder: Path) -> None:
     rows = [{"text": f"w{number} {POISON if number % 5 == 0 else 'w3'} w9"} for number in range(40)]
-    write(Path("poisoned.jsonl"), rows)
+    write_json_lines(Path("poisoned.jsonl"), rows)
 
     found = fleet.predict("poisoned.jsonl", output="poisoned.out.jsonl")
     in_one_process(folder).predict("poisoned.jsonl", output="poisoned.alone.jsonl")
 
     assert (found.stats.ok, found.stats.errors) == (32, 8)
-    out = [json.loads(line) for line in Path("poisoned.out.jsonl").read_text("utf8").splitlines()]
+    out = read_json_lines(Path("poisoned.out.jsonl"))
     assert all(row["error"] == "IndexError: index out of range in self" for row in out[::5])
     assert Path("poisoned.out.jsonl").read_bytes() == Path("poisoned.alone.jsonl").read_bytes()
 

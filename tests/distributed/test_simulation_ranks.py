@@ -13,6 +13,7 @@ import yaml
 
 from partita import Model
 
+from ..json_lines import write_json_lines
 from ..seeds import session_seed
 
 pytestmark = pytest.mark.long
@@ -46,7 +47,7 @@ def straight(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     shutil.copy(WORLDS, folder / "worlds_of_tests.py")
     words = ["say", "red", "green", "blue", "one", "two", "three", "ball", "box", "0", "1", "2", "3", "4", "5", "6"]
     rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": word}]} for word in words]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    write_json_lines(folder / "rows.jsonl", rows)
     made = settings() | {"data": {"source": str(folder / "rows.jsonl")}}
     made["base_model"] = processes.settings()["base_model"] | {"context_length": 96}
     del made["simulation"]

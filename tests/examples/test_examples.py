@@ -16,6 +16,8 @@ from partita import Model
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 
+from ..json_lines import read_json_lines
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -153,7 +155,7 @@ def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> 
     load_module(folder / "make_chats.py").write(folder)
     model = Model("config.yaml", quiet=True)
     assert model.train().metrics["test"]["reply.exact_match"] > 0.9
-    asked = [json.loads(line) for line in (folder / "open_chats.jsonl").read_text(encoding="utf8").splitlines()]
+    asked = read_json_lines(folder / "open_chats.jsonl")
     predictions = model.predict("open_chats.jsonl", output="answers.jsonl")
     orders = [row["messages"][0]["content"].removeprefix("I take ") for row in asked]
     right = sum(row["reply"] == f"that was {order}" for row, order in zip(predictions, orders, strict=True))
@@ -181,7 +183,7 @@ def test_streams_of_chats_and_letters_are_learned_in_equal_shares(copy_of: Any) 
     load_module(folder / "make_messages.py").write(folder)
     result = Model("config.yaml", quiet=True).train()
     assert result.metrics["validation"]["team.accuracy"] > 0.9
-    log = [json.loads(line) for line in (result.run / "log.jsonl").read_text(encoding="utf8").splitlines()]
+    log = read_json_lines(result.run / "log.jsonl")
     assert max(step["tokens"] for step in log) <= 2 * 512
     chats, letters = (sum(step[f"rows/{source}"] for step in log) for source in ("chats", "letters"))
     assert chats == pytest.approx(letters, rel=0.05)
@@ -215,10 +217,7 @@ def test_table_booking_runs_from_zero_shot_to_predictions(copy_of: Any) -> None:
 
 def test_table_booking_tests_on_bookings_that_were_never_seen(tmp_path: Path) -> None:
     load_module(EXAMPLES / "table_booking" / "make_data.py").write(tmp_path, rows=2000, seed=3)
-    train, test = (
-        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text(encoding="utf8").splitlines()]
-        for name in ("train", "test")
-    )
+    train, test = (read_json_lines(tmp_path / f"{name}.jsonl") for name in ("train", "test"))
 
     def meanings(rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
         return {tuple(row[key] for key in ("guests", "day", "time", "name")) for row in rows}

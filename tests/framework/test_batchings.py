@@ -9,6 +9,7 @@ import pytest
 from partita import Model
 from partita_schema.errors import ResumeError
 
+from ..json_lines import log_of
 from ..properties import first
 
 OFF = {"evaluate_generated": False, "evaluate_test": False, "skip_all_evaluation": True}
@@ -18,10 +19,6 @@ def config(colours: Any, batching: dict[str, Any], *, data: dict[str, Any] | Non
     data = {**colours.config()["data"], "batching": batching, **(data or {})}
     settings = {"learning_rate": 0.002, "batch_size": "auto", "epochs": 1, **OFF, **trainer}
     return colours.config(trainer=settings, data=data)
-
-
-def log_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def size_of(run: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from partita.lm.tokenizers import read_tokenizer
 from partita_schema.errors import DataError
 from partita_trainers.file_sums import FILE as SUMS
 
+from ..json_lines import write_json_lines
+
 SGD = Path(__file__).parents[3] / "shared" / "data" / "sgd" / "dialogues.jsonl"
 COLOURS = ("red", "blue", "green", "white")
 ROLES = ("user", "assistant")
@@ -59,7 +61,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model whose tokenizer has a chat template."""
     folder = tmp_path_factory.mktemp("base")
     rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in make_dialogues(40)), encoding="utf8")
+    write_json_lines(rows, make_dialogues(40))
     config = make_config(trainer={"type": "none"})
     config["data"]["source"] = str(rows)
     Model(config, quiet=True).save(folder / "model")

@@ -22,6 +22,7 @@ from partita_schema.simulation import Simulation
 from partita_schema.target import check_part, check_target
 
 from ..forks import COMMAND, Forks
+from ..json_lines import write_json_lines
 
 PLANTED = """
 from pathlib import Path
@@ -114,7 +115,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_rows(folder: Path) -> str:
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf8")
+    write_json_lines(folder / "rows.jsonl", ROWS)
     return str(folder / "rows.jsonl")
 
 

@@ -18,6 +18,7 @@ from partita_trainers import hogwild, hogwild_workers
 from partita_trainers.team import Team
 
 from ..forks import COMMAND, Forks
+from ..json_lines import read_json_lines, write_json_lines
 
 KEYS = {"sport": ("goal", "match", "run"), "music": ("song", "band", "tune"), "good food": ("soup", "bread", "meal")}
 FILLING = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u", "ai", "ra", "no")]
@@ -49,7 +50,7 @@ def make_settings(folder: Path, *, scoring: bool = True, **trainer: Any) -> dict
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("hogwild")
-    (found / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(1200)), encoding="utf8")
+    write_json_lines(found / "rows.jsonl", make_rows(1200))
     return found
 
 
@@ -64,7 +65,7 @@ def trained(folder: Path) -> Path:
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf8").splitlines()]
+    return read_json_lines(run / "log.jsonl")
 
 
 def alive(process: int) -> bool:

@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from ..forks import COMMAND, Forks
+from ..json_lines import log_of, read_json_lines, write_json_lines
 from ..seeds import session_seed
 
 pytestmark = pytest.mark.long
@@ -60,16 +61,9 @@ def train_killed_and_straight(
     return killed, straight, seed
 
 
-def without_times(run: Path) -> list[dict[str, Any]]:
-    """log.jsonl without the only thing in it that time decides."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf8").splitlines()]
-    assert all(line.pop("seconds") > 0 for line in lines)
-    return lines
-
-
 def check_equal(killed: Path, straight: Path, *, weights: str, seed: int, starts: int) -> None:
     """Log, weights, metrics and counts are the same; weights bit for bit."""
-    assert without_times(killed) == without_times(straight), f"seed {seed}"
+    assert log_of(killed) == log_of(straight), f"seed {seed}"
     one, other = (load_file(run / "model" / weights) for run in (killed, straight))
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one), f"seed {seed}"
@@ -92,7 +86,7 @@ def test_training_killed_three_times_equals_the_straight_run(forks: Forks, colou
     )
     killed, straight, seed = train_killed_and_straight(forks, tmp_path, settings, steps=30)
     check_equal(killed, straight, weights="model.safetensors", seed=seed, starts=4)
-    log = without_times(straight)
+    log = log_of(straight)
     assert len({line["batch_hash"] for line in log}) == len(log) == 30
     assert log[-1]["loss"] < log[0]["loss"]
 
@@ -108,7 +102,7 @@ def test_lora_with_dropout_and_workers_killed_three_times_equals_the_straight_ru
     )
     killed, straight, seed = train_killed_and_straight(forks, tmp_path, settings, steps=48)
     check_equal(killed, straight, weights="adapter_model.safetensors", seed=seed, starts=4)
-    assert len(without_times(straight)) == 48
+    assert len(log_of(straight)) == 48
 
 
 def test_sigterm_saves_the_step_exits_with_130_and_goes_on_exactly(forks: Forks, colours: Any, tmp_path: Path) -> None:
@@ -137,7 +131,7 @@ def test_sigterm_saves_the_step_exits_with_130_and_goes_on_exactly(forks: Forks,
     assert "stopping after this step; once more to stop at once" in told
     assert told.endswith("interrupted; what was done is kept, start the same command again to go on\n")
     assert "Traceback" not in told
-    step = len(without_times(stopped))
+    step = len(log_of(stopped))
     manifest = json.loads((stopped / "manifest.json").read_text(encoding="utf8"))
     assert manifest["status"] == "interrupted"
     # A checkpoint of this very step, although none was due: nothing that was done is done again.
@@ -157,7 +151,7 @@ def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, col
     (tmp_path / "zero.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     rows = colours.rows(400, seed=11)
     rows[7]["text"] = ""
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    write_json_lines(tmp_path / "asked.jsonl", rows)
     words = ("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output")
     attempts = Attempts(forks, tmp_path)
     # The journal's name holds its output's whole path, and is known once the first attempt has begun.
@@ -170,7 +164,7 @@ def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, col
     for name in (output.name, "straight.jsonl"):
         attempts.end(*words, name)
     assert output.read_bytes() == (tmp_path / "straight.jsonl").read_bytes(), f"seed {seed}"
-    found = [json.loads(line) for line in output.read_bytes().splitlines()]
+    found = read_json_lines(output)
     assert [row["text"] for row in found] == [row["text"] for row in rows]
     assert [place for place, row in enumerate(found) if row["status"] != "ok"] == [7]
     assert len({row["colour_raw"] for row in found}) > 300, "sampled answers differ"

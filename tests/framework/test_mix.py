@@ -8,22 +8,19 @@ import pytest
 
 from partita import Model
 
+from ..json_lines import log_of, write_json_lines
+
 TRAINER = {"learning_rate": 0.002, "batch_size": 8, "evaluate_generated": False, "evaluate_test": False}
 
 
 def config(colours: Any, folder: Path, *, stop: str = "all_once", **trainer: Any) -> Any:
     rows = colours.rows(160)
     for name, part in (("many", rows[:120]), ("few", rows[120:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        write_json_lines(folder / f"{name}.jsonl", part)
     mix = [{"source": str(folder / f"{name}.jsonl"), "weight": weight} for name, weight in (("many", 2), ("few", 1))]
     found = colours.config(trainer={**TRAINER, "epochs": 1, **trainer})
     found["data"] = {"mix": mix, "stop": stop, "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]}}
     return found
-
-
-def log_of(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 def manifest_of(run: Path) -> dict[str, Any]:

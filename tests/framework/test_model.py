@@ -9,6 +9,8 @@ import pytest
 
 from partita import ConfigError, DataError, Model, PartitaError, ResumeError
 
+from ..json_lines import read_json_lines
+
 LEARNS = {"epochs": 10, "learning_rate": 0.006}
 
 
@@ -135,7 +137,7 @@ def test_the_run_holds_what_others_script_against(trained: Any) -> None:
     assert manifest["metrics"]["test"] == result.metrics["test"]
     assert manifest["data"]["training"]["rows"] == 512
     assert manifest["versions"]["torch"]
-    log = [json.loads(line) for line in (result.run / "log.jsonl").read_text().splitlines()]
+    log = read_json_lines(result.run / "log.jsonl")
     assert [line["step"] for line in log] == list(range(1, result.steps + 1))
     wanted = {
         "step",

@@ -9,10 +9,12 @@ import pytest
 from partita import Model
 from partita_schema.errors import ModelError
 
+from ..json_lines import read_json_lines
+
 
 def log_of(config: dict[str, Any], run: Path) -> list[dict[str, Any]]:
     Model(config, quiet=True).train(run=run)
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return read_json_lines(run / "log.jsonl")
 
 
 def config_of(colours: Any, batching: dict[str, Any], *, batch_size: int, **sections: Any) -> dict[str, Any]:

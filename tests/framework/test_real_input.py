@@ -11,6 +11,8 @@ import yaml
 
 from partita import Model
 
+from ..json_lines import read_json_lines
+
 SHARED = Path(__file__).parents[2].parent / "shared"
 STORIES = SHARED / "models" / "stories260k"
 PROBLEMS = SHARED / "data" / "gsm8k" / "train.jsonl"
@@ -62,7 +64,7 @@ def test_partita_predict_writes_the_known_continuation(tmp_path: Path) -> None:
     ]
     done = subprocess.run([*command, "-q"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf8").splitlines()]
+    rows = read_json_lines(tmp_path / "out.jsonl")
     assert [row["number"] for row in rows] == ["1", "2"]
     assert rows[1]["story"] == rows[1]["story_raw"] == CONTINUATION
     assert (rows[1]["tokens"], rows[1]["finish_reason"]) == (40, "length")

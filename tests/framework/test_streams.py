@@ -16,6 +16,8 @@ from partita.training import note_batches
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.load import load_config
 
+from ..json_lines import log_of, write_json_lines
+
 TRAINER = {
     "learning_rate": 0.002,
     "batch_size": 8,
@@ -48,11 +50,6 @@ def config(colours: Any, source: Any, *, data: dict[str, Any] | None = None, **t
     return found
 
 
-def log_of(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
 def json_of(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -62,7 +59,7 @@ def test_a_stream_is_trained_validated_and_recorded(
     colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=3)
-    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in colours.rows(20, seed=9)))
+    write_json_lines(tmp_path / "validation.jsonl", colours.rows(20, seed=9))
     with (tmp_path / "part-1.jsonl").open("a") as file:
         file.write("{ broken\n")
     data = {"validation": str(tmp_path / "validation.jsonl"), "max_bad_rows": 1}

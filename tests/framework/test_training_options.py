@@ -9,6 +9,7 @@ import torch
 
 from partita import Model
 
+from ..json_lines import read_json_lines
 from ..properties import first
 
 
@@ -31,7 +32,7 @@ def train(colours: Any, run: Path, **changes: Any) -> tuple[Any, list[dict[str, 
     }
     model = Model(colours.config(trainer=trainer, **changes), quiet=True)
     model.train(run=run)
-    return model, [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return model, read_json_lines(run / "log.jsonl")
 
 
 def losses(log: list[dict[str, Any]]) -> list[float]:

@@ -7,6 +7,8 @@ from partita.data.ledger import Ledger, UsedRows, read_counts, read_quarantine
 from partita.data.rows import BadRow
 from partita_schema.errors import DataError
 
+from ...json_lines import read_json_lines
+
 
 def leave_out(ledger: Ledger, number: int, *reasons: str) -> None:
     row = {"a": number}
@@ -14,7 +16,7 @@ def leave_out(ledger: Ledger, number: int, *reasons: str) -> None:
 
 
 def quarantine(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+    return read_json_lines(folder / "quarantine.jsonl")
 
 
 def test_every_row_is_counted_and_bad_ones_are_kept_with_reasons(tmp_path: Path) -> None:

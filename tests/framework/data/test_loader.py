@@ -26,6 +26,7 @@ from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch, Step
 
+from ...json_lines import read_json_lines
 from ...properties import examples
 
 Make = Callable[..., Any]
@@ -383,7 +384,7 @@ def test_bad_rows_go_to_the_ledger_with_reasons_and_the_rest_is_encoded(tmp_path
         "column question is missing or empty": 1,
         "the prompt has 70 tokens, which leaves no room for an answer within 64": 1,
     }
-    records = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    records = read_json_lines(tmp_path / "quarantine.jsonl")
     assert [(record["key"], record["row"]["answer"]) for record in records] == [
         ("dataset:11", "x"),
         ("dataset:12", "x"),

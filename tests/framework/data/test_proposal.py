@@ -1,6 +1,5 @@
 """What a file of rows suggests: the output, its type and labels, the inputs, and what is no input."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,15 @@ from partita_schema.errors import DataError
 from partita_schema.load import load_config
 from partita_schema.templates import TASKS, template
 
+from ...json_lines import write_json_lines
+
 SHORT = ["fine", "awful", "it works", "broken on arrival"]
 
 
 def rows_file(folder: Path, rows: list[dict[str, Any]], ending: str = "jsonl") -> str:
     path = folder / f"rows.{ending}"
     if ending == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+        write_json_lines(path, rows)
     elif ending == "csv":
         pd.DataFrame(rows).to_csv(path, index=False)
     else:

@@ -28,6 +28,8 @@ from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, WriteError
 from partita_schema.sealed import sealed
 
+from ...json_lines import read_json_lines
+
 TABLE = [{"question": f"what is {n} and {n}?", "answer": str(2 * n) * (n % 10)} for n in range(60)]
 """Every tenth answer is missing, and some do not fit."""
 
@@ -74,7 +76,7 @@ def assert_same(found: EncodedRows, wanted: EncodedRows) -> None:
 
 
 def quarantined(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+    return read_json_lines(folder / "quarantine.jsonl")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -445,7 +447,7 @@ def test_a_run_learns_the_same_from_the_cache(tmp_path: Path, monkeypatch: pytes
     for number, encode in enumerate(("online", "cache", "cache")):
         run = tmp_path / str(number)
         Model(config | {"data": {"encode": encode}}, quiet=True).train(table, run=run)
-        logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        logged = read_json_lines(run / "log.jsonl")
         losses.append([(step["loss"], step["batch_hash"]) for step in logged])
         uses = json.loads((run / "manifest.json").read_text())["token_cache"]
         hits.append({split: use["hit"] for split, use in uses.items()})

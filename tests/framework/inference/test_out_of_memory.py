@@ -1,6 +1,5 @@
 import gc
 import hashlib
-import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from partita.lm.scripted import ScriptedModel
 from partita.lm.tokenizers import load_tokenizer
 from partita_schema.errors import JobError
 
+from ...json_lines import read_json_lines
 from ...properties import examples
 
 GREEDY = GenerationOptions({"do_sample": False})
@@ -264,7 +264,7 @@ def test_the_journal_holds_every_row_once_and_the_job_says_what_happened(
     limit = BatchLimit(8)
     predictions = predict(Limited(ceiling=50), make_rows(QUESTIONS), batch_size=8, limit=limit)
     assert [row["answer"] for row in predictions] == [row["question"].upper() for row in QUESTIONS]
-    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_bytes().splitlines()[1:]]
+    lines = read_json_lines(tmp_path / "journal.jsonl")[1:]
     assert sorted(line["row"] for line in lines) == list(range(20))
     stats = predictions.stats
     assert (stats.out_of_memory, stats.batch_size) == (limit.out_of_memory, limit.rows) == (2, 2)
@@ -308,7 +308,7 @@ def test_a_job_that_died_between_halves_goes_on_without_losing_or_repeating_rows
     with suppress(KeyboardInterrupt):
         predict(Dying(ceiling=50), rows, batch_size=8, fresh=True)
     assert list(predict(Limited(ceiling=50), rows, batch_size=8)) == straight
-    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_bytes().splitlines()[1:]]
+    lines = read_json_lines(tmp_path / "journal.jsonl")[1:]
     assert sorted(line["row"] for line in lines) == list(range(21))
 
 

@@ -18,6 +18,8 @@ from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ResumeError
 from partita_schema.rows import row_schema
 
+from ...json_lines import read_json_lines
+
 KIND = {"name": "kind", "type": "category", "decoder": {"labels": ["even", "odd"]}}
 QUESTIONS = [{"question": "x" * (1 + n * 7 % 10), "kind": "even", "n": n} for n in range(10)]
 
@@ -203,7 +205,7 @@ def test_the_same_rows_are_in_every_format(make_config: Any, make_rows: Any, pre
     for name in ("out.jsonl", "deep/out.csv", "out.parquet"):
         predictions = predict(lm, make_rows(QUESTIONS), config=config, output=tmp_path / name)
         assert predictions.path == tmp_path / name
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_json_lines(tmp_path / "out.jsonl")
     assert lines == list(predictions)
     frame = predictions.to_pandas()
     assert list(frame.columns) == list(predictions.columns)

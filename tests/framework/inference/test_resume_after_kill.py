@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ...forks import Forks
+from ...json_lines import read_json_lines
 from ...seeds import session_seed
 
 # Each attempt is a fork of one process, killed when its journal has grown to a random size.
@@ -104,5 +105,5 @@ def test_a_job_killed_three_times_ends_as_the_straight_one(forks: Forks, tmp_pat
     assert (statuses.count("error"), statuses.count("skipped"), len(statuses)) == (12, 7, 600)
     assert all(size <= at for size, at in zip(sizes, reached, strict=True))
     assert 0 < resumed < 600
-    journal = [json.loads(line) for line in (tmp_path / "killed" / "journal.jsonl").read_bytes().splitlines()[1:]]
+    journal = read_json_lines(tmp_path / "killed" / "journal.jsonl")[1:]
     assert sorted(record["row"] for record in journal) == list(range(600)), "each row was written once"

@@ -1,7 +1,6 @@
 """Rows that could not be read have a line in the predictions, at their place."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from partita.data.reading.sources import open_rows
 from partita.data.rows import BadRow, Rows
 from partita.inference.all_rows import AllRows
 from partita.lm.scripted import ScriptedModel
+
+from ...json_lines import read_json_lines
 
 LINES = ["{bad", '{"question": "a"}', "[1]", '{"question": "b"}', '{"question": "c"}', '{"question": ', "{}"]
 STATUSES = ["error", "ok", "error", "ok", "ok", "error", "skipped"]
@@ -39,7 +40,7 @@ def test_every_line_of_the_input_has_a_line_in_the_output(
         with output.open(encoding="utf-8", newline="") as file:
             lines = list(csv.DictReader(file))
     else:
-        lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+        lines = read_json_lines(output)
     assert [line["key"] for line in lines] == [f"d.jsonl:{number}" for number in range(1, 8)]
     assert [line["status"] for line in lines] == STATUSES
     assert [line["answer"] or None for line in lines] == [None, "A", None, "B", "C", None, None]

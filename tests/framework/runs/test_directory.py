@@ -23,6 +23,8 @@ from partita_schema.sealed import sealed
 from partita_schema.simulation import EnvironmentWorld, Simulation, Tasks
 from partita_trainers.file_sums import summed
 
+from ...json_lines import read_json_lines
+
 
 def config_of(**changes: Any) -> Config:
     return Config.model_validate(
@@ -146,7 +148,7 @@ def test_a_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
 
 
 def log_lines(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf8").splitlines()]
+    return read_json_lines(folder / "log.jsonl")
 
 
 def test_the_log_forgets_what_came_after_the_checkpoint_and_a_torn_line(tmp_path: Path) -> None:

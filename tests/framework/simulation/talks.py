@@ -8,6 +8,8 @@ from typing import Any
 
 from partita import Model
 
+from ...json_lines import read_json_lines, write_json_lines
+
 PROGRAMS = [Path(__file__).with_name(f"{name}_of_tests.py") for name in ("seats", "plays")]
 WORDS = ["say", "once", "more", "what", "red", "green", "blue", "one", "two", "three", "ball", "box", *"0123456"]
 USER: dict[str, Any] = {"type": "model", "run": "guest", "prompt": "say {number}"}
@@ -23,7 +25,7 @@ def fill(folder: Path) -> None:
         said = [" ".join(chance.choices(WORDS, k=3)) for _ in range(4 + 2 * (number % 2))]
         messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
         rows.append({"messages": messages, "goal": said[0]})
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    write_json_lines(folder / "rows.jsonl", rows)
     for name, size, seed in (("base", 32, 42), ("guest", 16, 7)):
         scratch = {
             "type": "scratch",
@@ -64,4 +66,4 @@ def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **si
 
 
 def transcripts(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "predicted.jsonl").read_text("utf8").splitlines()]
+    return read_json_lines(output / "predicted.jsonl")

@@ -1,6 +1,5 @@
 """Worlds of the user's: any seats in any order, each dialogue the same whatever stands beside it."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from partita import ConfigError, ResumeError
 from partita.simulation.rollout import Rollout
 from partita.simulation.speaking import ModelSpeaker
 
+from ...json_lines import read_json_lines
 from ...properties import ends
 from .packages import install
 from .talks import fill, simulated, transcripts
@@ -254,7 +254,7 @@ def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
     simulated(folder, tmp_path / "out", **PANEL, **keepers)
 
     assert begun == [f"task-{number}" for number in reversed(range(40))]
-    told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text("utf8").splitlines()]
+    told = read_json_lines(tmp_path / "told.jsonl")
     assert sorted(told) == sorted([f"task-{number}", "done"] for number in range(40))
     assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
 

@@ -13,6 +13,7 @@ from partita.simulation.adapters.gymnasium import GymnasiumEnvironment
 from partita.simulation.contract import GarbageError, UnfitError, answered, opened
 from partita_schema.simulation import EnvironmentWorld
 
+from ...json_lines import read_json_lines
 from .programs_of_tests import Guess, Guesses, Picture
 
 needs_gymnasium = pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="gymnasium is not installed")
@@ -163,7 +164,7 @@ def settings(folder: Path, environment: str, **world: Any) -> Path:
 def test_an_environment_of_gymnasiums_is_had_by_its_id_with_its_limit(folder: Path) -> None:
     file = settings(folder, "games_of_tests:Letters-v0", options={"letters": "ab"})
     report = Model(file, quiet=True).simulate(folder / "said")
-    lines = [json.loads(line) for line in (folder / "said" / "predicted.jsonl").read_text("utf8").splitlines()]
+    lines = read_json_lines(folder / "said" / "predicted.jsonl")
 
     assert report.histories["predicted"].statuses == {"truncated: environment": 12}
     assert {line["messages"][0]["content"] for line in lines} == {"say a", "say b"}

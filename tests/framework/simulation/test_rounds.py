@@ -21,6 +21,7 @@ from partita.assembly import assemble
 from partita.lm.huggingface import HuggingFaceModel
 
 from ...forks import COMMAND, Forks
+from ...json_lines import read_json_lines
 from ...seeds import session_seed
 
 PROGRAMS = Path(__file__).with_name("worlds_of_tests.py")
@@ -270,9 +271,6 @@ def test_killed_at_any_moment_it_comes_to_the_same(folder: Path, forks: Forks) -
         name = f"rounds/{number}/transcripts/predicted.jsonl"
         assert (straight / name).read_bytes() == (killed / name).read_bytes(), f"seed {seed}"
     for number in "12":
-        one, other = (
-            [json.loads(line) for line in (run / "rounds" / number / "log.jsonl").read_text("utf8").splitlines()]
-            for run in (straight, killed)
-        )
+        one, other = (read_json_lines(run / "rounds" / number / "log.jsonl") for run in (straight, killed))
         assert [line | {"seconds": 0} for line in one] == [line | {"seconds": 0} for line in other], f"seed {seed}"
     assert manifest(straight)["metrics"] == manifest(killed)["metrics"]

@@ -14,6 +14,7 @@ from partita.simulation.dialogue import Dialogue, from_line
 from partita.simulation.turns import TurnEncoder
 from partita_schema.sealed import KEY as CHECKSUM
 
+from ...json_lines import read_json_lines
 from ...properties import ends
 from .talks import USER, fill, settings, simulated, transcripts
 
@@ -202,7 +203,7 @@ def test_lines_and_turns_of_a_data_set_are_said_in_order(folder: Path, tmp_path:
     )
     simulated(folder, tmp_path / "gold", seats={"user": "gold"}, tasks=tasks, world=world)
 
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf8").splitlines()]
+    rows = read_json_lines(folder / "rows.jsonl")
     for row, line, gold in zip(rows, transcripts(tmp_path / "lines"), transcripts(tmp_path / "gold"), strict=True):
         said = [message["content"] for message in line["messages"] if message["seat"] == "user"]
         assert said == [f"what {row['goal']}", "once more"]

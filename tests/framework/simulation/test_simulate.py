@@ -15,6 +15,7 @@ from partita.simulation.dialogue import Dialogue
 from partita.simulation.report import outcomes_of
 
 from ...forks import COMMAND, Forks
+from ...json_lines import read_json_lines, write_json_lines
 from ...properties import ends
 from .test_hosted import lives
 
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         said = [" ".join(chance.choices(words, k=3)) for _ in range(6)]
         messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
         rows.append({"messages": messages})
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    write_json_lines(folder / "rows.jsonl", rows)
     scratch = {
         "type": "scratch",
         "hidden_size": 32,
@@ -69,7 +70,7 @@ def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **si
 
 
 def transcripts(output: Path, history: str = "predicted") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / f"{history}.jsonl").read_text("utf8").splitlines()]
+    return read_json_lines(output / f"{history}.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +296,7 @@ def test_a_checker_sends_dialogues_back(folder: Path, tmp_path: Path) -> None:
 def test_checkers_of_ours_are_there_by_name(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "exact", "rounds": 1, "options": {"feedback": "no"}}
     report = simulated(folder, tmp_path, checker=checker, world={"type": "replay"}, tasks={"source": "rows.jsonl"})
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf8").splitlines()]
+    rows = read_json_lines(folder / "rows.jsonl")
 
     for line, row in zip(transcripts(tmp_path), rows, strict=True):
         right, last = row["messages"][-1]["content"], line["messages"][-1]

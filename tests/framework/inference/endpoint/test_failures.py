@@ -1,6 +1,5 @@
 """What servers do that is no answer."""
 
-import json
 import logging
 import re
 import socket
@@ -15,6 +14,7 @@ from partita import Model
 from partita.inference.endpoint.asking import asked_wait
 from partita_schema.errors import ModelError, ServerError
 
+from ....json_lines import read_json_lines
 from .conftest import HangUp, LocalServer, Response, answer, error, prompt_of
 
 MakeFile = Callable[..., dict[str, Any]]
@@ -38,7 +38,7 @@ def ends(file: dict[str, Any], count: int = 1) -> str:
 
 def journal() -> list[dict[str, Any]]:
     (path,) = Path("runs/run/journal").glob("*.jsonl")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    return read_json_lines(path)[1:]
 
 
 def failing_first(server: LocalServer, *responses: Any) -> None:
