@@ -1,6 +1,8 @@
 """A small task that a nano model learns in seconds: the colour and the number that a sentence names."""
 
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from ..json_lines import write_json_lines
 
 COLOURS = ("red", "blue", "green")
 
@@ -62,10 +66,9 @@ def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Folder with rows.jsonl, and functions to make rows and configurations."""
-    import json
 
     folder = tmp_path_factory.mktemp("colours")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(640)), encoding="utf8")
+    write_json_lines(folder / "rows.jsonl", make_rows(640))
 
     class Colours:
         path = folder
@@ -115,6 +118,32 @@ def memory_ceiling() -> MemoryCeiling:
             hook.remove()
 
     return ceiling
+
+
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands do not show their log: its handlers are for a whole process."""
+    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)
+
+
+@pytest.fixture
+def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """command("train", path): the exit code of a command in this process, whose logging and signals stay."""
+    from partita.cli.main import run
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["partita", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            run()
+        return int(caught.value.code or 0)
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
 
 
 class Killed(BaseException):

@@ -18,16 +18,18 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from partita.cli.main import app, run
+from partita.cli.main import app
 from partita.runs.lock import lock
 
 from ...forks import COMMAND, Forks
+from ...json_lines import read_json_lines
+from ..conftest import Command
 
 INSTALLED = str(Path(sys.executable).with_name("partita"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "TERM": "xterm"}
 
 Done = subprocess.CompletedProcess[str]
-Command = Callable[..., Done]
+Forked = Callable[..., Done]
 
 FLAGS = {
     "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
@@ -93,7 +95,7 @@ def installed(*words: object, folder: Path) -> Done:
 
 
 @pytest.fixture(scope="module")
-def partita(forks: Forks, folder: Path) -> Command:
+def partita(forks: Forks, folder: Path) -> Forked:
     """The command, to its end, without a terminal; `before` is run in its process first."""
 
     def call(*words: object, before: str = "") -> Done:
@@ -108,18 +110,14 @@ Here = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+def here(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
     """The command in this process, which has the libraries loaded: exit code, standard output, standard error."""
     monkeypatch.chdir(folder)
-    # The log's handlers would stay for the tests that follow.
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)
 
     def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            run()
+        code = command(*words)
         shown = capsys.readouterr()
-        return int(caught.value.code or 0), shown.out, shown.err
+        return code, shown.out, shown.err
 
     return call
 
@@ -175,7 +173,7 @@ def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
 
 
 @pytest.mark.long
-def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Command) -> None:
+def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Forked) -> None:
     words = ("predict", "first", "--dataset", "rows.csv", "--output", "out.parquet")
     first = partita(*words)
     assert first.returncode == 0, first.stderr
@@ -190,7 +188,7 @@ def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Co
     assert (told["rows"], told["resumed"], told["batches"], told["path"]) == (12, 12, 0, "out.parquet")
 
 
-def test_evaluate_prints_a_table_or_json(trained: Done, partita: Command, here: Here) -> None:
+def test_evaluate_prints_a_table_or_json(trained: Done, partita: Forked, here: Here) -> None:
     shown = partita("evaluate", "first", "--dataset", "rows.csv", "--quiet")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert re.search(r"metric .* colour .* number .* model ", shown.stdout)
@@ -202,12 +200,12 @@ def test_evaluate_prints_a_table_or_json(trained: Done, partita: Command, here: 
     assert f"{scores['model']['loss']:.4f}" in shown.stdout
 
 
-def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Command, here: Here) -> None:
+def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Forked, here: Here) -> None:
     words = ("predict", "zero.yaml", "--dataset", "rows.csv", "--output", "zero.jsonl", "--json", "-q")
     done = partita(*words, "--set", "generation.max_new_tokens=3")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["generated_tokens"] <= 36
-    found = [json.loads(line) for line in (folder / "zero.jsonl").read_text(encoding="utf8").splitlines()]
+    found = read_json_lines(folder / "zero.jsonl")
     assert max(row["tokens"] for row in found) <= 3
     code, _, told = here(*words)
     assert code == 2
@@ -304,7 +302,7 @@ def test_what_is_wrong_is_told_in_words_with_its_exit_code(
     assert here(*words.split(), "--quiet") == (code, "", message.format(folder=folder) + "\n")
 
 
-def test_a_data_set_of_the_hub_that_cannot_be_reached_is_told(partita: Command) -> None:
+def test_a_data_set_of_the_hub_that_cannot_be_reached_is_told(partita: Forked) -> None:
     done = partita("train", "run.yaml", "--dataset", "nobody/nothing", "--run", "hub", "-q")
     assert done.returncode == 2
     assert done.stderr.startswith("error: nobody/nothing cannot be read: ConnectionError: Couldn't reach")
@@ -339,7 +337,7 @@ LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_0
 """Files of at most 300 kB in this process: what a full disk does, to one process."""
 
 
-def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path, partita: Command) -> None:
+def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path, partita: Forked) -> None:
     words = ("train", "run.yaml", "--run", "full", "--quiet")
     done = partita(*words, before=LIMIT_FILES)
     message = "error: the run in full cannot be written: File too large; mend that and start the same command again\n"
@@ -349,7 +347,7 @@ def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path
     assert partita(*words).returncode == 0
 
 
-def test_a_run_in_use_is_refused(folder: Path, partita: Command) -> None:
+def test_a_run_in_use_is_refused(folder: Path, partita: Forked) -> None:
     (folder / "busy").mkdir()
     with lock(folder / "busy"):
         done = partita("train", "run.yaml", "--run", "busy")
@@ -388,7 +386,7 @@ def test_a_terminal_gets_a_bar(forks: Forks, folder: Path) -> None:
     assert "\x1b[?25h" in shown, "the cursor comes back"
 
 
-def test_init_asks_a_person_at_a_terminal(forks: Forks, folder: Path, partita: Command) -> None:
+def test_init_asks_a_person_at_a_terminal(forks: Forks, folder: Path, partita: Forked) -> None:
     answers = ("rows.csv", "fly", "classify", "scratch")
     code, shown = on_a_terminal(forks, "init", "asked", folder=folder, answers=answers)
     assert code == 0, shown

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from partita.cli.main import app, run
+from partita.cli.main import app
 from partita_schema.load import load_config
 from partita_schema.reference import json_schema, markdown
 from partita_schema.templates import TASKS
+
+from ..conftest import Command
 
 TEXT = "base_model: {type: scratch}\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
 LUDWIG = "model_type: llm\nbase_model: m\ninput_features: [{name: a, type: text, tied: null}]\n"
@@ -27,28 +29,20 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def partita(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of the command line as it is installed."""
-    monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        run()
-    return int(caught.value.code or 0)
-
-
 def test_a_right_file_is_summed_up_in_one_line(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     override = ("--set", "trainer.type=finetune", "--set", "adapter={type: lora}")
-    assert partita("validate", file, *override, monkeypatch=monkeypatch) == 0
+    assert command("validate", file, *override) == 0
     assert capsys.readouterr().out == f"{file}: ok (finetune of scratch llama with lora; 1 input, 1 output)\n"
 
 
 def test_wrong_files_exit_with_2_and_all_problems(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: Path, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(TEXT + "sede: 1\nadaptor: {type: lora}\n")
-    assert partita("validate", wrong, file, tmp_path / "none.yaml", monkeypatch=monkeypatch) == 2
+    assert command("validate", wrong, file, tmp_path / "none.yaml") == 2
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
         f"{wrong}:4:1: sede: unknown key; did you mean seed?",
@@ -59,11 +53,11 @@ def test_wrong_files_exit_with_2_and_all_problems(
 
 
 def test_warnings_of_a_ludwig_file_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "ludwig.yaml"
     file.write_text(LUDWIG)
-    assert partita("validate", file, monkeypatch=monkeypatch) == 0
+    assert command("validate", file) == 0
     assert capsys.readouterr().err == (
         f"warning: {file}:3:40: input_features[0].tied: has no effect here: it belongs to tabular models\n"
     )
@@ -145,51 +139,51 @@ def test_explain_prints_json(file: Path) -> None:
 
 
 def test_convert_writes_the_native_form_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ludwig, native = tmp_path / "ludwig.yaml", tmp_path / "native.yaml"
     ludwig.write_text(LUDWIG)
-    assert partita("convert", ludwig, "-o", native, monkeypatch=monkeypatch) == 0
+    assert command("convert", ludwig, "-o", native) == 0
     assert load_config(native).config.model_dump(exclude={"model_type"})["trainer"]["max_steps"] == 5
     assert "model_type" not in native.read_text()
-    assert partita("convert", ludwig, "-o", native, monkeypatch=monkeypatch) == 2
+    assert command("convert", ludwig, "-o", native) == 2
     assert f"error: {native} exists; remove it or write another name after --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_init_writes_a_valid_file_for_every_task(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    task: str, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new"
-    assert partita("init", folder, "--task", task, "--model", "scratch", monkeypatch=monkeypatch) == 0
+    assert command("init", folder, "--task", task, "--model", "scratch") == 0
     assert load_config(folder / "run.yaml").config.trainer.type == "finetune"
-    assert partita("init", folder, "--task", task, monkeypatch=monkeypatch) == 2
+    assert command("init", folder, "--task", task) == 2
     assert f"error: {folder / 'run.yaml'} exists; remove it or name another folder" in capsys.readouterr().err
 
 
-def test_init_without_a_terminal_takes_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert partita("init", tmp_path, "--zero-shot", monkeypatch=monkeypatch) == 0
+def test_init_without_a_terminal_takes_defaults(tmp_path: Path, command: Command) -> None:
+    assert command("init", tmp_path, "--zero-shot") == 0
     config = load_config(tmp_path / "run.yaml").config
     assert (config.trainer.type, config.base_model) == ("none", "meta-llama/Llama-3.2-1B-Instruct")
 
 
 def test_init_writes_a_path_to_the_rows_that_starts_at_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.csv").write_text("text,label\na,b\n")
     words = ("init", "sub", "--task", "classify", "--model", "scratch", "--data", "rows.csv")
-    assert partita(*words, monkeypatch=monkeypatch) == 0
+    assert command(*words) == 0
     assert load_config(Path("sub/run.yaml")).config.data.source == "../rows.csv"
 
 
 def test_init_proposes_the_columns_of_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{number},message number {number},{'ab'[number % 2]}\n" for number in range(20))
     (tmp_path / "rows.csv").write_text(f"id,message,team\n{rows}")
-    assert partita("init", "new", "--model", "scratch", "--data", "rows.csv", monkeypatch=monkeypatch) == 0
+    assert command("init", "new", "--model", "scratch", "--data", "rows.csv") == 0
     assert capsys.readouterr().out == (
         "rows.csv: input message, output team (category, 2 labels); not used: id\n"
         "wrote new/run.yaml; next: partita validate new/run.yaml\n"
@@ -198,22 +192,22 @@ def test_init_proposes_the_columns_of_the_data(
     assert [one.name for one in config.input_features] == ["message"]
     assert (config.output_features[0].name, config.output_features[0].type) == ("team", "category")
     words = ("init", "other", "--model", "scratch", "--data", "rows.csv", "--task", "extract")
-    assert partita(*words, monkeypatch=monkeypatch) == 0
+    assert command(*words) == 0
     assert capsys.readouterr().out.startswith(
         "rows.csv: its columns (id, message, team) do not fit the task extract; replace the example features in "
         "other/run.yaml\n"
     )
     (tmp_path / "broken.parquet").write_text("no parquet")
-    assert partita("init", "third", "--data", "broken.parquet", monkeypatch=monkeypatch) == 2
+    assert command("init", "third", "--data", "broken.parquet") == 2
     assert capsys.readouterr().err.startswith("error: broken.parquet cannot be read: ")
 
 
 def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.csv").write_text("text;label\nyes, please;a\nno;b\n")
-    assert partita("init", "new", "--model", "scratch", "--data", "rows.csv", monkeypatch=monkeypatch) == 2
+    assert command("init", "new", "--model", "scratch", "--data", "rows.csv") == 2
     assert capsys.readouterr().err == (
         "error: rows.csv has a single column, 'text;label'; its separator looks like ';': save it with a comma between "
         "cells; rename the column if it really is the only one\n"
@@ -222,11 +216,11 @@ def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(
 
 
 def test_init_warns_of_an_output_that_is_the_same_in_all_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.csv").write_text("text,label\nyes,a\nno,a\nwell,a\n")
-    assert partita("init", "new", "--model", "scratch", "--data", "rows.csv", monkeypatch=monkeypatch) == 0
+    assert command("init", "new", "--model", "scratch", "--data", "rows.csv") == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("rows.csv: input text, output label (category, 1 label)\n")
     assert printed.err == (
@@ -235,8 +229,8 @@ def test_init_warns_of_an_output_that_is_the_same_in_all_rows(
     )
 
 
-def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert partita("--version", monkeypatch=monkeypatch) == 0
+def test_the_version_is_printed(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--version") == 0
     assert capsys.readouterr().out == f"partita {version('partita')}\n"
 
 
@@ -255,8 +249,6 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("predict --dat") == ["--dataset"]
 
 
-def test_init_names_the_tasks_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert partita("init", tmp_path, "--task", "paint", monkeypatch=monkeypatch) == 2
+def test_init_names_the_tasks_there_are(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("init", tmp_path, "--task", "paint") == 2
     assert capsys.readouterr().err == "--task: got paint; write one of classify, extract, answer, score, chat\n"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from partita.cli.main import run
 from partita_schema.errors import DataError
+
+from ..conftest import Command
 
 
 @dataclass
@@ -34,20 +35,17 @@ Call = Callable[..., Asked]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+def call(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> Call:
     """Run a command in this process, up to where it asks the model."""
 
-    def command(*words: str) -> Asked:
+    def asked_by(*words: str) -> Asked:
         model = Asked()
         monkeypatch.setattr(sys.modules[f"partita.cli.{words[0]}"], "start_model", model.open)
-        monkeypatch.setattr(sys, "argv", ["partita", *words])
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as caught:
-            run()
-        assert caught.value.code == 2
+        assert command(*words) == 2
         return model
 
-    return command
+    return asked_by
 
 
 def test_every_flag_of_predict_reaches_the_model(call: Call) -> None:
@@ -69,9 +67,9 @@ def test_every_flag_of_train_reaches_the_model(call: Call) -> None:
     assert call("train", "run.yaml", "--dataset", "a.csv", "--run", "b").asked == ["a.csv", {"run": Path("b")}]
 
 
-@pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_flags_that_commands_share_open_the_model(call: Call, command: str) -> None:
-    words = (command, "run.yaml", "--dataset", "a.csv", *(("--output", "b.csv") if command == "predict" else ()))
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_flags_that_commands_share_open_the_model(call: Call, verb: str) -> None:
+    words = (verb, "run.yaml", "--dataset", "a.csv", *(("--output", "b.csv") if verb == "predict" else ()))
     opened = {"path": "run.yaml", "overrides": [], "quiet": False, "trust_remote_code": False, "one_process": False}
     assert call(*words).opened == opened
     assert call(*words, "--set", "seed=5", "--set", "a=1").opened == {**opened, "overrides": ["seed=5", "a=1"]}

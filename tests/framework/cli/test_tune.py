@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from partita.cli.main import run
 from partita_trainers.batch_size.trial import BatchSize, Probe
+
+from ..conftest import Command
 
 SIZE = BatchSize(
     rows=8,
@@ -61,17 +62,15 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def call(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command in this process: exit code, standard output, standard error."""
 
-    def command(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", "tune", *words])
-        with pytest.raises(SystemExit) as caught:
-            run()
+    def tune(*words: str) -> tuple[int, str, str]:
+        code = command("tune", *words)
         shown = capsys.readouterr()
-        return int(caught.value.code or 0), shown.out, shown.err
+        return code, shown.out, shown.err
 
-    return command
+    return tune
 
 
 Call = Callable[..., tuple[int, str, str]]

@@ -16,13 +16,10 @@ from partita_schema.batching import Batching
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
 
+pytestmark = pytest.mark.usefixtures("no_log")
+
 Make = Callable[..., Any]
 LENGTHS = np.arange(1, 101, dtype=np.int32)
-
-
-@pytest.fixture(autouse=True)
-def log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet: None)
 
 
 def describe(written: dict[str, Any], *, max_tokens: int | None = None, **changes: Any) -> DataPlan:

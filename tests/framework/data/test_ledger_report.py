@@ -12,13 +12,10 @@ from partita.data.ledger import Ledger, UsedRows
 from partita.data.ledger_report import make_report, newest_run, read_report
 from partita_schema.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("no_log")
+
 Make = Callable[..., Any]
 SCRATCH = {"type": "scratch", "tokenizer": "byte", "context_length": 20}
-
-
-@pytest.fixture(autouse=True)
-def log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet: None)
 
 
 FILE = """

@@ -14,6 +14,8 @@ from partita.cli.main import app
 from partita.cli.preview import print_preview
 from partita.data.preview import Piece, histogram, preview
 
+from ...json_lines import write_json_lines
+
 Make = Callable[..., Any]
 SCRATCH = {"type": "scratch", "tokenizer": "byte", "context_length": 20}
 ROWS = [
@@ -113,14 +115,15 @@ def write_files(folder: Path) -> None:
         "data": {"source": "rows.jsonl"},
     }
     (folder / "run.yaml").write_text(json.dumps(config, indent=1))
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_json_lines(folder / "rows.jsonl", ROWS)
     (folder / "more.csv").write_text("question,answer\nhow?,thus\n")
 
 
-def test_the_command_shows_rows_of_the_file_or_of_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_shows_rows_of_the_file_or_of_a_dataset(
+    no_log: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path.parent)
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet: None)
 
     shown = CliRunner().invoke(app, ["preview", str(tmp_path / "run.yaml"), "-n", "1"])
     assert shown.exit_code == 0, shown.output

@@ -1,8 +1,6 @@
 """A device of the tests' own: real models run, and their memory and their time are counted by simple rules."""
 
 import json
-import signal
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +13,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from partita import Model
-from partita.cli.main import run
 from partita.lm.batch_check import check_causal, find_batch_way
 from partita.lm.slot_check import find_way
 from partita.lm.slot_pool import SlotPool
 from partita_trainers.batch_size import memory
 from partita_trainers.batch_size.memory import Peak, within
+
+from ...json_lines import read_json_lines
 
 WEIGHTS, STATE = 10_000_000, 4_000_000
 """Bytes of the model, and of an optimizer that has taken a step."""
@@ -240,7 +239,7 @@ class Run:
     def log(self) -> list[dict[str, Any]]:
         """Steps without their seconds; none before the first."""
         path = self.folder / "log.jsonl"
-        lines = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()] if path.exists() else []
+        lines = read_json_lines(path) if path.exists() else []
         return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
@@ -299,19 +298,3 @@ def asked(colours: Any) -> Any:
     """28 rows that all differ, at least one of which is as long as any."""
     longest = {"text": "I see 3 balls and they are red", "colour": "red", "number": 3}
     return list({row["text"]: row for row in [longest, *colours.rows(200)]}.values())[:28]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """The command line in this process, whose logging and signals stay as they are; its exit code."""
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def command(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["partita", *words])
-        with pytest.raises(SystemExit) as caught:
-            run()
-        return int(caught.value.code or 0)
-
-    yield command
-    signal.signal(signal.SIGTERM, before)

@@ -6,7 +6,6 @@ The models are real; only memory and time are counted, by the rules in conftest.
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,9 @@ import yaml
 from partita import Model
 from partita.lm import slots
 from partita_schema.errors import OutOfMemory, PartitaError
+
+from ...json_lines import write_json_lines
+from ..conftest import Command
 
 ZERO_SHOT = {"type": "none", "batch_size": "auto"}
 
@@ -262,15 +264,15 @@ def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
     make: Any,
     asked: Any,
     tmp_path: Path,
-    call: Callable[..., int],
+    command: Command,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     allowed = device.weights + device.answer // 2
     (tmp_path / "zero.yaml").write_text(yaml.safe_dump(make(trainer={**ZERO_SHOT, "memory_budget": allowed})))
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    write_json_lines(tmp_path / "asked.jsonl", asked)
     before = sorted(tmp_path.rglob("*"))
     for words in (("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output", "out.csv"), ("tune", "zero.yaml")):
-        assert call(*words) == 1
+        assert command(*words) == 1
         told = capsys.readouterr().err
         row = f"one of 8 tokens and {device.new_tokens} new tokens"
         assert f"error: not even one row fits for generation: {row} takes 0.1 MB" in told
@@ -301,27 +303,27 @@ def test_sizes_are_measured_printed_and_drawn_for_files_that_train_or_do_not(
     make: Any,
     rows: Any,
     tmp_path: Path,
-    call: Callable[..., int],
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "rows.jsonl", rows)
     data = {"source": "rows.jsonl"}
     (tmp_path / "zero.yaml").write_text(yaml.safe_dump(make(trainer=ZERO_SHOT, data=data)))
     (tmp_path / "train.yaml").write_text(
         yaml.safe_dump(make(trainer={"batch_size": "auto", "effective_batch_size": 24}, data=data))
     )
     before = sorted(tmp_path.iterdir())
-    assert call("tune", "zero.yaml", "--plot", "zero.html", "-q") == 0
+    assert command("tune", "zero.yaml", "--plot", "zero.html", "-q") == 0
     shown = capsys.readouterr().out
     assert "generation: " in shown
     assert "evaluation: " in shown
     assert "tuned in " in shown
     assert shown.endswith("\ndrawn in zero.html\n")
     assert (tmp_path / "zero.html").read_text(encoding="utf8").startswith("<!DOCTYPE")
-    assert call("tune", "train.yaml", "--json", "-q") == 0
+    assert command("tune", "train.yaml", "--json", "-q") == 0
     records = json.loads(capsys.readouterr().out)
     assert records.keys() == {"training", "evaluation", "generation"}
     for record in records.values():

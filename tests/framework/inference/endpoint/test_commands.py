@@ -2,8 +2,6 @@
 
 import csv
 import json
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,25 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from partita.cli.main import run
-
+from ...conftest import Command
 from .conftest import LocalServer, answer, error
 
 MakeFile = Callable[..., dict[str, Any]]
-
-
-def partita(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Exit code of the command."""
-    monkeypatch.setattr(sys, "argv", ["partita", *arguments])
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)  # it is for a whole process
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        run()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return 0
 
 
 @pytest.fixture
@@ -39,22 +22,20 @@ def file(server: LocalServer, make_file: MakeFile) -> str:
     return "file.yaml"
 
 
-def test_predict_and_evaluate_ask_the_server(
-    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
+def test_predict_and_evaluate_ask_the_server(file: str, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
     assert capsys.readouterr().out.startswith("2 rows, 2 answered, 2 tokens in ")
     lines = Path("out.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["answer"] for line in lines] == ["A", "B"]
-    assert partita(monkeypatch, "evaluate", file, "--dataset", "rows.jsonl", "--quiet", "--json") == 0
+    assert command("evaluate", file, "--dataset", "rows.jsonl", "--quiet", "--json") == 0
     assert json.loads(capsys.readouterr().out)["answer"]["exact_match"] == 0.5
 
 
 def test_a_row_that_fails_is_told_at_the_end(
-    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.reply = lambda body: error(400, "no") if body["messages"][0]["content"] == "b" else answer(body, "fine")
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
+    assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
     assert "2 rows, 1 answered, 1 error" in capsys.readouterr().out
 
 
@@ -85,54 +66,52 @@ def test_a_row_that_fails_is_told_at_the_end(
     ],
 )
 def test_commands_that_a_server_has_no_part_in_say_so(
-    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, text: str
+    file: str, command: Command, capsys: pytest.CaptureFixture[str], verb: str, text: str
 ) -> None:
-    assert partita(monkeypatch, verb, file) == 2
+    assert command(verb, file) == 2
     assert capsys.readouterr().err == f"error: {text}\n"
 
 
 def test_a_server_that_is_not_known_ends_with_one_line(
-    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.reply = lambda body: error(401, "no key")
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 2
+    assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 2
     told = capsys.readouterr().err
     assert told.startswith("error: the server wants a key (401): no key; write backend.api_key_env")
     assert not Path("out.jsonl").exists()
 
 
 def test_an_output_that_cannot_be_written_is_found_before_anything_is_asked(
-    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("out.csv").mkdir()
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.csv", "--quiet") == 2
+    assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.csv", "--quiet") == 2
     told = "error: out.csv cannot be written: Is a directory; name a file in that directory\n"
     assert capsys.readouterr().err == told
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.xls", "--quiet") == 2
+    assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.xls", "--quiet") == 2
     assert "out.xls has the ending '.xls'; predictions are written as" in capsys.readouterr().err
     assert server.bodies == []
 
 
-def test_formulas_in_answers_are_marked_on_request(
-    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formulas_in_answers_are_marked_on_request(file: str, server: LocalServer, command: Command) -> None:
     server.reply = lambda body: answer(body, '=HYPERLINK("http://evil")')
     words = ("predict", file, "--dataset", "rows.jsonl", "--output", "out.csv", "--quiet")
-    assert partita(monkeypatch, *words, "--safe-csv") == 0
+    assert command(*words, "--safe-csv") == 0
     with Path("out.csv").open(encoding="utf-8", newline="") as lines:
         assert [row["answer"] for row in csv.DictReader(lines)] == ['\'=HYPERLINK("http://evil")'] * 2
-    assert partita(monkeypatch, *words) == 0
+    assert command(*words) == 0
     assert '"=HYPERLINK(' in Path("out.csv").read_text(encoding="utf-8")
     assert len(server.bodies) == 2
 
 
 def test_a_server_that_fails_is_no_mistake_of_the_user(
-    file: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("rows.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(60)), encoding="utf-8")
     server.reply = lambda body: error(500, "broken")
     words = ("--set", "backend.retries=0", "--set", "backend.concurrency=2")
-    assert partita(monkeypatch, "predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", *words) == 1
+    assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", *words) == 1
     assert "10 rows have failed one after the other, the last one so: the server failed (500): broken." in (
         capsys.readouterr().err
     )
