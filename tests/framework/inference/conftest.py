@@ -1,4 +1,5 @@
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ from partita.data.shaping.encoder import Encoder
 from partita.data.shaping.prompt import Shaper
 from partita.inference.decode import Decoder
 from partita.inference.halving import BatchLimit, Capacity
-from partita.inference.predict import predict_rows
-from partita.inference.predictions import Predictions
+from partita.inference.predict import answer_rows, predict_rows
+from partita.inference.predictions import Answer, Predictions
 from partita.inference.prompts import PromptRows
 from partita.lm.base import GenerationOptions
+from partita.lm.huggingface import HuggingFaceModel
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
+
+from ..lm.conftest import build_config, load
 
 MakeConfig = Callable[..., Config]
 
@@ -25,6 +29,25 @@ def _config(*outputs: Mapping[str, Any], **sections: Any) -> Config:
     return Config.model_validate(
         {"base_model": "scripted", "input_features": inputs, "output_features": list(outputs), **sections}
     )
+
+
+def nano_model(architecture: str = "llama") -> HuggingFaceModel:
+    """A model with a context of 64 tokens, one for each byte, to answer only."""
+    return load(build_config(architecture=architecture, trainer={"type": "none"}), trainable=False)
+
+
+def encoder_of(config: Config, lm: Any, **options: Any) -> Encoder:
+    return Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None), **options)
+
+
+def parts_of(config: Config, lm: Any) -> dict[str, Any]:
+    """What answers need beside rows and options."""
+    return {
+        "lm": lm,
+        "encoder": encoder_of(config, lm),
+        "schema": row_schema(config, supervised=False),
+        "decoder": Decoder(config, labels={}),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +67,15 @@ def make_rows() -> Callable[[Sequence[Mapping[str, Any]]], Rows]:
     return make
 
 
+@pytest.fixture(scope="module")
+def little_garbage() -> Iterator[None]:
+    """Cleaning up after a failure looks at all objects of the process: not at those of the libraries here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def predict(tmp_path: Path) -> Callable[..., Predictions]:
     """predict_rows with a journal in the test's folder; only what a test is about has to be given."""
@@ -61,14 +93,22 @@ def predict(tmp_path: Path) -> Callable[..., Predictions]:
             "output": None,
             "fingerprint": {"model": "scripted", "data": "rows"},
         }
-        return predict_rows(
-            lm=lm,
-            rows=rows,
-            encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-            schema=row_schema(config, supervised=False),
-            decoder=Decoder(config, labels={}),
-            config=config,
-            **(defaults | options),
-        )
+        return predict_rows(rows=rows, config=config, **parts_of(config, lm), **(defaults | options))
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def answer() -> Callable[..., list[Answer]]:
+    """answer_rows, to the end; only what a test is about has to be given."""
+
+    def call(lm: Any, rows: PromptRows, *, config: Config | None = None, **options: Any) -> list[Answer]:
+        defaults: dict[str, Any] = {
+            "generation": GenerationOptions({}),
+            "max_new_tokens": 64,
+            "batch_size": 4,
+            "seed": 1,
+        }
+        return list(answer_rows(rows=rows, **parts_of(config or _config(), lm), **(defaults | options)))
 
     return call

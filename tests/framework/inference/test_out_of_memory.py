@@ -1,8 +1,7 @@
-import gc
 import hashlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,14 @@ from hypothesis import strategies as st
 
 from partita.inference.engine import Engine, generate_rows
 from partita.inference.halving import BatchLimit
-from partita.inference.predict import answer_rows
 from partita.inference.results import BatchResult
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita.lm.huggingface import load_model
 from partita.lm.scripted import ScriptedModel
-from partita.lm.tokenizers import load_tokenizer
 from partita_schema.errors import JobError
 
 from ...json_lines import read_json_lines
 from ...properties import examples
+from .conftest import nano_model
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -61,13 +58,7 @@ class Sampled(Limited):
         return [replace(one, text=text[:12]) for one, text in zip(found, drawn, strict=True)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_garbage() -> Iterator[None]:
-    """Cleaning up after a failure looks at all objects of the process: not at those of the libraries here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("little_garbage")
 
 
 class Prompts:
@@ -312,25 +303,9 @@ def test_a_job_that_died_between_halves_goes_on_without_losing_or_repeating_rows
     assert sorted(line["row"] for line in lines) == list(range(21))
 
 
-def test_answers_without_a_journal_share_the_limit(make_config: Any, make_rows: Any) -> None:
-    from partita.data.shaping.encoder import Encoder
-    from partita.data.shaping.prompt import Shaper
-    from partita.inference.decode import Decoder
-    from partita_schema.rows import row_schema
-
-    config, lm, limit = make_config(), Limited(ceiling=50), BatchLimit(8)
-    answers = answer_rows(
-        lm=lm,
-        rows=make_rows(QUESTIONS),
-        encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-        schema=row_schema(config, supervised=False),
-        decoder=Decoder(config, labels={}),
-        generation=GREEDY,
-        max_new_tokens=64,
-        batch_size=8,
-        seed=1,
-        limit=limit,
-    )
+def test_answers_without_a_journal_share_the_limit(make_rows: Any, answer: Any) -> None:
+    limit = BatchLimit(8)
+    answers = answer(Limited(ceiling=50), make_rows(QUESTIONS), generation=GREEDY, batch_size=8, limit=limit)
     found = {answer.row: answer.decoded.values["answer"] for answer in answers}
     assert found == {row: question["question"].upper() for row, question in enumerate(QUESTIONS)}
     assert (limit.rows, limit.out_of_memory) == (2, 2)
@@ -340,11 +315,8 @@ def test_answers_without_a_journal_share_the_limit(make_config: Any, make_rows: 
 
 
 @pytest.fixture(scope="module")
-def real(make_config: Any) -> Any:
-    base = {"type": "scratch", "architecture": "llama", "size": "nano", "tokenizer": "byte", "context_length": 64}
-    config = make_config(base_model=base)
-    tokenizer = load_tokenizer(config, folder=Path(), texts=list)
-    return load_model(config, folder=Path(), tokenizer=tokenizer, trainable=False)
+def real() -> Any:
+    return nano_model()
 
 
 LENGTHS = [3, 17, 9, 17, 1, 12, 30, 5, 17, 8, 2]

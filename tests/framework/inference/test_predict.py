@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from partita.inference.decode import Decoder
 from partita.inference.job import Tally
-from partita.inference.predict import answer_rows, default_new_tokens
+from partita.inference.predict import default_new_tokens
 from partita.inference.predictions import PredictionStats
 from partita.inference.stopping import finish_what_was_begun
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ResumeError
-from partita_schema.rows import row_schema
 
 from ...json_lines import read_json_lines
 
@@ -324,22 +322,8 @@ def test_progress_counts_rows_from_where_the_job_stood(make_rows: Any, predict: 
     assert advanced == [4, 4, 2]
 
 
-def test_rows_are_answered_without_a_journal(make_config: Any, make_rows: Any, tmp_path: Path) -> None:
-    from partita.data.shaping.encoder import Encoder
-    from partita.data.shaping.prompt import Shaper
-
-    config, lm = make_config(KIND), ScriptedModel(parity)
-    answers = answer_rows(
-        lm=lm,
-        rows=make_rows([*QUESTIONS, {"question": None}]),
-        encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-        schema=row_schema(config, supervised=False),
-        decoder=Decoder(config, labels={}),
-        generation=GenerationOptions({}),
-        max_new_tokens=64,
-        batch_size=4,
-        seed=1,
-    )
+def test_rows_are_answered_without_a_journal(make_config: Any, make_rows: Any, answer: Any, tmp_path: Path) -> None:
+    answers = answer(ScriptedModel(parity), make_rows([*QUESTIONS, {"question": None}]), config=make_config(KIND))
     found = {answer.row: (answer.record.status, answer.decoded.values["kind"]) for answer in answers}
     asked = {row["n"]: ("ok", parity(row["question"]).split()[-1]) for row in QUESTIONS}
     assert found == asked | {10: ("skipped", None)}

@@ -3,17 +3,15 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.shaping.encoder import Encoder, PromptExample
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.encoder import PromptExample
 from partita.inference.prompts import EncodedPrompts
 from partita.lm.scripted import ScriptedModel
 from partita_schema.rows import row_schema
 
+from .conftest import encoder_of
+
+UPPER = ScriptedModel(str.upper)
 ROWS = [{"question": text} for text in ("one", "three", None, "x" * 30, "two")]
-
-
-def encoder_of(config: Any, **options: Any) -> Encoder:
-    return Encoder(Shaper(config, tokenizer=ScriptedModel(str.upper).tokenizer, labels={}, retriever=None), **options)
 
 
 def prompts_of(rows: Any, encoder: Any, config: Any, **options: Any) -> EncodedPrompts:
@@ -21,7 +19,7 @@ def prompts_of(rows: Any, encoder: Any, config: Any, **options: Any) -> EncodedP
 
 
 def test_lengths_keys_and_reasons_are_learned_and_tokens_are_made_when_needed(make_config: Any, make_rows: Any) -> None:
-    encoder = encoder_of(make_config(), max_length=20)
+    encoder = encoder_of(make_config(), UPPER, max_length=20)
     prompts = prompts_of(make_rows(ROWS), encoder, make_config(), chunk=2)
     ids = [list(encoder.encode_prompt(row, key="").input_ids) for row in ({"question": "two"}, {"question": "one"})]
     assert prompts.prompts([4, 0]) == ids
@@ -35,7 +33,7 @@ def test_keys_change_with_the_prompt_the_row_and_the_fingerprint(make_config: An
     config = make_config()
 
     def keys(rows: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        return prompts_of(make_rows(rows), encoder_of(config), config, **options).keys
+        return prompts_of(make_rows(rows), encoder_of(config, UPPER), config, **options).keys
 
     same = [{"question": "a"}, {"question": "a"}]
     first = keys(same, fingerprint="f")
@@ -60,5 +58,5 @@ def test_a_prompt_that_cannot_be_made_harms_no_other(make_config: Any, make_rows
 
 
 def test_no_rows_are_no_prompts(make_config: Any, make_rows: Any) -> None:
-    prompts = prompts_of(make_rows([]), encoder_of(make_config()), make_config())
+    prompts = prompts_of(make_rows([]), encoder_of(make_config(), UPPER), make_config())
     assert (len(prompts), prompts.lengths.tolist()) == (0, [])

@@ -1,6 +1,5 @@
 """Where memory decides the number of slots, shorter rows get more of them."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,10 @@ import pytest
 from partita.inference.engine import run_of_requests
 from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.runtime import ModelRuntime
 from partita.tuning.sizes import Sizing
-from partita_schema.load import load_config
 from partita_trainers.batch_size.trial import BatchSize
+
+from .conftest import nano_model
 
 GREEDY = GenerationOptions({"do_sample": False})
 NEW = 4
@@ -20,17 +19,8 @@ LENGTHS = [56, 50, 52, 20, 21, 22, 23, 8, 8, 9, 10, 11, 6, 5, 4, 7, 3, 9, 9, 8]
 
 
 @pytest.fixture
-def lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"question": "a", "answer": "b"}\n', encoding="utf8")
-    config = {
-        "base_model": {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64},
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "data": {"source": "rows.jsonl"},
-        "trainer": {"type": "none"},
-    }
-    return ModelRuntime(load_config(config), quiet=True).ready().lm
+def lm() -> Any:
+    return nano_model()
 
 
 def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple[list[tuple[int, int]], dict[int, Any]]:

@@ -1,13 +1,11 @@
 """The slot engine on a real model: every row once, whatever happens on the way."""
 
-import gc
 import hashlib
 import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,13 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.results import BatchResult, too_large
 from partita.inference.slots import SHORTEST_PREFIX
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
-from partita.lm.huggingface import load_model
 from partita.lm.slot_pool import SlotPool
 from partita.lm.slots import Slots
-from partita.lm.tokenizers import load_tokenizer
 from partita_schema.errors import JobError, ModelError, OutOfMemory
 
 from ...properties import examples
+from ..lm.conftest import sharpen
+from .conftest import nano_model
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -36,24 +34,13 @@ PREFIX = list(range(30, 40))
 DEVICE = "CUDA error: an illegal memory access was encountered"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_garbage() -> Iterator[None]:
-    """Cleaning up after a failure looks at all objects of the process: not at those of the libraries here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("little_garbage")
 
 
 @pytest.fixture(scope="module")
-def lm(make_config: Any) -> Any:
-    base = {"type": "scratch", "architecture": "llama", "size": "nano", "tokenizer": "byte", "context_length": CONTEXT}
-    config = make_config(base_model=base)
-    lm = load_model(config, folder=Path(), tokenizer=load_tokenizer(config, folder=Path(), texts=list), trainable=False)
-    with torch.no_grad():
-        for parameter in lm.module.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4)
+def lm() -> Any:
+    lm = nano_model()
+    sharpen(lm.module)
     return lm
 
 

@@ -1,6 +1,5 @@
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,9 @@ from partita.inference.engine import Engine, generate_rows
 from partita.inference.predictions import Predictions
 from partita.inference.prompts import EncodedPrompts
 from partita.lm.base import GenerationOptions
-from partita.lm.huggingface import load_model
-from partita.lm.tokenizers import load_tokenizer
-from partita_schema.config import Config
 from partita_schema.rows import row_schema
+
+from .conftest import encoder_of, nano_model
 
 QUESTIONS = [{"question": "abc " * (n * 5 % 9 + 1) + str(n)} for n in range(14)]
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -22,11 +20,8 @@ LIBRARY = replace(GREEDY, slots=False)
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
-def lm(request: Any, make_config: Any) -> Any:
-    base = {"type": "scratch", "architecture": request.param, "size": "nano", "tokenizer": "byte", "context_length": 64}
-    config: Config = make_config(base_model=base)
-    tokenizer = load_tokenizer(config, folder=Path(), texts=list)
-    return load_model(config, folder=Path(), tokenizer=tokenizer, trainable=False)
+def lm(request: Any) -> Any:
+    return nano_model(request.param)
 
 
 def answers(predictions: Predictions) -> list[Any]:
@@ -56,12 +51,8 @@ def test_rows_together_give_what_each_gives_alone(
 def test_a_sampled_job_with_holes_is_filled_with_what_a_straight_one_samples(
     lm: Any, make_config: Any, make_rows: Any, engine: Engine
 ) -> None:
-    from partita.data.shaping.encoder import Encoder
-    from partita.data.shaping.prompt import Shaper
-
     config = make_config()
-    encoder = Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
-    prompts = EncodedPrompts(make_rows(QUESTIONS), encoder, row_schema(config, supervised=False))
+    prompts = EncodedPrompts(make_rows(QUESTIONS), encoder_of(config, lm), row_schema(config, supervised=False))
 
     def sample(done: Any, seed: int = 1) -> dict[int, str]:
         options: dict[str, Any] = {"options": SAMPLED, "max_new_tokens": 12, "batch_size": 4, "engine": engine}
