@@ -6,6 +6,7 @@ exit code becomes that of the command.
 
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
@@ -64,6 +65,7 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     else:
         os.environ["OMP_NUM_THREADS"] = str(max(1, available_cores() // processes))
     address = backend.address or "localhost:0"
+    timeout_seconds = math.ceil(backend.timeout_seconds)  # the agent takes whole seconds, and refuses 0
     settings = LaunchConfig(
         min_nodes=backend.nodes,
         max_nodes=backend.nodes,
@@ -71,11 +73,11 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         run_id="partita" if backend.nodes > 1 else f"partita-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint=address,
-        rdzv_configs={"join_timeout": int(backend.timeout_seconds)},
+        rdzv_configs={"join_timeout": timeout_seconds},
         max_restarts=0,
         # For a signal of a person's: a step, its evaluation and a checkpoint are finished first. Once a process has
         # failed, the agent gives the others half a minute, whatever this says.
-        shutdown_timeout=int(backend.timeout_seconds),
+        shutdown_timeout=timeout_seconds,
     )
     try:
         elastic_launch(settings, sys.executable)("-m", "partita", *arguments)
