@@ -1,5 +1,6 @@
 """The form of the tables: which keys are flipped on which configuration, and what must then be different."""
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -52,6 +53,11 @@ class Case:
     @property
     def base(self) -> Config:
         return merged(self.group.base, self.flip.given)
+
+    @property
+    def name_of_base(self) -> str:
+        """The same for cases that share an observation of their base."""
+        return json.dumps([self.group.name, self.base], sort_keys=True)
 
     @property
     def part(self) -> str:

@@ -16,6 +16,8 @@ from partita import Model
 
 PROGRAMS = [Path(__file__).with_name(f"{name}_of_effects.py") for name in ("programs", "talkers")]
 WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box", "say", "more")
+ASKED = 4
+"""Rows to answer."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -67,7 +69,7 @@ def write_rows(folder: Path) -> None:
             table.writerows(made)
     made = rows(24, seed=0)
     write(folder / "three.jsonl", made[:3])
-    write(folder / "asked.jsonl", made[:4])
+    write(folder / "asked.jsonl", made[:ASKED])
     write(folder / "gaps.jsonl", [row | ({"text": None} if place % 3 else {}) for place, row in enumerate(made)])
     write(folder / "capitals.jsonl", [{key: str(value).upper() for key, value in row.items()} for row in made])
     capitals = [row | {"answer": str(row["answer"]).upper()} for row in made]

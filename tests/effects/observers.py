@@ -6,6 +6,8 @@ The configuration itself is left out of what is returned: it would differ whatev
 import hashlib
 import json
 import logging
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from safetensors import safe_open
 
 from partita import Model, PartitaError
 
+from .material import ASKED
 from .server import serving
 
 Config = dict[str, Any]
@@ -26,6 +29,9 @@ Observer = Callable[[Config, Path], Observation]
 """Works in a folder of its own, which is the current one."""
 
 TIMES = ("seconds", "waited_seconds", "wait_share", "tokens_per_second")
+SECONDS = re.compile(r"\b[\d.,]+ s\b")
+SIZES = ("rows", "origin", "device", "fits")
+"""What a batch size is; the rest of its record was measured."""
 
 
 def training(config: Config, place: Path) -> Observation:
@@ -49,7 +55,11 @@ def training(config: Config, place: Path) -> Observation:
         "passes": len(passes),
         "compiled": counters["stats"]["unique_graphs"] - captured,
         "workers": manifest.get("workers"),
-        **{key: manifest.get(key) for key in ("data", "batch_sizes", "evaluations", "labels", "metrics")},
+        "batch_sizes": {
+            name: {key: size[key] for key in SIZES if key in size}
+            for name, size in (manifest.get("batch_sizes") or {}).items()
+        },
+        **{key: manifest.get(key) for key in ("data", "evaluations", "labels", "metrics")},
         **{key: manifest.get(key) for key in ("steps", "stopped_early", "trained_parameters", "parameters")},
         **{
             key: manifest.get(key) for key in ("token_cache", "best", "best_step", "sources", "rounds", "learning_rate")
@@ -58,6 +68,8 @@ def training(config: Config, place: Path) -> Observation:
     found["files of rounds"] = {
         str(path.relative_to(run)): lines(path) for path in sorted(run.glob("rounds/*/log.jsonl"))
     }
+    if (place / "read.txt").exists():
+        found["read"] = (place / "read.txt").read_text("utf8")
     if (run / "probe.json").exists():
         found |= json.loads((run / "probe.json").read_text("utf8"))
     return cleaned(found, place)
@@ -70,15 +82,25 @@ def answers(config: Config, place: Path) -> Observation:
     return cleaned({"answers": predictions, "log": said, "passes": len(passes)}, place)
 
 
+def training_in_rounds(config: Config, place: Path) -> Observation:
+    """Train on dialogues. How many forward passes these take depends on which of them meet in a batch."""
+    found = training(config, place)
+    del found["passes"]
+    return found
+
+
 def simulating(config: Config, place: Path) -> Observation:
     """Have the dialogues of a simulation."""
     with messages() as said:
         report = Model(config, quiet=True).simulate(place / "had")
-    files = sorted((place / "had").glob("*.jsonl"))
-    told = {path.name: lines(path) for path in files}
+    told = {path.name: lines(path) for path in sorted((place / "had").glob("*.jsonl"))}
+    for name in [name for name in told if name.startswith(".")]:  # journals
+        dialogues = [line for line in told[name] if "decided_by" not in line]  # that is the configuration itself
+        told[name] = sorted(dialogues, key=lambda dialogue: str(dialogue["dialogue"]))  # they stand there as they ended
+    noted = place / "told.txt"
     found = {
-        "files": [*told, *(path.name for path in place.glob("told.txt"))],
-        "order": {name: [dialogue.get("key") for dialogue in dialogues] for name, dialogues in told.items()},
+        "files": [*told, *([noted.name] if noted.exists() else [])],
+        "noted": noted.read_text("utf8").splitlines() if noted.exists() else [],
         "transcripts": {name: [without_times(dialogue) for dialogue in dialogues] for name, dialogues in told.items()},
         "report": report.flat(),
         "log": said,
@@ -105,14 +127,37 @@ def resuming(config: Config, place: Path) -> Observation:
 
 def launching(config: Config, place: Path) -> Observation:
     """Train as a command, which may start several processes."""
-    (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
-    command = [sys.executable, "-m", "partita", "train", "run.yaml", "--run", "run"]
-    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise PartitaError(ended.stderr)
+    port = str(free_port())
+    (place / "port.txt").write_text(port, encoding="utf8")
+    ended = command(json.loads(json.dumps(config).replace("PORT", port)), place, "train", "run.yaml", "--run", "run")
     manifest = json.loads((place / "run" / "manifest.json").read_text("utf8"))
     said = [line.partition(" on ")[0] for line in ended.stderr.splitlines() if "process" in line]
-    return {"processes": said, "held": manifest.get("numbers_of_a_process")}
+    met = (place / "met.txt").read_text("utf8")
+    return {"processes": said, "held": manifest.get("numbers_of_a_process"), "met": met}
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def explaining(config: Config, place: Path) -> Observation:
+    """Explain how the processes of a training would share its steps, without starting any."""
+    return {"processes": json.loads(command(config, place, "explain", "run.yaml", "--json").stdout).get("processes")}
+
+
+def command(config: Config, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on a configuration in `run.yaml`. Raises PartitaError with what it said where it fails."""
+    (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
+    command = [sys.executable, "-m", "partita", *words]
+    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        assert "Traceback" not in ended.stderr, ended.stderr
+        raise PartitaError(ended.stderr)
+    return ended
 
 
 def loading(config: Config, place: Path) -> Observation:
@@ -121,8 +166,13 @@ def loading(config: Config, place: Path) -> Observation:
 
 
 def asking(config: Config, place: Path) -> Observation:
-    """Predict a few rows with a model on a server of this process."""
-    with serving() as server:
+    """Predict a few rows with a model on a server of this process.
+
+    It answers once as many requests have come as may be made at the same time; those that are paced come one by one.
+    """
+    backend = config["backend"]
+    paced = "requests_per_minute" in backend or "tokens_per_minute" in backend
+    with serving(together=1 if paced else min(ASKED, backend.get("concurrency", ASKED))) as server:
         whole = json.loads(json.dumps(config).replace("URL", server.url))
         found = answers(whole, place)
     seen = {
@@ -170,12 +220,16 @@ def cleaned(found: Observation, place: Path) -> Observation:
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """Collect what is logged."""
+    """Collect what is logged, without how long it took."""
     found: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
+            text = SECONDS.sub("SECONDS", record.getMessage())
+            if not text.startswith(
+                "Failed to load the CUDA extension"
+            ):  # of peft, which tells another reason each time
+                found.append(text)
 
     handler = Collect()
     loggers = [logging.getLogger(name) for name in ("partita", "partita_trainers")]

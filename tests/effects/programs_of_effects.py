@@ -2,10 +2,12 @@
 
 import json
 import multiprocessing
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,6 +96,15 @@ class Lettered(Numbered):
             yield row | {"text": "green " + row["text"]}
 
 
+class Counted(Numbered):
+    """Writes down how many of its rows were read."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(super().rows(), start=1):
+            Path("read.txt").write_text(str(number), encoding="utf8")
+            yield row
+
+
 class Shout:
     """Writes rows as text in capitals."""
 
@@ -125,6 +136,16 @@ class Slow(Shout):
     def text(self, row: dict[str, Any]) -> str:
         time.sleep(0.1)
         return super().text(row)
+
+
+class Met(Shout):
+    """Writes down whether the processes have met at the port that a file names."""
+
+    def __init__(self, config: Any, *, tokenizer: Any) -> None:
+        super().__init__(config, tokenizer=tokenizer)
+        with socket.socket() as line:
+            refused = line.connect_ex(("localhost", int(Path("port.txt").read_text("utf8"))))
+        Path("met.txt").write_text("elsewhere" if refused else "PORT", encoding="utf8")
 
 
 class Backwards:

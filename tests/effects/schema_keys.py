@@ -95,7 +95,7 @@ def section_of(config: Node, path: str) -> tuple[Node, str]:
         if isinstance(inner, list):
             inner = inner[0]
         elif name in ("match", "others"):
-            inner = next(iter(inner.values()))
+            inner = next(iter(inner.values())) if inner else inner.setdefault("added", {})
         found = "csv" if "path" in inner and inner["type"] != "simulation" else inner.get("type")  # type: jsonl, ...
         assert not tag or found in (tag, None), f"{path}: {name} has type {found}"
         section = inner

@@ -8,11 +8,18 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+LONGEST_WAIT = 20.0
+"""Seconds in which the requests that are made together have come, however busy the machine is."""
+
 
 class Server:
-    """Notes what it is asked. A prompt that says `busy` is refused at first, one that says `slow` has to wait."""
+    """Notes what it is asked. A prompt that says `busy` is refused at first, one that says `slow` has to wait.
 
-    def __init__(self) -> None:
+    The first answer waits until `together` requests have come.
+    """
+
+    def __init__(self, *, together: int) -> None:
+        self.together, self.met = together, threading.Event()
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: list[str] = []
@@ -50,6 +57,9 @@ class Server:
             self.keys.append(key)
             self.active += 1
             self.most_active = max(self.most_active, self.active)
+            if self.active == self.together:
+                self.met.set()
+        self.met.wait(LONGEST_WAIT)
         time.sleep(0.2 if "slow" in text else 0.02)
         with self.lock:
             self.active -= 1
@@ -62,9 +72,9 @@ class Server:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving(*, together: int) -> Iterator[Server]:
     """A server that runs inside the context."""
-    server = Server()
+    server = Server(together=together)
     server.thread.start()
     try:
         yield server

@@ -245,7 +245,7 @@ ENDPOINT = [
         SERVED | {"backend": {"type": "endpoint", "url": "URL", "concurrency": 4}},
         "most_active",
         {
-            "backend[endpoint].requests_per_minute": Flip(300, given={"prompt": {"task": "slow"}}),
+            "backend[endpoint].requests_per_minute": Flip(60, given={"prompt": {"task": "slow"}}),
             "backend[endpoint].tokens_per_minute": Flip(20000, given={"prompt": {"task": "slow"}}),
         },
     ),

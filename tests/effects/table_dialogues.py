@@ -18,6 +18,22 @@ TALK: Config = SEEN | {
 SAID = {"input_features": [{"name": "messages", "type": "dialogue", "column": "messages"}]}
 
 
+STREAM: Config = {
+    "data": {
+        "source": {
+            "type": "custom",
+            "target": "programs_of_effects:Counted",
+            "options": {"count": 80},
+            "streaming": True,
+        },
+        "split": None,
+        "batching": {"type": "bucket", "window": 4},
+        "loader": {"workers": 1, "prefetch": 2},
+    },
+    "trainer": {"options": {"steps": 2}},
+}
+
+
 def loader(**keys: Any) -> Config:
     return {"data": {"loader": keys, "shaper": "programs_of_effects:Worker"}}
 
@@ -65,6 +81,7 @@ DIALOGUES = [
         {
             "data.loader.workers": Flip(1, given=loader(start_method="fork")),
             "data.loader.start_method": Flip("spawn", given=loader(workers=1, start_method="fork")),
+            "data.loader.prefetch": Flip(4, given=STREAM, part="read"),
             "data.loader.timeout": Flip(
                 0.2, given={"data": {"loader": {"workers": 1}, "shaper": "programs_of_effects:Slow"}}, part="refusal"
             ),

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from .bases import ANSWER, PROBE
+from .bases import ANSWER, PROBE, SEEN
 from .effects import Flip, Group
+from .hub import asking_hub
 from .observers import Config, answers, training
 
 
@@ -18,6 +19,7 @@ LONG = scaled(
 )
 LLAMA = scaled("llama3", factor=8.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0)
 LINEAR = scaled("linear", factor=2.0)
+HUB = {"type": "hub", "name": "own/rows"}
 ROPE = "model_parameters.rope_scaling."
 
 MODELS = [
@@ -76,5 +78,29 @@ MODELS = [
             "quantization.skip_modules": ["q_proj", "lm_head"],
         },
         long=True,
+    ),
+    Group(
+        "quantized answers",
+        answers,
+        ANSWER | {"quantization": {"bits": 8}},
+        "answers",
+        {"quantization.llm_int8_threshold": 0.5},  # while it trains, bitsandbytes does not look at it on a CPU
+        long=True,
+    ),
+    Group(
+        "revisions",
+        asking_hub,
+        SEEN,
+        "asked",
+        {
+            "model_parameters.revision": Flip("second", given={"base_model": "own/model"}),
+            **{
+                f"data.{place}[hub].revision": Flip("second", given={"data": {place: HUB}})
+                for place in ("source", "validation", "test")
+            },
+            "data.mix.source[hub].revision": Flip(
+                "second", given={"data": {"source": None, "mix": [{"source": HUB}, {"source": "more.jsonl"}]}}
+            ),
+        },
     ),
 ]

@@ -4,7 +4,7 @@ from typing import Any
 
 from .bases import ANSWER, FINETUNE
 from .effects import Flip, Group
-from .observers import Config, simulating, training
+from .observers import Config, simulating, training_in_rounds
 
 DESK: Config = {"type": "environment", "environment": "talkers_of_effects:Desk"}
 SIMULATE: Config = ANSWER | {
@@ -13,6 +13,10 @@ SIMULATE: Config = ANSWER | {
     "simulation": {"world": DESK, "tasks": {"count": 3}},
 }
 LINES: Config = {"type": "scripted", "lines": ["say one", "say more box"]}
+
+
+TALKATIVE: Config = {"generation": {"min_new_tokens": 3}}
+"""Lets the model say something where it would say nothing, so that its answers show what it sees."""
 
 
 def section(**keys: Any) -> Config:
@@ -46,7 +50,7 @@ def seat(name: str) -> dict[str, Flip]:
         f"{path}[model].run": Flip("trained", given=panel(name, MODEL)),
         f"{path}[model].file": Flip("other.yaml", given=panel(name, MODEL)),
         f"{path}[model].base_model": Flip("other", given=panel(name, MODEL)),
-        f"{path}[model].prompt": Flip("say two", given=panel(name, MODEL)),
+        f"{path}[model].prompt": Flip("red red red red blue box", given=panel(name, MODEL) | TALKATIVE),
         f"{path}[scripted].type": Flip(MODEL, given=panel(name, LINES)),
         f"{path}[scripted].lines": Flip(["red", "blue"], given=panel(name, LINES)),
         f"{path}[scripted].program": Flip("talkers_of_effects:OtherSpeaker", given=panel(name, PROGRAM)),
@@ -82,7 +86,7 @@ SIMULATION = [
                 DESK, given=talk("self_play"), also=section(seats={"partner": None})
             ),
             "simulation.world[self_play].first": Flip("say blue", given=talk("self_play")),
-            "simulation.world[self_play].done": Flip("one", given=talk("self_play")),
+            "simulation.world[self_play].done": Flip("more", given=talk("self_play")),
             "simulation.world[custom].type": Flip(DESK, given=panel("user", LINES), part="refusal"),
             "simulation.world[custom].target": Flip("talkers_of_effects:OtherPanel", given=panel("user", LINES)),
             "simulation.world[custom].options": Flip({"rounds": 2}, given=panel("user", LINES)),
@@ -104,8 +108,10 @@ SIMULATION = [
             "simulation.history": Flip("gold", part="files"),
             "simulation.max_turns": 1,
             "simulation.max_dialogue_tokens": 8,
-            "simulation.context.policy": Flip("drop_oldest_turns", given=section(**LONG)),
-            "simulation.context.keep": Flip([], given=section(**LONG, context={"policy": "drop_oldest_turns"})),
+            "simulation.context.policy": Flip("drop_oldest_turns", given=section(**LONG) | TALKATIVE),
+            "simulation.context.keep": Flip(
+                [], given=section(**LONG, context={"policy": "drop_oldest_turns"}) | TALKATIVE
+            ),
             "simulation.checker.type": Flip("exact", given=section(**STRICT)),
             "simulation.checker.options": Flip(
                 {"word": "red"}, given=section(checker=STRICT["checker"] | {"rounds": 1})
@@ -120,14 +126,14 @@ SIMULATION = [
                 ),
                 part="refusal",
             ),
-            "simulation.rollout": Flip("talkers_of_effects:Reversed", part="transcripts"),
-            "simulation.transcripts": Flip("talkers_of_effects:Told", part="files"),
+            "simulation.rollout": Flip("talkers_of_effects:Watched", part="noted"),
+            "simulation.transcripts": Flip("talkers_of_effects:Told", part="noted"),
         },
         long=True,
     ),
     Group(
         "rounds",
-        training,
+        training_in_rounds,
         FINETUNE
         | {
             "input_features": [{"name": "messages", "type": "dialogue"}],
@@ -153,8 +159,8 @@ SIMULATION = [
             ),
             "simulation.train_on.select": Flip(
                 "all",
-                given=section(train_on={"tasks": {"count": 12}, "epochs": 1, "max_steps": None}),
-                part="passes",
+                given=section(train_on={"tasks": {"count": 12}, "target": "every_agent_turn"}),
+                part="files of rounds",
             ),
             "simulation.train_on.target": Flip("every_agent_turn", part="files of rounds"),
             "simulation.train_on.mix": Flip(0.9, part="files of rounds"),

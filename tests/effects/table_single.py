@@ -1,13 +1,22 @@
 """Keys that have one value, where another one must be refused, and keys that this machine shows no effect of."""
 
-from .bases import PROBE
+from .bases import FINETUNE, PROBE
 from .effects import Flip, Group
-from .observers import loading
+from .observers import Config, explaining, loading
 
 
 def output(type: str) -> dict[str, object]:
     return {"output_features": [{"name": "answer", "type": type, "decoder": {}}]}
 
+
+PANEL: Config = {
+    "input_features": [{"name": "messages", "type": "dialogue"}],
+    "simulation": {
+        "world": {"type": "custom", "target": "talkers_of_effects:Panel"},
+        "tasks": {"source": "talks.jsonl"},
+    },
+}
+"""A world that has no environment."""
 
 SINGLE = [
     Group(
@@ -30,6 +39,8 @@ SINGLE = [
                     },
                 },
             ),
+            "simulation.seats.partner[environment].type": Flip("environment", given=PANEL),
+            "simulation.seats.others[environment].type": Flip("environment", given=PANEL),
             "simulation.seats.agent": Flip(
                 "gold",
                 given={
@@ -47,30 +58,25 @@ SINGLE = [
             },
         },
     ),
+    Group(
+        "workers of Ray",
+        explaining,
+        FINETUNE | {"backend": {"type": "ray", "workers": 2}},
+        "processes",
+        {
+            "backend[ray].type": {"type": "local"},
+            "backend[ray].workers": 4,
+            "backend[ray].sharding": "full",
+        },
+    ),
 ]
 
-NETWORK = "names a version of a repository on the Hub, which is not reached from a test"
-RAY = "starts a Ray cluster, tests/distributed/test_ray.py and test_ray_train.py do"
-NO_WORLD = "every world refuses it"
 NOT_OBSERVED = {
-    "model_parameters.revision": NETWORK,
-    "data.source[hub].revision": NETWORK,
-    "data.mix.source[hub].revision": NETWORK,
-    "data.validation[hub].revision": NETWORK,
-    "data.test[hub].revision": NETWORK,
-    "quantization.llm_int8_threshold": "needs a GPU: on a CPU bitsandbytes does not look at activations",
-    "adapter[boft].boft_n_butterfly_factor": "needs a GPU: above 1 peft uses a CUDA extension",
-    "data.loader.prefetch": "shows only how far ahead of the training workers read",
-    "backend[torchrun].nodes": "needs several machines",
-    "backend[torchrun].address": "needs several machines",
-    "backend[torchrun].timeout_seconds": "shows only how long a process waits for one that hangs",
-    "backend[ray].type": RAY,
-    "backend[ray].workers": RAY,
-    "backend[ray].max_failures": RAY,
-    "backend[ray].address": RAY,
-    "backend[ray].sharding": RAY,
-    "backend[ray].timeout_seconds": RAY,
-    "simulation.seats.partner[environment].type": NO_WORLD,
-    "simulation.seats.others[environment].type": NO_WORLD,
+    "adapter[boft].boft_n_butterfly_factor": "peft sets it to 1 where it cannot compile its CUDA extension, for which "
+    "it needs nvcc and ninja",
+    "backend[ray].max_failures": "needs a Ray cluster whose workers die; tests/distributed/test_follow.py counts them",
+    "backend[ray].address": "needs a Ray cluster to connect to; tests/distributed/test_ray.py starts one",
+    "backend[ray].timeout_seconds": "needs a Ray cluster whose workers do not start or answer; "
+    "tests/distributed/test_follow.py waits for such workers",
 }
 """Keys that no test here flips, and why."""

@@ -166,6 +166,7 @@ TRAINING = [
         FINETUNE
         | {
             "backend": {"type": "torchrun", "processes": 2},
+            "data": FINETUNE["data"] | {"shaper": "programs_of_effects:Met"},
             "trainer": FINETUNE["trainer"] | {"max_steps": 1, "batch_size": 2, "skip_all_evaluation": True},
         },
         "processes",
@@ -173,6 +174,11 @@ TRAINING = [
             "backend[torchrun].type": {"type": "local"},
             "backend[torchrun].processes": 1,
             "backend[torchrun].sharding": Flip("full", part="held"),
+            "backend[torchrun].nodes": Flip(
+                2, also={"backend": {"address": "localhost:PORT", "timeout_seconds": 2}}, part="refusal"
+            ),
+            "backend[torchrun].address": Flip("localhost:PORT", part="met"),
+            "backend[torchrun].timeout_seconds": Flip(0.01, part="refusal"),  # less than it takes to load the model
         },
         long=True,
     ),

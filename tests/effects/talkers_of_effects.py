@@ -1,9 +1,8 @@
-"""Programs that dialogues are had with. This file needs no torch: an environment may run in a process without it."""
+"""Programs that dialogues are had with."""
 
-import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ class Desk:
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         self.turns, self.gold, self.lucky = 0, "red ball", seed % 2
-        place = "one" if "torch" in sys.modules else "two"
+        place = "one" if "pytest" in sys.modules else "two"  # in the process of the test, or in one of its own
         return f"{self.word} red {place}", {"gold": self.gold}
 
     def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:
@@ -105,11 +104,13 @@ class Strict:
         return Verdict(False, feedback=f"say {self.word}", target=self.word)
 
 
-class Reversed(Rollout):
-    """Begins with the last dialogue."""
+class Watched(Rollout):
+    """Writes down which dialogues it begins."""
 
     def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
-        yield from super().have(iter(list(dialogues)[::-1]))
+        begun = list(dialogues)
+        note(dialogue.key for dialogue in begun)
+        yield from super().have(iter(begun))
 
 
 class Told(Transcripts):
@@ -117,5 +118,10 @@ class Told(Transcripts):
 
     def add(self, dialogue: Dialogue) -> None:
         super().add(dialogue)
-        with Path("told.txt").open("a", encoding="utf8") as file:
-            file.write(json.dumps(dialogue.key) + "\n")
+        note([dialogue.key])
+
+
+def note(keys: Iterable[str]) -> None:
+    """Write the keys of dialogues to a file."""
+    with Path("told.txt").open("a", encoding="utf8") as file:
+        file.writelines(f"{key}\n" for key in keys)

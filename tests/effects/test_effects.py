@@ -1,8 +1,7 @@
 """Every key of the schema has an effect: with another value, something else happens."""
 
 import gc
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,15 @@ from .table_simulation import SIMULATION
 from .table_single import NOT_OBSERVED, SINGLE
 from .table_training import TRAINING
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # of compile
+    pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning"),  # the observers have hooks on all modules
+]
 GROUPS = [*ADAPTERS, *TRAINING, *DATA, *ANSWERS, *ENDPOINT, *MODELS, *DIALOGUES, *SIMULATION, *SINGLE]
 CASES = cases(*GROUPS)
 KEYS = leaf_keys()
+BASES = {case.name_of_base: case for case in reversed(CASES)}
+"""The first case of each base, in reverse."""
 
 
 def test_every_key_of_the_schema_is_flipped_or_named_with_a_reason() -> None:
@@ -44,10 +49,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     gc.unfreeze()
 
 
+Seen = tuple[Path, Observation]
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    """A new folder that shows the material."""
+    return material.place_of(folder, tmp_path)
+
+
 @pytest.fixture(scope="module")
-def bases(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Observation]]:
-    """Configurations that several keys are flipped on: where they were observed, and what was seen."""
+def bases() -> dict[str, Seen]:
+    """Where each base was observed, and what was seen."""
     return {}
+
+
+@pytest.fixture
+def base(
+    case: Case,
+    folder: Path,
+    bases: dict[str, Seen],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Seen:
+    """The first observation of the base of a case; several cases share it."""
+    if case.group.prepare is not None:
+        case.group.prepare(folder)
+    if case.name_of_base not in bases:
+        place = material.place_of(folder, tmp_path_factory.mktemp("base"))
+        bases[case.name_of_base] = place, observe(case, case.base, place, monkeypatch)
+    return bases[case.name_of_base]
 
 
 def observe(case: Case, config: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch) -> Observation:
@@ -66,31 +97,34 @@ def other_config(case: Case) -> dict[str, Any]:
     return merged(with_value(case.base, case.key, value), case.flip.also)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # of compile
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # the observers have hooks on all modules
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.key, marks=[pytest.mark.long] if case.group.long else []) for case in CASES],
-)
-def test_another_value_makes_a_difference(
-    case: Case,
-    folder: Path,
-    bases: dict[str, tuple[Path, Observation]],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    """Run a test with each of these cases."""
+    marks = {False: [], True: [pytest.mark.long]}
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=case.key, marks=marks[case.group.long]) for case in cases]
+    )
+
+
+@each(case for case in CASES if BASES[case.name_of_base] is case)
+def test_a_base_that_is_observed_again_shows_the_same(
+    case: Case, base: Seen, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if case.group.prepare is not None:
-        case.group.prepare(folder)
-    base = json.dumps([case.group.name, case.base], sort_keys=True)
-    if base not in bases:
-        place = material.place_of(folder, tmp_path_factory.mktemp("base"))
-        bases[base] = place, observe(case, case.base, place, monkeypatch)
-    place, before = bases[base]
-    other = material.place_of(folder, tmp_path_factory.mktemp("other"))
-    (other / "before").symlink_to(place)
-    after = observe(case, other_config(case), other, monkeypatch)
+    again = observe(case, case.base, place, monkeypatch)
+    assert again == base[1], f"{', '.join(different(base[1], again))} differs from run to run"
+
+
+@each(CASES)
+def test_another_value_makes_a_difference(case: Case, base: Seen, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, before = base
     assert "refusal" not in before, before["refusal"]
-    differ = sorted(part for part in {*before, *after} if before.get(part) != after.get(part))
+    (place / "before").symlink_to(where)
+    after = observe(case, other_config(case), place, monkeypatch)
     if case.part != "refusal":
         assert "refusal" not in after, after["refusal"]
+    differ = different(before, after)
     assert case.part in differ, f"another {case.key} changes no {case.part}, only {', '.join(differ) or 'nothing'}"
+
+
+def different(one: Observation, other: Observation) -> list[str]:
+    """Return the parts in which two observations differ."""
+    return sorted(part for part in {*one, *other} if one.get(part) != other.get(part))
