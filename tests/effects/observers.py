@@ -30,6 +30,8 @@ Observer = Callable[[Config, Path], Observation]
 
 TIMES = ("seconds", "waited_seconds", "wait_share", "tokens_per_second")
 SECONDS = re.compile(r"\b[\d.,]+ s\b")
+PEFT_ON_CUDA = "Failed to load the CUDA extension"
+"""Begins a message of peft's, which names another cause from the second time on."""
 SIZES = ("rows", "origin", "device", "fits")
 """What a batch size is; the rest of its record was measured."""
 
@@ -152,8 +154,8 @@ def explaining(config: Config, place: Path) -> Observation:
 def command(config: Config, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command on a configuration in `run.yaml`. Raises PartitaError with what it said where it fails."""
     (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
-    command = [sys.executable, "-m", "partita", *words]
-    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    line = [sys.executable, "-m", "partita", *words]
+    ended = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
     if ended.returncode:
         assert "Traceback" not in ended.stderr, ended.stderr
         raise PartitaError(ended.stderr)
@@ -226,9 +228,7 @@ def messages() -> Iterator[list[str]]:
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = SECONDS.sub("SECONDS", record.getMessage())
-            if not text.startswith(
-                "Failed to load the CUDA extension"
-            ):  # of peft, which tells another reason each time
+            if not text.startswith(PEFT_ON_CUDA):
                 found.append(text)
 
     handler = Collect()

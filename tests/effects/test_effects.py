@@ -28,7 +28,7 @@ GROUPS = [*ADAPTERS, *TRAINING, *DATA, *ANSWERS, *ENDPOINT, *MODELS, *DIALOGUES,
 CASES = cases(*GROUPS)
 KEYS = leaf_keys()
 BASES = {case.name_of_base: case for case in reversed(CASES)}
-"""The first case of each base, in reverse."""
+"""The first case of each base."""
 
 
 def test_every_key_of_the_schema_is_flipped_or_named_with_a_reason() -> None:
