@@ -199,11 +199,11 @@ def table_names(page: Path, heading: str) -> set[str]:
     return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_the_training_guide_names_every_adapter_and_every_start_of_lora() -> None:
+def test_the_training_guide_names_every_adapter_and_every_lora_initialization() -> None:
     guide = ROOT / "docs" / "guides" / "training.md"
     union = get_args(get_args(Adapter)[0])
     assert table_names(guide, "### Adapters") == {get_args(kind.model_fields["type"].annotation)[0] for kind in union}
-    assert table_names(guide, "### How LoRA starts") == set(get_args(LoraAdapter.model_fields["init"].annotation))
+    assert table_names(guide, "### LoRA initialization") == set(get_args(LoraAdapter.model_fields["init"].annotation))
 
 
 def test_the_index_of_decisions_names_every_one() -> None:
