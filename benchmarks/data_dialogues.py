@@ -83,8 +83,8 @@ def one(folder: Path, size: int, mode: str) -> None:
         before = most = tree_memory(os.getpid())
         with spending() as spent:
             for number, step in enumerate(an_epoch(batches, rows_of(mode, size))):
-                rows += sum(batch.rows for batch in step.batches)
-                tokens += sum(batch.tokens for batch in step.batches)
+                rows += sum(batch.rows for batch in step.micro_batches)
+                tokens += sum(batch.tokens for batch in step.micro_batches)
                 if number % 10 == 0:
                     most = max(most, tree_memory(os.getpid()))
         told.update(
@@ -124,7 +124,7 @@ def compare(folder: Path, size: int) -> None:
 
         def consume(batches: Any, mode: str = mode) -> None:
             for step in an_epoch(batches, rows_of(mode, size)):
-                for batch in step.batches:
+                for batch in step.micro_batches:
                     note(batch, learned[mode])
 
         with_batches(file_of(folder, size, mode), consume, run=folder / f"compare-{mode}")

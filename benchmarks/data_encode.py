@@ -119,7 +119,7 @@ def ours(folder: Path, model: Path, data: Row, rows: int, learn: Callable[[Any, 
     def consume(batches: Any) -> None:
         with spending() as spent:
             for step in an_epoch(batches, rows):
-                for batch in step.batches:
+                for batch in step.micro_batches:
                     learn(batch.input_ids_BT, batch.labels_BT)
         found.append((spent.cpu, spent.wall))
 

@@ -134,18 +134,18 @@ def attempt(config: Row, run: Path) -> int:
 def train(config: Row, run: Path) -> None:
     """Train, and write down a hash of each step before it is taken."""
     from partita.model import Model
-    from partita_trainers.finetune import Training
+    from partita_trainers.finetune import FinetuneRun
 
-    train_on = Training.train_on
+    take_step = FinetuneRun.take_step
 
     def noted(training: Any, step: Any, *, number: int, **named: Any) -> Any:
-        keys = [key for batch in step.batches for key in batch.keys]
+        keys = [key for batch in step.micro_batches for key in batch.keys]
         record = {"step": number, "hash": step_hash(step), "keys": keys}
         with run.with_suffix(".steps").open("a", encoding="utf8") as file:
             file.write(json.dumps(record) + "\n")
-        return train_on(training, step, number=number, **named)
+        return take_step(training, step, number=number, **named)
 
-    Training.train_on = noted  # type: ignore[method-assign]
+    FinetuneRun.take_step = noted  # type: ignore[method-assign]
     Model(config, quiet=True).train(run=run)
 
 

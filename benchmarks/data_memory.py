@@ -227,19 +227,19 @@ def ours(folder: Path, count: int, window: int, epochs: int) -> Row:
         started = time.perf_counter()
         if cursor.is_file():
             saved = json.loads(cursor.read_text())
-            batches.load_cursor(saved["cursor"])
+            batches.load_state_dict(saved["cursor"])
             found.update(saved["found"])
         with (folder / "partita.keys").open("a", encoding="utf8") as file:
             file.truncate(found["bytes"])
             for number, step in enumerate(an_epoch(batches, epochs * count - found["rows"]), start=1):
-                keys = [key for batch in step.batches for key in batch.keys]
+                keys = [key for batch in step.micro_batches for key in batch.keys]
                 found["rows"] += len(keys)
-                found["tokens"] += sum(batch.tokens for batch in step.batches)
+                found["tokens"] += sum(batch.tokens for batch in step.micro_batches)
                 tell((found["rows"] - 1) // count, found["rows"])
                 found["bytes"] += file.write("".join(key + "\n" for key in keys))
                 if epochs == 1 and number % 10 == 0:
                     file.flush()
-                    save(cursor, {"cursor": step.cursor, "found": found})
+                    save(cursor, {"cursor": step.state_dict, "found": found})
         found["seconds"] = round(time.perf_counter() - started, 1)
 
     config = settings(folder / "model", data, max_steps=10**9)

@@ -21,7 +21,7 @@ from workloads_data import WHOLE, batches_hash, make_model, settings, snli_rows,
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.streams.loader import StreamLoader, merged
-from partita.distributed.threads import ThreadTeam
+from partita.distributed.thread_group import ThreadGroup
 
 BATCHES_OF_A_STEP = 4
 JOBS = ((4, 0), (1, 2), (2, 1))
@@ -105,17 +105,17 @@ def job(
 ) -> Iterator[tuple[str, Any, list[str]]]:
     """Of each step of a job: hash, position and keys. Ledgers of a stream's ranks are put into `ledgers`."""
     loaders = []
-    for team in ThreadTeam.of(ranks):
+    for process_group in ThreadGroup.of(ranks):
         ledger = Ledger(None, max_bad_rows=0.05)
-        loaders.append(of_rank(batches, team=team, workers=workers, ledger=ledger))
+        loaders.append(of_rank(batches, process_group=process_group, workers=workers, ledger=ledger))
         if ledgers is not None:
             ledgers.append(ledger)
     for loader in loaders:
         if cursor is not None:
-            loader.load_cursor(cursor)
+            loader.load_state_dict(cursor)
     for steps in in_step(loaders):
         # Batch s of a step belongs to rank s modulo their number.
-        parts = [steps[slot % ranks].batches[slot // ranks] for slot in range(BATCHES_OF_A_STEP)]
+        parts = [steps[slot % ranks].micro_batches[slot // ranks] for slot in range(BATCHES_OF_A_STEP)]
         yield batches_hash(parts), one_cursor(steps), [key for batch in parts for key in batch.keys]
 
 
@@ -129,15 +129,15 @@ def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
 
 def one_cursor(steps: Any) -> Any:
     """The position of a job: indexed, each rank knows it; of a stream, each knows its lanes."""
-    cursors = [step.cursor for step in steps]
+    cursors = [step.state_dict for step in steps]
     place = cursors[0]["place"]
     return merged(cursors) if isinstance(place, dict) and "lanes" in place else cursors[0]
 
 
-def of_rank(batches: Any, *, team: ThreadTeam, workers: int, ledger: Ledger) -> Any:
+def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: Ledger) -> Any:
     """The loader that a process of a job makes, from the one that a single process has made."""
     arguments, named = batches.made_with
-    named = named | {"team": team}
+    named = named | {"process_group": process_group}
     if isinstance(batches, StreamLoader):
         named["options"] = named["options"].model_copy(update={"workers": workers})
         named["ledger"] = ledger

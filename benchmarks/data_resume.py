@@ -138,9 +138,9 @@ def ours(model: Path, data: Row, places: list[int], run: Path, count: int) -> li
 
     def look(batches: Any) -> None:
         for number, step in enumerate(an_epoch(batches, count), start=1):
-            keys.append([key for batch in step.batches for key in batch.keys])
+            keys.append([key for batch in step.micro_batches for key in batch.keys])
             if number in places:
-                cursors[number] = json.loads(json.dumps(step.cursor))
+                cursors[number] = json.loads(json.dumps(step.state_dict))
 
     with_batches(config, look, run=run)
     for place, share in zip(places, SHARES, strict=True):
@@ -153,12 +153,12 @@ def ours(model: Path, data: Row, places: list[int], run: Path, count: int) -> li
 def resumed(place: int, share: float, cursor: Any, keys: list[list[str]], found: list[Row]) -> Callable[[Any], None]:
     def consume(batches: Any) -> None:
         with spending() as spent:
-            batches.load_cursor(cursor)
+            batches.load_state_dict(cursor)
             steps = batches.steps()
             first = next(steps)
         behind = [first, *(next(steps) for _ in range(len(keys) - place - 1))]
         steps.close()
-        came = [key for step in behind for batch in step.batches for key in batch.keys]
+        came = [key for step in behind for batch in step.micro_batches for key in batch.keys]
         wanted = [key for step in keys[place:] for key in step]
         lost = len(set(wanted) - set(came))
         doubled = len(came) - len(set(came)) + len(set(came) - set(wanted))

@@ -101,11 +101,11 @@ def jobs(folder: Path, config: Row) -> dict[str, tuple[Callable[[Path], None], s
         Model.load(run, quiet=True).predict(folder / "many.jsonl", output=run / "answers.jsonl", batch_size=8)
 
     def score(run: Path) -> None:
-        from partita.distributed.joining import own_team
+        from partita.distributed.init import get_process_group
 
         model = Model.load(run, quiet=True)
         scores = model.evaluate(folder / "others.jsonl", batch_size=4)
-        if own_team(model.config).rank == 0:
+        if get_process_group(model.config).rank == 0:
             (run / "scores.json").write_text(json.dumps(scores["label"]), encoding="utf8")
 
     return {

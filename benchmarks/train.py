@@ -110,19 +110,19 @@ def one(folder: str, mode: str) -> None:
     import torch
 
     from partita.model import Model
-    from partita_trainers.finetune import Training
+    from partita_trainers.finetune import FinetuneRun
 
     torch.set_num_threads(1)
     batching, written = BATCHING[mode]
     spent: dict[str, float] = {}
-    take_steps = Training.take_steps
+    train_loop = FinetuneRun.train_loop
 
-    def timed(training: Training) -> None:
+    def timed(training: FinetuneRun) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
-        take_steps(training)
+        train_loop(training)
         spent.update(wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
-    Training.take_steps = timed  # type: ignore[method-assign]
+    FinetuneRun.train_loop = timed  # type: ignore[method-assign]
     config = {
         "base_model": f"{folder}/tiny",
         "seed": 0,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from harness import Limit, parse_arguments, report
 
+from partita_trainers.batch_size.probe import Probe
 from partita_trainers.batch_size.search import largest_fitting, next_rows
-from partita_trainers.batch_size.trial import Probe
 
 MB, GB = 10**6, 10**9
 BLOCK = 2 * 2**20

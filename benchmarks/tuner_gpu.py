@@ -124,7 +124,7 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     started = time.perf_counter()
     found = model._runtime.sizing.generation(np.full(ROWS, length))
     seconds = time.perf_counter() - started
-    fits = found.fits or 0
+    fits = found.max_fitting or 0
 
     def runs(rows: int) -> bool:
         ids = np.random.default_rng(rows).integers(5, 250, (rows, length)).tolist()
@@ -156,7 +156,7 @@ def measure(folder: str, length: int) -> dict[str, Any]:
         "probes": len(found.probes),
         "out of memory in probes": sum(probe.verdict == "out of memory" for probe in found.probes),
         "tuning s": round(seconds, 2),
-        "rows/s foretold": round(dict(found.paces).get(found.rows, 0.0), 1),
+        "rows/s predicted": round(dict(found.throughputs).get(found.rows, 0.0), 1),
         "batches that did not fit": stats.out_of_memory,
         "lost": stats.rows - stats.ok,
     }

@@ -153,14 +153,14 @@ def with_batches(config: Mapping[str, Any], consume: Callable[[Any], None], *, r
     """Call `consume` with the batches of a run, in place of training: files, tokenizer, plan and workers are those
     that `partita train` makes."""
     from partita.model import Model
-    from partita_trainers.base import TrainResult, Work
+    from partita_trainers.base import TrainerContext, TrainResult
     from partita_trainers.finetune import Finetune
 
     train = Finetune.train
 
-    def only_consume(trainer: Finetune, work: Work) -> TrainResult:
-        consume(work.batches)
-        return TrainResult(run=work.run.folder, metrics={}, steps=0)
+    def only_consume(trainer: Finetune, context: TrainerContext) -> TrainResult:
+        consume(context.batches)
+        return TrainResult(run=context.run.folder, metrics={}, steps=0)
 
     Finetune.train = only_consume  # type: ignore[method-assign]
     try:
@@ -175,7 +175,7 @@ def an_epoch(batches: Any, rows: int) -> Iterator[Any]:
     try:
         while rows > 0:
             step = next(steps)
-            rows -= sum(batch.rows for batch in step.batches)
+            rows -= sum(batch.rows for batch in step.micro_batches)
             yield step
     finally:
         steps.close()
@@ -183,7 +183,7 @@ def an_epoch(batches: Any, rows: int) -> Iterator[Any]:
 
 def step_hash(step: Any) -> str:
     """A hash of all that a step holds: keys, ids, labels, lengths and positions of every batch, in their order."""
-    return batches_hash(step.batches)
+    return batches_hash(step.micro_batches)
 
 
 def batches_hash(batches: Any) -> str:

@@ -10,8 +10,8 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.trainer import CustomTrainer
-from partita_trainers.base import Batch, LanguageModel, TrainResult, TrialWork, Work
-from partita_trainers.batch_size.training_trial import TrainingTrial
+from partita_trainers.base import Batch, LanguageModel, ProbeContext, TrainerContext, TrainResult
+from partita_trainers.batch_size.training_probe import TrainingProbe
 
 DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}
 
@@ -26,26 +26,26 @@ class SharpnessAware:
             raise ConfigError([Problem(f"trainer.options.{name}", message) for name in unknown])
         self.options: dict[str, Any] = {**DEFAULTS, **section.options}
 
-    def train(self, work: Work) -> TrainResult:
+    def train(self, context: TrainerContext) -> TrainResult:
         """Take the steps, save the model, evaluate it."""
-        if work.batches is None:
+        if context.batches is None:
             raise DataError("there are no training rows; write data.source")
         steps = self.options["steps"]
-        work.run.truncate_log(0)  # a run that was stopped begins anew
-        with self.learning(work.lm) as take_step, work.run.progress(steps, "training") as progress:
-            for number, step in enumerate(islice(work.batches.steps(), steps), start=1):
-                loss = take_step(step.batches)
-                work.run.log_step({"step": number, "epoch": step.epoch, "loss": loss})
+        context.run.truncate_log(0)  # a run that was stopped begins anew
+        with self.learning(context.lm) as take_step, context.run.progress(steps, "training") as progress:
+            for number, step in enumerate(islice(context.batches.steps(), steps), start=1):
+                loss = take_step(step.micro_batches)
+                context.run.log_step({"step": number, "epoch": step.epoch, "loss": loss})
                 progress.advance(1, loss=loss)
-        work.lm.save(work.run.folder / "model")
-        metrics = {split: work.evaluate(split, True, None) for split in work.splits if split != "training"}
+        context.lm.save(context.run.folder / "model")
+        metrics = {split: context.evaluate(split, True, None) for split in context.splits if split != "training"}
         for split, values in metrics.items():
-            work.run.report(values, step=steps, split=split)
-        return TrainResult(run=work.run.folder, metrics=metrics, steps=steps)
+            context.run.report(values, step=steps, split=split)
+        return TrainResult(run=context.run.folder, metrics=metrics, steps=steps)
 
-    def trial(self, work: TrialWork) -> TrainingTrial:
+    def probe(self, context: ProbeContext) -> TrainingProbe:
         """The same steps on the longest rows, for `batch_size: auto`."""
-        return TrainingTrial(work, partial(self.learning, work.lm))
+        return TrainingProbe(context, partial(self.learning, context.lm))
 
     @contextmanager
     def learning(self, lm: LanguageModel) -> Iterator[Callable[[Sequence[Batch]], float]]:

@@ -19,7 +19,7 @@ from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import DataError
 from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.schedule import DEFAULT_EPOCHS
 
 

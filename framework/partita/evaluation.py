@@ -30,7 +30,7 @@ from partita_schema.errors import OutOfMemory
 from partita_schema.rows import row_schema
 from partita_trainers.base import Batch, LanguageModel, Metrics
 from partita_trainers.batch_size.memory import attempt
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 TOKENS_OF_RANKS = ".tokens-"
 """How folders begin in which the ranks of a job share tokens."""
@@ -70,12 +70,12 @@ def remove_tokens(folder: Path) -> None:
 
 
 @contextmanager
-def tokens_made_once(team: Team, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
+def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
     """The parts of a run with a place in `folder` where one rank makes tokens for all, as long as they are needed.
 
     They stay as they are where this process is alone, and where tokens are kept between runs.
     """
-    if team.ranks == 1 or parts.tokens is not None:
+    if process_group.world_size == 1 or parts.tokens is not None:
         yield parts
         return
 
@@ -83,12 +83,12 @@ def tokens_made_once(team: Team, parts: AnyParts, *, folder: Path) -> Iterator[A
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=TOKENS_OF_RANKS, dir=folder))
 
-    place = team.lead(make_place, "a place for tokens")
+    place = process_group.run_on_rank_zero(make_place, "a place for tokens")
     try:
         yield replace(parts, tokens=TokenCache(place, lasting=False))
-        team.gather(None, "tokens that are not needed any more")
+        process_group.all_gather_object(None, "tokens that are not needed any more")
     finally:
-        if team.rank == 0:
+        if process_group.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -99,13 +99,13 @@ def mean_loss(
     batch_size: int,
     limit: BatchLimit | None = None,
     data: Data | None = None,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Metrics:
     """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode.
 
     A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. With `data`, rows
-    of a mix have `loss/source` for each source as well. The ranks of `team` share the rows. Raises OutOfMemory where a
-    row does not fit alone.
+    of a mix have `loss/source` for each source as well. The ranks of `process_group` share the rows. Raises OutOfMemory
+    where a row does not fit alone.
     """
     lm = assembly.lm
     lm.check_loss()
@@ -118,12 +118,12 @@ def mean_loss(
     with torch.no_grad():
         for source, places in groups.items():
             pad = lm.tokenizer.pad_token_id
-            mine = places[team.rank :: team.ranks]
+            mine = places[process_group.rank :: process_group.world_size]
             for batch in EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=pad, places=mine):
                 sums[source] += batch_loss(lm, batch, limit=limit)
                 counts[source] += batch.loss_tokens
-    if team.ranks > 1:
-        told = team.gather((sums, counts), "the loss")
+    if process_group.world_size > 1:
+        told = process_group.all_gather_object((sums, counts), "the loss")
         sums = {name: sum(mine[name] for mine, _ in told) for name in groups}
         counts = {name: sum(mine[name] for _, mine in told) for name in groups}
     count = sum(counts.values())
@@ -171,12 +171,12 @@ def score(
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
     limit: BatchLimit | None = None,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Scores:
     """Generate an answer for every row, or for `max_rows` at even distances, and compare it with the right one.
 
-    `limit` cuts the batches that `batch_size` plans, and falls where memory runs out. The ranks of `team` share the
-    rows, and have the same scores.
+    `limit` cuts the batches that `batch_size` plans, and falls where memory runs out. The ranks of `process_group`
+    share the rows, and have the same scores.
     """
     config = assembly.config
     chosen = evenly(len(rows), max_rows)
@@ -195,11 +195,11 @@ def score(
         progress=progress,
         description="evaluating",
         limit=limit,
-        team=team,
+        process_group=process_group,
     )
     scorer = Scorer(config)
-    if team.ranks > 1:
-        told = team.gather([answer.record for answer in answers], "the answers")
+    if process_group.world_size > 1:
+        told = process_group.all_gather_object([answer.record for answer in answers], "the answers")
         answers = (answer_of(record, assembly.decoder) for records in told for record in records)
     for answer in answers:
         scorer.add(schema.load(asked.get([answer.row])[0]), answer)

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import warnings
 
-from partita.distributed.place import LAUNCHED
+from partita.distributed.world import LAUNCHED
 
 OF_ONE_DEVICE = ("partita_trainers.step", "partita.inference.slots", "partita.inference.halving")
 """What these warn of happens on one process; all other warnings are the same on every one."""

@@ -24,8 +24,8 @@ from partita.data_plan import plan_rows, plan_streams
 from partita.evaluation import Examination, prepare
 from partita.inference.predict import READING_IS_SHOWN, ShowProgress
 from partita.tuning.training_shape import TrainingShape, training_shape
-from partita_trainers.batch_size.trial import BatchSize
-from partita_trainers.team import ALONE, Team
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -120,19 +120,24 @@ def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
 
 
 def training_loader(
-    assembly: Assembly, material: Material, ledger: Ledger, *, size: BatchSize | None, team: Team = ALONE
+    assembly: Assembly,
+    material: Material,
+    ledger: Ledger,
+    *,
+    size: BatchSize | None,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Loader | StreamLoader | None:
     """Batches of the training rows; None where there are none. What is made of the data is said in the log."""
     if material.training is None or material.shape is None or size is None:
         return None
     size = material.shape.with_tokens(size)
     if material.streams is not None:
-        return stream_loader(assembly, material, material.streams, ledger, size=size, team=team)
-    return index_loader(assembly, material, material.training, size=size, team=team)
+        return stream_loader(assembly, material, material.streams, ledger, size=size, process_group=process_group)
+    return index_loader(assembly, material, material.training, size=size, process_group=process_group)
 
 
 def index_loader(
-    assembly: Assembly, material: Material, encoded: EncodedRows, *, size: BatchSize, team: Team
+    assembly: Assembly, material: Material, encoded: EncodedRows, *, size: BatchSize, process_group: ProcessGroup
 ) -> Loader:
     """Batches of rows that are encoded already."""
     config, shape = assembly.config, material.shape
@@ -151,7 +156,7 @@ def index_loader(
         more_parts={**material.order_parts, **collate_parts(config.data.collate, folder=assembly.folder)},
         collate_batch=build_collate(config.data.collate, folder=assembly.folder, pad_token_id=pad_token_id),
         resume=config.data.resume,
-        team=team,
+        process_group=process_group,
     )
     tell(plan_rows(config, shape, size, loader))
     return loader
@@ -164,7 +169,7 @@ def stream_loader(
     ledger: Ledger,
     *,
     size: BatchSize,
-    team: Team,
+    process_group: ProcessGroup,
 ) -> StreamLoader:
     """Batches of rows that are read while they are used."""
     config, shape = assembly.config, material.shape
@@ -191,7 +196,7 @@ def stream_loader(
             config.data.collate, folder=assembly.folder, pad_token_id=assembly.lm.tokenizer.pad_token_id
         ),
         resume=config.data.resume,
-        team=team,
+        process_group=process_group,
     )
 
 

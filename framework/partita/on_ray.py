@@ -16,8 +16,8 @@ from partita.data.encoded import EncodedRows
 from partita.data.evaluation_batches import EvaluationBatches
 from partita.data.rows import Rows
 from partita.distributed.follow import follow
-from partita.distributed.place import own_place
 from partita.distributed.ray import RayCrew, RayRanks
+from partita.distributed.world import get_world
 from partita.evaluation import Examination, score
 from partita.inference.fleet.fleet import Fleet
 from partita.inference.fleet.messages import ModelOrder
@@ -31,7 +31,7 @@ from partita_schema.counted import counted
 from partita_schema.errors import PartitaError
 from partita_schema.model import ScratchModel
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -60,9 +60,10 @@ def refuse_on_ray(config: Config, *, verb: str) -> None:
 
 def check_is_alone() -> None:
     """Raises PartitaError where this is one of several processes that were started."""
-    if own_place().ranks > 1:
+    if get_world().world_size > 1:
         raise PartitaError(
-            f"backend: {{type: ray}} starts the processes itself, and here are {own_place().ranks}; start the command "
+            f"backend: {{type: ray}} starts the processes itself, and here are {get_world().world_size}; start the "
+            "command "
             "by itself, or remove backend"
         )
 
@@ -99,7 +100,7 @@ def begin_where_started(start: Path, *, folder: Path, mark: Path, option: str) -
     """Go where the command was started. Raises PartitaError where its folder, with a `mark` in it, is another here."""
     if not mark.is_dir():
         raise PartitaError(
-            f"the folder of the run, {folder}, is another one on {own_place().node}: name one with {option} that all "
+            f"the folder of the run, {folder}, is another one on {get_world().node}: name one with {option} that all "
             "machines of the cluster see under this name"
         )
     if start.is_dir():

@@ -26,7 +26,7 @@ from partita.simulation.opening import build_world, find_keepers, open_tasks, se
 from partita.simulation.run import simulate
 from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
-from partita.tuning.sizes import Sizing
+from partita.tuning.sizes import BatchSizeTuner
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
@@ -37,8 +37,8 @@ from partita_schema.sources import SimulationSource, default_name
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.memory import free_everything
+from partita_trainers.process_group import ProcessGroup, synchronized_errors
 from partita_trainers.registry import build_trainer
-from partita_trainers.team import Team, together
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Rounds:
     origin: Path
     """Where relative paths of the file start."""
     directory: RunDirectory
-    team: Team
+    process_group: ProcessGroup
     seed: int
     """Of sampling."""
     data: RunData
@@ -146,17 +146,17 @@ class Rounds:
     def have_dialogues(self, number: int) -> dict[str, Any]:
         """The dialogues of a round, and what they came to."""
         done = self.folder(number) / "simulation.json"
-        before = self.team.lead(lambda: self.ended_dialogues(number), "a simulation")
+        before = self.process_group.run_on_rank_zero(lambda: self.ended_dialogues(number), "a simulation")
         if before is not None:
             return before
         section = dialogues_of_rounds(self.config, self.plan)
         config = self.config.model_copy(update={"simulation": section})
-        with together(self.team, "loading the model"):
+        with synchronized_errors(self.process_group, "loading the model"):
             assembly = self.assemble(config, number, trainable=False)
         report, _ = simulate(
             assembly,
             folder=self.folder(number) / "transcripts",
-            sizing=Sizing(assembly, cache=Cache.of_user(), team=self.team),
+            sizing=BatchSizeTuner(assembly, cache=Cache.of_user(), process_group=self.process_group),
             seed=derived_seed(self.seed, "round", str(number)),
             model=model_fingerprint(assembly, config=config, result=self.weights(number - 1)),
             others=self.others(),
@@ -164,11 +164,11 @@ class Rounds:
             fresh=False,
             progress=self.directory.progress,
             rows=self.data.training if section.tasks == Tasks() else None,
-            team=self.team,
+            process_group=self.process_group,
         )
         found = report.flat()[HISTORY]
         text = strict_json(sealed(without_infinities(found)), indent=2) + "\n"
-        self.team.lead(lambda: write_atomically(done, text), "a simulation")
+        self.process_group.run_on_rank_zero(lambda: write_atomically(done, text), "a simulation")
         logger.info("round %d: %s", number, told_of(found))
         return found
 
@@ -208,7 +208,7 @@ class Rounds:
                 return str(error)
             return None
 
-        reason = self.team.lead(why_not, "the rows of a round")
+        reason = self.process_group.run_on_rank_zero(why_not, "the rows of a round")
         if reason is not None:
             logger.info("round %d has nothing to learn, and training ends: %s", number, reason)
         return reason is None
@@ -219,17 +219,19 @@ class Rounds:
         with self.open_run(self.folder(number), config) as directory:
             if directory.finished:
                 return finished_result(directory)
-            with together(self.team, "opening the data"):
+            with synchronized_errors(self.process_group, "opening the data"):
                 data = open_run_data(config, folder=self.origin)
             _, _, result = train_in(
                 directory,
                 data,
                 trainer=build_trainer(config.trainer, folder=self.origin),
-                team=self.team,
+                process_group=self.process_group,
                 assemble=lambda _: self.assemble(config, number, trainable=True),
             )
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
-        self.team.lead(lambda: shutil.rmtree(directory.checkpoints, ignore_errors=True), "the end of a round")
+        self.process_group.run_on_rank_zero(
+            lambda: shutil.rmtree(directory.checkpoints, ignore_errors=True), "the end of a round"
+        )
         return result
 
     def assemble(self, config: Config, number: int, *, trainable: bool) -> Assembly:
@@ -295,11 +297,11 @@ class Rounds:
     def finish(self, ended: list[dict[str, Any]], result: TrainResult) -> TrainResult:
         """Give the run the weights of the last round that is kept, and their metrics."""
         number = max((number for number, round_ in enumerate(ended, start=1) if round_["kept"]), default=0)
-        self.team.lead(lambda: self.take(number), "the result")
+        self.process_group.run_on_rank_zero(lambda: self.take(number), "the result")
         before = self.directory.manifest["before_rounds"]
         metrics = ended[number - 1]["metrics"] if number else before["metrics"]
         steps = before["steps"] + sum(round_["steps"] for round_ in ended)
-        had = self.team.lead(self.all_dialogues, "the dialogues of all rounds")
+        had = self.process_group.run_on_rank_zero(self.all_dialogues, "the dialogues of all rounds")
         self.directory.note(metrics=metrics, dialogues=had)
         return replace(result, run=self.directory.folder, metrics=metrics, steps=steps, dialogues=had)
 

@@ -13,14 +13,14 @@ from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
-from partita.distributed.joining import own_team
+from partita.distributed.init import get_process_group
 from partita.on_ray import assemble_on_ray, is_on_ray
-from partita.runs.directory import RunDirectory, open_run_of_team
+from partita.runs.directory import RunDirectory, open_run_of_group
 from partita.runs.finding import ChosenRun, choose_folder, find_finished, runs_beside
 from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
 from partita.runs.progress import show_progress
 from partita.served import is_served
-from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_schema.code import code_of
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
@@ -28,7 +28,7 @@ from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
 from partita_trainers.batch_size.cache import Cache
-from partita_trainers.team import Team, together
+from partita_trainers.process_group import ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)
 file_logger = logging.getLogger("partita.file")
@@ -55,7 +55,7 @@ class ModelRuntime:
         """Whether code may run that other saved models name, which speak in a simulation of this one."""
         self.assembly: Assembly | None = None
         self.served: ServedAssembly | FleetAssembly | None = None
-        self.found_sizing: Sizing | None = None
+        self.found_sizing: BatchSizeTuner | None = None
         self.splits: dict[str, Rows] = {}
 
     @classmethod
@@ -120,7 +120,7 @@ class ModelRuntime:
     def ready(self) -> Assembly:
         """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
         if self.assembly is None:
-            with together(self.team, "loading the model"):
+            with synchronized_errors(self.process_group, "loading the model"):
                 self.use_finished_run()
                 labels, training = self.known_labels()
                 self.assembly = self.assemble(labels, training, trainable=False)
@@ -130,9 +130,10 @@ class ModelRuntime:
         """The parts that answer, with a model in this process, on a server or on workers."""
         if not (is_served(self.config) or is_on_ray(self.config)):
             return self.ready()
-        if self.team.ranks > 1:
+        if self.process_group.world_size > 1:
             raise PartitaError(
-                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are {self.team.ranks}; "
+                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are "
+                f"{self.process_group.world_size}; "
                 "start the command by itself"
             )
         if self.served is None:
@@ -222,10 +223,10 @@ class ModelRuntime:
         return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
 
     @property
-    def sizing(self) -> Sizing:
+    def sizing(self) -> BatchSizeTuner:
         """What finds batch sizes for the model in memory."""
         if self.found_sizing is None:
-            self.found_sizing = Sizing(self.ready(), cache=Cache.of_user(), team=self.team)
+            self.found_sizing = BatchSizeTuner(self.ready(), cache=Cache.of_user(), process_group=self.process_group)
         return self.found_sizing
 
     def note_memory(self, used: BatchSizes) -> None:
@@ -233,7 +234,7 @@ class ModelRuntime:
         after = self.sizing.after(used)
         if (
             after != used
-            and self.team.rank == 0
+            and self.process_group.rank == 0
             and self.run is not None
             and os.access(self.run / MANIFESTS[0], os.W_OK)
         ):
@@ -267,13 +268,13 @@ class ModelRuntime:
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
         """A progress display, of several processes in one."""
-        quiet = self.quiet or self.team.rank > 0
+        quiet = self.quiet or self.process_group.rank > 0
         return show_progress(total, description, completed=completed, quiet=quiet)
 
     @property
-    def team(self) -> Team:
+    def process_group(self) -> ProcessGroup:
         """The processes that this one works with: none, unless it was started as one of several."""
-        return own_team(self.config)
+        return get_process_group(self.config)
 
     def choose_run(self) -> ChosenRun:
         """Return the directory of a run that was given none."""
@@ -282,8 +283,8 @@ class ModelRuntime:
     def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:
         """The run directory `folder`, new or continued, of the file or of what was made of it."""
         loaded = self.loaded if config is None else load_config(config)
-        return open_run_of_team(
-            self.team,
+        return open_run_of_group(
+            self.process_group,
             folder,
             config=loaded.config,
             text=loaded.text,

@@ -17,16 +17,16 @@ from partita.inference.metrics import metric_names
 from partita.material import Material, read_material, training_loader
 from partita.runs.directory import RunDirectory
 from partita.tuning.run import run_sizes
-from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.metrics import direction_of
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.base import Metrics, Trainer, TrainResult, Work
+from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
 from partita_trainers.batch_size.cache import Cache
-from partita_trainers.batch_size.trial import BatchSize
-from partita_trainers.team import Team, in_turn, together
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import ProcessGroup, main_process_first, synchronized_errors
 
 logger = logging.getLogger(__name__)
 
@@ -41,62 +41,68 @@ def train_in(
     data: RunData,
     *,
     trainer: Trainer,
-    team: Team,
+    process_group: ProcessGroup,
     assemble: Callable[[Path], Assembly],
-) -> tuple[Assembly, Sizing, TrainResult]:
+) -> tuple[Assembly, BatchSizeTuner, TrainResult]:
     """A run inside its directory, from loading the model to its result; its status is still to be noted.
 
     `assemble` makes the parts; it is given the folder where a new model's tokenizer is kept.
     """
     folder = directory.folder
     tokenizer = folder / "tokenizer"
-    with in_turn(team, "loading the model"):
-        if team.rank == 0:
+    with main_process_first(process_group, "loading the model"):
+        if process_group.rank == 0:
             remove_tokens(folder)
-        if team.rank == 0 and not directory.has_checkpoints:
+        if process_group.rank == 0 and not directory.has_checkpoints:
             shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
         assembly = assemble(tokenizer)
-    sizing = Sizing(assembly, cache=Cache.of_user(), team=team)
-    with tokens_made_once(team, assembly, folder=folder) as parts:
-        result = run_trainer(trainer, parts, data, directory, sizing=sizing, team=team)
+    sizing = BatchSizeTuner(assembly, cache=Cache.of_user(), process_group=process_group)
+    with tokens_made_once(process_group, assembly, folder=folder) as parts:
+        result = run_trainer(trainer, parts, data, directory, sizing=sizing, process_group=process_group)
     return assembly, sizing, result
 
 
 def run_trainer(
-    trainer: Trainer, assembly: Assembly, data: RunData, directory: RunDirectory, *, sizing: Sizing, team: Team
+    trainer: Trainer,
+    assembly: Assembly,
+    data: RunData,
+    directory: RunDirectory,
+    *,
+    sizing: BatchSizeTuner,
+    process_group: ProcessGroup,
 ) -> TrainResult:
     """Encode the rows, find the batch sizes, and let the trainer work."""
     config = assembly.config
     streamed = data.streams is not None
     # Every rank counts all rows; one keeps what is left out.
-    kept = directory.folder if team.rank == 0 else None
+    kept = directory.folder if process_group.rank == 0 else None
     ledger = Ledger(kept, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
-    with together(team, "reading the rows"):
+    with synchronized_errors(process_group, "reading the rows"):
         material = read_material(
             assembly,
             data,
             ledger,
             progress=directory.progress,
-            ranks=team.ranks,
+            ranks=process_group.world_size,
             begun=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
         )
     tell_left_out(ledger, directory)
     begun = begun_sizes(directory, material)
     sizes = run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
-    loader = training_loader(assembly, material, ledger, size=sizes.training, team=team)
+    loader = training_loader(assembly, material, ledger, size=sizes.training, process_group=process_group)
     if material.shape is not None and sizes.training is not None:
         directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
     note_work(directory, assembly, data, ledger, batch_sizes={**sizes.records(), **begun})
 
-    work = Work(
+    work = TrainerContext(
         config=config,
         lm=assembly.lm,
         batches=loader,
-        evaluate=Evaluations(assembly, data, material, directory, sizing, sizes, team),
+        evaluate=Evaluations(assembly, data, material, directory, sizing, sizes, process_group),
         splits=tuple(data.record()),
         run=directory,
         device=assembly.lm.device,
-        team=team,
+        process_group=process_group,
     )
     try:
         with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
@@ -112,7 +118,7 @@ def run_trainer(
             note_left_out(directory, ledger)
             tell_left_out(ledger, directory)
     if config.trainer.type == "custom":
-        team.lead(lambda: save_unless_saved(assembly, directory.folder / "model"), "the model")
+        process_group.run_on_rank_zero(lambda: save_unless_saved(assembly, directory.folder / "model"), "the model")
     return result
 
 
@@ -124,9 +130,9 @@ class Evaluations:
     data: RunData
     material: Material
     directory: RunDirectory
-    sizing: Sizing
+    sizing: BatchSizeTuner
     sizes: BatchSizes
-    team: Team
+    process_group: ProcessGroup
 
     def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
         """The loss, and with `generated` scores of answers; sizes that were too large are noted in the run."""
@@ -140,7 +146,7 @@ class Evaluations:
                 batch_size=capacity.rows,
                 limit=capacity.limit,
                 data=self.assembly.config.data if self.data.mixed else None,
-                team=self.team,
+                process_group=self.process_group,
             )
         if generated:
             with self.sizing.work("generation", self.sizes.generation) as capacity:
@@ -151,7 +157,7 @@ class Evaluations:
                     limit=capacity.limit,
                     max_rows=max_rows,
                     progress=self.directory.progress,
-                    team=self.team,
+                    process_group=self.process_group,
                 )
             metrics |= scores.flat
         after = self.sizing.after(self.sizes)
@@ -208,7 +214,7 @@ def begun_sizes(directory: RunDirectory, material: Material) -> dict[str, Any]:
     return begun
 
 
-def note_cuts(directory: RunDirectory, sizing: Sizing, sizes: BatchSizes) -> None:
+def note_cuts(directory: RunDirectory, sizing: BatchSizeTuner, sizes: BatchSizes) -> None:
     """Where steps ran out of memory, say so beside the size as well, and let later runs begin with less."""
     cuts = directory.manifest.get("out_of_memory")
     if cuts and sizes.training is not None and not sizes.training.out_of_memory:
@@ -222,22 +228,27 @@ def rows_that_fitted(size: BatchSize, cut: Mapping[str, int]) -> int:
     return rows if size.max_tokens is None or longest is None else max(1, rows * tokens // longest)
 
 
-def check_shared(trainer: Trainer, config: Config, team: Team) -> None:
+def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) -> None:
     """Raises ConfigError where a trainer of the user's would train each of several processes by itself."""
-    if team.ranks > 1 and config.trainer.type == "custom" and not getattr(trainer, "sums_gradients", False):
+    if (
+        process_group.world_size > 1
+        and config.trainer.type == "custom"
+        and not getattr(trainer, "sums_gradients", False)
+    ):
         name = type(trainer).__name__
         message = (
-            f"{name} would train each of {team.ranks} processes by itself: sum its gradients with work.team.add_up and "
+            f"{name} would train each of {process_group.world_size} processes by itself: sum its gradients with "
+            "context.process_group.all_reduce_sum_ and "
             "say so in the class by sums_gradients = True, or start one process"
         )
         raise ConfigError([Problem("trainer.target", message)])
 
 
-def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: Sizing) -> BatchSizes:
+def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
     """The batch sizes that a run would begin with."""
     ledger = Ledger(None, max_bad_rows=assembly.config.data.max_bad_rows)
-    with together(sizing.team, "reading the rows"):
-        material = read_material(assembly, data, ledger, ranks=sizing.team.ranks)
+    with synchronized_errors(sizing.process_group, "reading the rows"):
+        material = read_material(assembly, data, ledger, ranks=sizing.process_group.world_size)
     return run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun={})
 
 

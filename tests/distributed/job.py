@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from partita import Model, PartitaError
-from partita.distributed.group import Group
+from partita.distributed.process_group import DistributedGroup
 from partita.lm.huggingface import HuggingFaceModel
 
 Settings = dict[str, Any]
@@ -96,13 +96,13 @@ def simulate(settings: Settings, output: str) -> dict[str, Any]:
     What each rank is told of them goes to a file, and how often it has met the others, by what about.
     """
     meetings: Counter[str] = Counter()
-    gather = Group.gather
+    gather = DistributedGroup.all_gather_object
 
-    def counted(self: Group, mine: Any, about: str) -> list[Any]:
+    def counted(self: DistributedGroup, mine: Any, about: str) -> list[Any]:
         meetings[about] += 1
         return gather(self, mine, about)
 
-    Group.gather = counted  # type: ignore[method-assign,assignment]
+    DistributedGroup.all_gather_object = counted  # type: ignore[method-assign,assignment]
     report = Model(Path("run.yaml"), quiet=True).simulate(output)
     told = {"report": report.record(), "meetings": meetings}
     Path(f"told-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told), encoding="utf8")

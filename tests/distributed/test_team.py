@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from partita.distributed.group import BUCKET_BYTES, buckets
-from partita.distributed.threads import ThreadTeam
+from partita.distributed.process_group import BUCKET_BYTES, buckets
+from partita.distributed.thread_group import ThreadGroup
 from partita.inference.claims import Claims, claimed
-from partita_trainers.team import ALONE, in_turn, together
+from partita_trainers.process_group import SINGLE_PROCESS, main_process_first, synchronized_errors
 
 T = TypeVar("T")
 
 
-def on_ranks(ranks: int, work: Callable[[ThreadTeam], T]) -> list[T]:
+def on_ranks(ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     """What each rank comes to."""
     with ThreadPoolExecutor(ranks) as threads:
-        return list(threads.map(work, ThreadTeam.of(ranks, timeout_seconds=20)))
+        return list(threads.map(work, ThreadGroup.of(ranks, timeout_seconds=20)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("total", [0, 1, 3, 1000])
 def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
-    def claim(team: ThreadTeam) -> list[int]:
-        claims = Claims(total, team=team)
+    def claim(process_group: ThreadGroup) -> list[int]:
+        claims = Claims(total, process_group=process_group)
         found: list[int] = []
         while claims.left:
             places = claims.take(16)
@@ -35,14 +35,14 @@ def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
             found += places
         return found
 
-    parts = on_ranks(ranks, claim) if ranks > 1 else [claim(ALONE)]  # type: ignore[arg-type]
+    parts = on_ranks(ranks, claim) if ranks > 1 else [claim(SINGLE_PROCESS)]  # type: ignore[arg-type]
 
     assert sorted(place for part in parts for place in part) == list(range(total))
 
 
 def test_plans_that_follow_each_other_are_dealt_apart() -> None:
-    def claim(team: ThreadTeam) -> list[list[int]]:
-        return [list(claimed(Claims(7, team=team))) for _ in range(3)]
+    def claim(process_group: ThreadGroup) -> list[list[int]]:
+        return [list(claimed(Claims(7, process_group=process_group))) for _ in range(3)]
 
     parts = on_ranks(2, claim)
 
@@ -52,8 +52,8 @@ def test_plans_that_follow_each_other_are_dealt_apart() -> None:
 
 def test_claims_become_small_towards_the_end() -> None:
     sizes: list[int] = []
-    team = ThreadTeam.of(2)[0]
-    claims = Claims(100, team=team)
+    process_group = ThreadGroup.of(2)[0]
+    claims = Claims(100, process_group=process_group)
     while claims.left:
         sizes.append(len(claims.take(64)))
 
@@ -63,12 +63,12 @@ def test_claims_become_small_towards_the_end() -> None:
 
 
 def test_a_slow_rank_claims_less_and_nobody_waits_for_it() -> None:
-    def claim(team: ThreadTeam) -> int:
+    def claim(process_group: ThreadGroup) -> int:
         found = 0
-        claims = Claims(400, team=team)
+        claims = Claims(400, process_group=process_group)
         while claims.left:
             found += len(claims.take(4))
-            time.sleep(0.3 if team.rank == 1 else 0.001)
+            time.sleep(0.3 if process_group.rank == 1 else 0.001)
         return found
 
     fast, slow, other = on_ranks(3, claim)
@@ -80,8 +80,8 @@ def test_a_slow_rank_claims_less_and_nobody_waits_for_it() -> None:
 def test_one_rank_leads_and_the_others_have_what_it_found() -> None:
     asked: list[int] = []
 
-    def work(team: ThreadTeam) -> str:
-        return team.lead(lambda: asked.append(team.rank) or "found", "a search")
+    def work(process_group: ThreadGroup) -> str:
+        return process_group.run_on_rank_zero(lambda: asked.append(process_group.rank) or "found", "a search")
 
     assert on_ranks(3, work) == ["found"] * 3
     assert asked == [0]
@@ -90,9 +90,9 @@ def test_one_rank_leads_and_the_others_have_what_it_found() -> None:
 def test_the_first_rank_is_done_before_the_others_begin() -> None:
     order: list[int] = []
 
-    def work(team: ThreadTeam) -> None:
-        with in_turn(team, "a file"):
-            order.append(team.rank)
+    def work(process_group: ThreadGroup) -> None:
+        with main_process_first(process_group, "a file"):
+            order.append(process_group.rank)
 
     on_ranks(3, work)
 
@@ -103,12 +103,12 @@ def test_the_first_rank_is_done_before_the_others_begin() -> None:
 def test_no_rank_goes_on_where_one_has_failed() -> None:
     passed: list[int] = []
 
-    def work(team: ThreadTeam) -> str:
+    def work(process_group: ThreadGroup) -> str:
         try:
-            with together(team, "reading"):
-                if team.rank == 1:
+            with synchronized_errors(process_group, "reading"):
+                if process_group.rank == 1:
                     raise ValueError("rank 1 cannot read")
-            passed.append(team.rank)
+            passed.append(process_group.rank)
         except ValueError as error:
             return str(error)
         return ""
@@ -118,9 +118,9 @@ def test_no_rank_goes_on_where_one_has_failed() -> None:
 
 
 def test_ranks_that_stand_in_different_places_are_told() -> None:
-    def work(team: ThreadTeam) -> str:
+    def work(process_group: ThreadGroup) -> str:
         with pytest.raises(AssertionError) as error:
-            team.gather(1, "the loss" if team.rank else "the rows")
+            process_group.all_gather_object(1, "the loss" if process_group.rank else "the rows")
         return str(error.value)
 
     assert on_ranks(2, work) == ["ranks do not stand in the same place: ['the loss', 'the rows']"] * 2
@@ -149,9 +149,9 @@ def test_many_tensors_come_in_buckets_of_limited_size() -> None:
 
 
 def test_sums_are_on_every_rank() -> None:
-    def work(team: ThreadTeam) -> Any:
-        tensors = [torch.full((2,), float(team.rank + 1)), torch.ones(1)]
-        team.add_up(tensors)
+    def work(process_group: ThreadGroup) -> Any:
+        tensors = [torch.full((2,), float(process_group.rank + 1)), torch.ones(1)]
+        process_group.all_reduce_sum_(tensors)
         return np.concatenate([tensor.numpy() for tensor in tensors]).tolist()
 
     assert on_ranks(3, work) == [[6.0, 6.0, 3.0]] * 3

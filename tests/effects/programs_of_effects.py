@@ -15,7 +15,7 @@ import torch
 from partita.data.collate import collate
 from partita.data.shaping.prompt import Segment, Shaped
 from partita_schema.trainer import CustomTrainer
-from partita_trainers.base import Batch, TrainResult, Work
+from partita_trainers.base import Batch, TrainerContext, TrainResult
 
 WORDS = ("one", "two", "three", "red")
 
@@ -27,36 +27,36 @@ class Probe:
         self.steps = int(section.options.get("steps", 3))
         self.learned = int(section.options.get("learned", self.steps))
 
-    def train(self, work: Work) -> TrainResult:
-        assert work.batches is not None
-        work.lm.prepare_training(self.steps)
-        trained = {name: value for name, value in work.lm.module.named_parameters() if value.requires_grad}
+    def train(self, context: TrainerContext) -> TrainResult:
+        assert context.batches is not None
+        context.lm.prepare_training(self.steps)
+        trained = {name: value for name, value in context.lm.module.named_parameters() if value.requires_grad}
         optimizer = torch.optim.SGD(trained.values(), lr=0.5)
         batches, losses = [], []
-        with work.lm.training():
-            for number, step in enumerate(islice(work.batches.steps(), self.steps)):
-                batches.append([described(batch) for batch in step.batches])
+        with context.lm.training():
+            for number, step in enumerate(islice(context.batches.steps(), self.steps)):
+                batches.append([described(batch) for batch in step.micro_batches])
                 if number >= self.learned:
                     continue
                 torch.manual_seed(number)
-                loss = torch.stack([work.lm.loss(work.lm.module, batch) for batch in step.batches]).sum()
+                loss = torch.stack([context.lm.loss(context.lm.module, batch) for batch in step.micro_batches]).sum()
                 losses.append(loss.item())
-                extra = work.lm.auxiliary_loss()
+                extra = context.lm.auxiliary_loss()
                 (loss if extra is None else loss + extra).backward()
                 torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
                 optimizer.step()
-                work.lm.after_step(number + 1)
+                context.lm.after_step(number + 1)
                 optimizer.zero_grad()
-        work.lm.save(work.run.folder / "model")
+        context.lm.save(context.run.folder / "model")
         found = {
             "batches": batches,
             "losses": losses,
             "trained": {name: list(value.shape) for name, value in trained.items()},
-            "types": sorted({str(value.dtype) for value in work.lm.module.parameters()}),
+            "types": sorted({str(value.dtype) for value in context.lm.module.parameters()}),
         }
-        (work.run.folder / "probe.json").write_text(json.dumps(found), encoding="utf8")
-        metrics = work.evaluate("validation", False, None) if "validation" in work.splits else {}
-        return TrainResult(run=work.run.folder, metrics={"validation": metrics}, steps=self.steps)
+        (context.run.folder / "probe.json").write_text(json.dumps(found), encoding="utf8")
+        metrics = context.evaluate("validation", False, None) if "validation" in context.splits else {}
+        return TrainResult(run=context.run.folder, metrics={"validation": metrics}, steps=self.steps)
 
 
 class OtherProbe(Probe):

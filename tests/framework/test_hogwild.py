@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from partita import Model
 from partita_schema.errors import ConfigError, PartitaError, ResumeError, TrainingError
 from partita_trainers import hogwild, hogwild_workers
-from partita_trainers.team import Team
+from partita_trainers.process_group import ProcessGroup
 
 from ..forks import COMMAND, Forks
 from ..json_lines import read_json_lines, write_json_lines
@@ -190,15 +190,15 @@ def test_a_worker_that_is_killed_ends_the_run_which_then_goes_on(
 ) -> None:
     settings = make_settings(folder)
     found: list[Any] = []
-    log = hogwild.Training.log
+    log = hogwild.HogwildRun.log
 
-    def kill_behind_an_epoch(training: hogwild.Training, *args: Any, **kwargs: Any) -> None:
+    def kill_behind_an_epoch(training: hogwild.HogwildRun, *args: Any, **kwargs: Any) -> None:
         log(training, *args, **kwargs)
         if not found:
             found.extend(children(os.getpid()))
             os.kill(found[1], signal.SIGKILL)
 
-    monkeypatch.setattr(hogwild.Training, "log", kill_behind_an_epoch)
+    monkeypatch.setattr(hogwild.HogwildRun, "log", kill_behind_an_epoch)
     with pytest.raises(TrainingError) as caught:
         Model(settings, quiet=True).train(run=tmp_path / "run")
     assert str(caught.value) in {
@@ -235,7 +235,7 @@ def test_other_rows_are_refused_when_a_run_goes_on(folder: Path, tmp_path: Path)
 
 
 def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two(Team):
+    class Two(ProcessGroup):
         ranks = 2
 
     trainer = hogwild.Hogwild(Model(make_settings(folder)).config.trainer)  # type: ignore[arg-type]

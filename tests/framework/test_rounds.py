@@ -8,7 +8,7 @@ import pytest
 from partita.rounds import Rounds
 from partita.runs.directory import RunDirectory
 from partita_schema.config import Config
-from partita_trainers.team import ALONE
+from partita_trainers.process_group import SINGLE_PROCESS
 
 
 def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on: Any) -> Rounds:
@@ -31,7 +31,7 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on:
     assert config.simulation.train_on is not None
     unused: Any = None
     directory = RunDirectory(folder / "run", config=config)
-    return Rounds(config, config.simulation.train_on, folder, directory, ALONE, 1, unused, unused, unused)
+    return Rounds(config, config.simulation.train_on, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused)
 
 
 @pytest.mark.parametrize(

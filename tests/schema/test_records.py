@@ -6,16 +6,16 @@ import pytest
 from marshmallow import ValidationError
 
 from partita_schema.records import BatchSizeRecord, ManifestRecord
-from partita_trainers.batch_size.trial import BatchSize, Probe
+from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 TUNED = {
     "rows": 24,
     "origin": "tuned",
     "device": "cpu",
-    "fits": 148,
+    "max_fitting": 148,
     "best": 24,
     "probes": [{"rows": 1, "verdict": "fits", "used_bytes": 7_680_000, "decode_seconds": None}],
-    "paces": [[1, 3.5], [24, 31.0]],
+    "throughputs": [[1, 3.5], [24, 31.0]],
     "out_of_memory": False,
     "prompt_tokens": 461,
     "new_tokens": 32,
@@ -41,9 +41,19 @@ def test_unknown_keys_survive_a_round_trip_at_every_level() -> None:
 
 
 def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
-    probes = (Probe(1, "fits", 7_680_000, 8_000_000, 0.25, 0.0125, 3.5, 0.5), Probe(512, "out of memory", None, None))
+    probes = (
+        ProbeResult(1, "fits", 7_680_000, 8_000_000, 0.25, 0.0125, 3.5, 0.5),
+        ProbeResult(512, "out of memory", None, None),
+    )
     found = BatchSize(
-        24, "tuned", "cpu", fits=148, best=24, probes=probes, paces=((1, 3.5), (24, 31.0)), out_of_memory=True
+        24,
+        "tuned",
+        "cpu",
+        max_fitting=148,
+        best=24,
+        probes=probes,
+        throughputs=((1, 3.5), (24, 31.0)),
+        out_of_memory=True,
     )
     record = json.loads(json.dumps(found.record()))
     assert json.loads(json.dumps(BatchSizeRecord().dump(BatchSizeRecord().load(record)))) == record
@@ -57,7 +67,7 @@ def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
         ({"batch_sizes": {"a": {}}}, "batch_sizes"),
         ({"batch_sizes": {"a": {**TUNED, "origin": "guessed"}}}, "batch_sizes"),
         ({"batch_sizes": {"a": {**TUNED, "rows": 0}}}, "batch_sizes"),
-        ({"batch_sizes": {"a": {**TUNED, "paces": [[1]]}}}, "batch_sizes"),
+        ({"batch_sizes": {"a": {**TUNED, "throughputs": [[1]]}}}, "batch_sizes"),
     ],
 )
 def test_a_wrong_manifest_is_refused_by_key(change: dict[str, object], key: str) -> None:

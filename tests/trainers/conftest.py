@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from partita_schema.config import Config
 from partita_schema.errors import ResumeError
-from partita_trainers.base import Batch, Step, Work
+from partita_trainers.base import Batch, GlobalBatch, TrainerContext
 from partita_trainers.finetune import Finetune
 
 VOCABULARY = 23
@@ -86,15 +86,15 @@ class SeededBatches:
     def total_steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs * self.steps_per_epoch - 1e-9))
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         if cursor["rows"] != self.num_rows:
             raise ResumeError("other rows")
         self.position = cursor["step"]
 
-    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         return cursors[0]
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[GlobalBatch]:
         position = self.position
         while True:
             epoch, index = divmod(position, self.steps_per_epoch)
@@ -103,7 +103,7 @@ class SeededBatches:
             parts = [self.batch(part) for part in chosen.chunk(self.micro)]
             position += 1
             cursor = {"step": position, "rows": self.num_rows}
-            yield Step(batches=tuple(parts), cursor=cursor, epoch=position / self.steps_per_epoch)
+            yield GlobalBatch(micro_batches=tuple(parts), state_dict=cursor, epoch=position / self.steps_per_epoch)
 
     def batch(self, chosen: torch.Tensor) -> Batch:
         ids = self.rows[chosen]
@@ -177,7 +177,7 @@ def make_work(tmp_path: Path) -> Any:
 
     def make(
         *, run: Recorder | None = None, lm: Any = None, batches: Any = None, evaluate: Any = None, **trainer: Any
-    ) -> Work:
+    ) -> TrainerContext:
         lm = lm or BigramModel()
         held_out = SeededBatches(rows=16).batch(torch.arange(16))
 
@@ -185,7 +185,7 @@ def make_work(tmp_path: Path) -> Any:
             with torch.no_grad():
                 return {"loss": float(lm.loss(lm.module, held_out)) / held_out.loss_tokens}
 
-        return Work(
+        return TrainerContext(
             config=make_config(**trainer),
             lm=lm,
             batches=batches or SeededBatches(),

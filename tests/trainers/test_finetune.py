@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from partita_schema.errors import ConfigError, DataError, DivergenceError, ResumeError, TrainingError
-from partita_trainers.base import Step
+from partita_trainers.base import GlobalBatch
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.learner import build_accelerator
+from partita_trainers.engine import build_accelerator
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.schedule import plan_schedule
 
@@ -99,7 +99,7 @@ def test_a_step_divides_by_its_loss_tokens_not_by_its_batches(make_work: Any) ->
     work = make_work(lm=lm, epochs=1, max_steps=1)
     step = next(make_work.batches().steps())
     total, count = 0.0, 0
-    for batch in step.batches:
+    for batch in step.micro_batches:
         logits = lm.module(batch.input_ids_BT).detach()
         for row in range(batch.rows):
             for place in range(1, batch.input_ids_BT.shape[1]):
@@ -301,7 +301,7 @@ def test_steps_are_closed_behind_the_last_one(make_work: Any, rate: Any) -> None
     work, asked = make_work(epochs=1, learning_rate=rate), list[Any]()
     plain = work.batches.steps
 
-    def kept() -> Iterator[Step]:
+    def kept() -> Iterator[GlobalBatch]:
         asked.append(plain())  # somebody holds them, so that they do not end by themselves
         return asked[-1]
 
@@ -389,10 +389,10 @@ class Endless:
     def total_steps(self, epochs: float) -> int:
         raise AssertionError("nobody knows")
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         raise AssertionError("nothing is resumed here")
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[GlobalBatch]:
         raise AssertionError("nothing is trained here")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from partita.distributed.threads import ThreadTeam
-from partita_trainers.learner import Learner
+from partita.distributed.thread_group import ThreadGroup
+from partita_trainers.engine import TrainEngine
 
 from .conftest import run
 
@@ -69,18 +69,18 @@ def test_the_norm_of_all_gradients_is_limited_and_the_log_tells_what_it_was(make
 
 
 def test_a_gradient_that_one_rank_alone_has_is_that_of_all(make_work: Any) -> None:
-    work, teams = make_work(), ThreadTeam.of(2, timeout_seconds=20)
+    work, teams = make_work(), ThreadGroup.of(2, timeout_seconds=20)
     models = [make_work.model(), make_work.model()]
     learners = [
-        Learner(work.config.trainer, lm, device=torch.device("cpu"), team=team)
-        for lm, team in zip(models, teams, strict=True)
+        TrainEngine(work.config.trainer, lm, device=torch.device("cpu"), process_group=process_group)
+        for lm, process_group in zip(models, teams, strict=True)
     ]
     for rank, lm in enumerate(models):
         lm.module.head.bias.grad = torch.full((23,), 1.0 + rank)
     models[1].module.embed.weight.grad = torch.ones(23, 16)
 
-    def add_up(learner: Learner) -> None:
-        learner.add_up_gradients(learner.team.gather(learner.has_gradients(), "gradients"))
+    def add_up(engine: TrainEngine) -> None:
+        engine.all_reduce_gradients(engine.process_group.all_gather_object(engine.has_gradients(), "gradients"))
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(add_up, learners))

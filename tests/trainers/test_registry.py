@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from partita_schema.errors import ConfigError
 from partita_schema.trainer import CustomTrainer, FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.finetune import Finetune
-from partita_trainers.registry import TRAINERS, build_trainer, check_trial, load_class
+from partita_trainers.registry import TRAINERS, build_trainer, check_probe, load_class
 from partita_trainers.zero_shot import ZeroShot
 
 
@@ -71,11 +71,11 @@ class WithoutTrial:
 def test_a_class_that_does_not_say_what_to_probe_needs_a_number() -> None:
     section = custom("partita_trainers.zero_shot:ZeroShot")
     message = (
-        "trainer.batch_size: auto needs a trainer that says what to probe: give WithoutTrial a method trial, "
+        "trainer.batch_size: auto needs a trainer that says what to probe: give WithoutTrial a method probe, "
         "or write a number"
     )
     with pytest.raises(ConfigError) as error:
-        check_trial(WithoutTrial(section), section)
+        check_probe(WithoutTrial(section), section)
     assert str(error.value) == message
     numbered = section.model_copy(update={"batch_size": 8})
-    check_trial(WithoutTrial(numbered), numbered)
+    check_probe(WithoutTrial(numbered), numbered)

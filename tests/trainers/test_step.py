@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.step import Cutting, batch_digest, cut
+from partita_trainers.step import MicroBatchSplitter, batch_digest, split_batch
 
 from ..properties import first
 from .conftest import Killed, comparable, run
@@ -56,7 +56,7 @@ def test_a_cut_batch_holds_every_row_once_in_order_and_nothing_that_is_learned_i
     lengths: list[int], power: int
 ) -> None:
     batch = batch_of(lengths)
-    parts = cut(batch, 2**power)
+    parts = split_batch(batch, 2**power)
     assert [key for part in parts for key in part.keys] == list(batch.keys)
     assert len(parts) == min(2**power, batch.rows)
     assert max(part.rows for part in parts) - min(part.rows for part in parts) <= 1
@@ -112,7 +112,9 @@ def test_a_halved_step_draws_the_same_random_numbers_as_one_that_was_planned_so(
     class Halves(make_work.batches):
         def steps(self) -> Any:
             for step in super().steps():
-                yield replace(step, batches=tuple(part for batch in step.batches for part in cut(batch, 2)))
+                yield replace(
+                    step, micro_batches=tuple(part for batch in step.micro_batches for part in split_batch(batch, 2))
+                )
 
     planned = make_work(run=make_work.recorder(tmp_path / "planned"), batches=Halves(), epochs=1)
     run(planned)
@@ -155,7 +157,7 @@ def test_the_log_tells_the_share_of_padding_in_a_step(make_work: Any) -> None:
     steps = make_work.batches().steps()
     run(work)
     for record in work.run.log:
-        batches = next(steps).batches
+        batches = next(steps).micro_batches
         padded = sum(batch.input_ids_BT.numel() - int(batch.lengths_B.sum()) for batch in batches)
         cells = sum(batch.input_ids_BT.numel() for batch in batches)
         assert 0 < record["padding"] == pytest.approx(padded / cells, abs=1e-6)
@@ -230,9 +232,9 @@ def test_a_run_that_halved_and_was_killed_goes_on_bit_for_bit(make_work: Any, tm
 
 
 def test_the_parts_of_a_checkpoint_without_any_are_whole_batches() -> None:
-    cutting = Cutting(parts=4)
-    cutting.load({})
-    assert (cutting.parts, cutting.events) == (1, [])
+    splitter = MicroBatchSplitter(parts=4)
+    splitter.load_state_dict({})
+    assert (splitter.parts, splitter.events) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_one_row_that_does_not_fit_is_told_with_what_to_change(make_work: Any, f
     before = weights(work)
     with pytest.raises(TrainingError) as error:
         run(work)
-    tokens = int(next(make_work.batches().steps()).batches[0].lengths_B[0])
+    tokens = int(next(make_work.batches().steps()).micro_batches[0].lengths_B[0])
     assert str(error.value) == (
         f"step 1: out of memory with 1 row of {tokens} tokens; lower preprocessing.global_max_sequence_length, write "
         "trainer.gradient_checkpointing: true or quantization: {bits: 4}, or take a smaller base_model"
@@ -324,7 +326,7 @@ def rows_of(batch: Batch) -> dict[str, tuple[list[int], list[int]]]:
 def test_a_cut_batch_of_packed_rows_keeps_every_row_whole_under_its_key(lines: list[list[int]], power: int) -> None:
     batch = packed_batch(lines)
     assert batch.rows == sum(map(len, lines))
-    parts = cut(batch, 2**power)
+    parts = split_batch(batch, 2**power)
     found: dict[str, tuple[list[int], list[int]]] = {}
     for part in parts:
         found |= rows_of(part)
@@ -343,17 +345,17 @@ def test_a_cut_batch_of_packed_rows_keeps_every_row_whole_under_its_key(lines: l
 
 
 def test_a_single_line_of_packed_rows_is_cut_between_rows_until_one_is_left(caplog: Any) -> None:
-    cutting, batch = Cutting(), packed_batch([[4, 2, 3]])
+    splitter, batch = MicroBatchSplitter(), packed_batch([[4, 2, 3]])
     with caplog.at_level(logging.WARNING):
-        cutting.halve(batch, number=3, failure=MemoryError())
+        splitter.halve(batch, number=3, failure=MemoryError())
     assert caplog.messages == ["step 3: out of memory with 3 packed rows (1 x 9 tokens); going on with half"]
-    assert cutting.events == [{"step": 3, "rows": 1, "tokens": 9, "now": 1}]
-    assert [part.rows for part in cutting.cut([batch])] == [2, 1]
-    cutting.halve(cutting.cut([batch])[0], number=3, failure=MemoryError())
-    parts = cutting.cut([batch])
+    assert splitter.events == [{"step": 3, "rows": 1, "tokens": 9, "now": 1}]
+    assert [part.rows for part in splitter.split([batch])] == [2, 1]
+    splitter.halve(splitter.split([batch])[0], number=3, failure=MemoryError())
+    parts = splitter.split([batch])
     assert [part.tokens for part in parts] == [4, 2, 3]
     with pytest.raises(TrainingError, match="out of memory with 1 row of 4 tokens"):
-        cutting.halve(parts[0], number=3, failure=MemoryError())
+        splitter.halve(parts[0], number=3, failure=MemoryError())
 
 
 def test_hashes_of_steps_tell_ids_labels_lengths_and_keys_apart() -> None:

@@ -20,7 +20,7 @@ METRICS_OF_NO_QUALITY = {"n"}
 def best_step(metric: str, values: list[float]) -> int | None:
     validation = Validation(metric, patience=0)
     for step, value in enumerate(values, start=1):
-        validation.see({metric: value}, step=step)
+        validation.update({metric: value}, step=step)
     return validation.best_step
 
 

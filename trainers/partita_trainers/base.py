@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     import torch
 
     from partita_schema.config import Config
-    from partita_trainers.batch_size.trial import Trial, Volume
+    from partita_trainers.batch_size.probe import Probe, Volume
 
 Metrics = dict[str, float]
 """Numbers by name: `loss`, and `<output>.<metric>` for generated answers."""
@@ -65,12 +65,12 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Step:
+class GlobalBatch:
     """The batches of one optimizer step, and where the data stands once they are used."""
 
-    batches: tuple[Batch, ...]
-    cursor: Mapping[str, Any]
-    """JSON; `Batches.load_cursor` of it continues with the step after this one."""
+    micro_batches: tuple[Batch, ...]
+    state_dict: Mapping[str, Any]
+    """JSON; `Batches.load_state_dict` of it continues with the step after this one."""
     epoch: float
     """Passes over the data once this step is used."""
 
@@ -89,13 +89,13 @@ class Batches(Protocol):
     def total_steps(self, epochs: float) -> int:
         """Steps of so many passes, at least 1. Raises DataError where the data's length is not known."""
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after that step. Raises ResumeError when the data or the plan are not the same."""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[GlobalBatch]:
         """Steps from the cursor on, epoch after epoch, without end: of each the batches of this rank."""
 
-    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """One cursor of the run out of those that the ranks have behind the same step."""
 
 
@@ -176,7 +176,7 @@ With `generated`, answers are generated and scored too.
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainerContext:
     """All that a trainer is handed."""
 
     config: "Config"
@@ -189,7 +189,7 @@ class Work:
     run: Run
     """Where rank 0 writes; of other ranks nothing is written there."""
     device: "torch.device"
-    team: Team = ALONE
+    process_group: ProcessGroup = SINGLE_PROCESS
     """The processes of the run."""
 
 
@@ -215,15 +215,15 @@ class TrainResult:
 
 
 @dataclass(frozen=True)
-class TrialWork:
+class ProbeContext:
     """All that a trainer is handed to try batch sizes with."""
 
     config: "Config"
     lm: LanguageModel
     device: "torch.device"
-    longest_row: int
+    max_row_tokens: int
     """Tokens of the longest training row."""
-    most_learned: int
+    max_loss_tokens: int
     """Most learned tokens of a row."""
     token_ids: Sequence[int]
     """Ordinary tokens: in the vocabulary, and none of the special ones."""
@@ -235,17 +235,17 @@ class TrialWork:
     """estimated_bytes(rows): what a batch should take by a formula, for devices that cannot measure it."""
     packed: bool = False
     """Rows are packed: what is said of rows here holds for the lines that they fill."""
-    team: Team = ALONE
+    process_group: ProcessGroup = SINGLE_PROCESS
     """All processes of the run, this one among them."""
 
 
 class Trainer(Protocol):
     """Made from the run's configuration and used once."""
 
-    def train(self, work: Work) -> TrainResult:
+    def train(self, context: TrainerContext) -> TrainResult:
         """Run to the end, continuing from the newest checkpoint in the run."""
 
-    def trial(self, work: TrialWork) -> "AbstractContextManager[Trial] | None":
+    def probe(self, context: ProbeContext) -> "AbstractContextManager[Probe] | None":
         """What to try batch sizes with, where the file says `batch_size: auto`; None where nothing is trained.
 
         The trial runs inside the context only; when that ends, the model and the random generators are what they were.

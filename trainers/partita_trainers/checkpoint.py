@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, parse_json
 from partita_trainers.file_sums import check_sums, write_sums
-from partita_trainers.sharding import shared_state
+from partita_trainers.sharding import sharded_state
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def read_checkpoint(
     load_model(path)
     for number, optimizer in enumerate(optimizers):
         try:
-            optimizer.load_state_dict(shared_state(load_state(path / f"optimizer-{number}"), optimizer))
+            optimizer.load_state_dict(sharded_state(load_state(path / f"optimizer-{number}"), optimizer))
         except ValueError as error:
             message = f"{path / f'optimizer-{number}'} does not fit this run's parameters ({error}); start a new run"
             raise ResumeError(message) from error

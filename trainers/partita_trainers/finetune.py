@@ -18,8 +18,8 @@ from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.base import Batches, Metrics, Step, TrainResult, TrialWork, Work
-from partita_trainers.batch_size.training_trial import TrainingTrial
+from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult
+from partita_trainers.batch_size.training_probe import TrainingProbe
 from partita_trainers.checkpoint import (
     check_intact,
     list_checkpoints,
@@ -28,15 +28,15 @@ from partita_trainers.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
+from partita_trainers.engine import TrainEngine, dry_run
 from partita_trainers.interrupt import interruption, never
-from partita_trainers.learner import Learner, rehearsal
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.result import save_result
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
-from partita_trainers.step import Cutting, Outcome, closing_steps, step_record, take_step
+from partita_trainers.step import MicroBatchSplitter, StepResult, open_steps, step_record, take_step
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -48,54 +48,63 @@ class Finetune:
     def __init__(self, config: FinetuneTrainer) -> None:
         self.config = config
 
-    def train(self, work: Work) -> TrainResult:
+    def train(self, context: TrainerContext) -> TrainResult:
         """Take all steps, then restore the best weights, save them and evaluate them."""
-        if work.batches is None or work.batches.num_rows == 0:
+        if context.batches is None or context.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or give train a data set")
-        training = Training(self.config, work, work.batches)
+        training = FinetuneRun(self.config, context, context.batches)
         try:
             resumed_from = training.resume()
-            training.take_steps()
-            result = training.finish(resumed_from)
+            training.train_loop()
+            result = training.finalize(resumed_from)
         except BaseException:
-            training.learner.release(failed=True)
+            training.engine.release(failed=True)
             raise
         return result
 
-    def trial(self, work: TrialWork) -> TrainingTrial:
+    def probe(self, context: ProbeContext) -> TrainingProbe:
         """Steps as `train` takes them, on the longest rows."""
-        sharded = shares_weights(work.config)
-        begin = partial(rehearsal, self.config, work.lm, device=work.device, team=work.team, sharded=sharded)
-        return TrainingTrial(work, begin)
+        sharded = is_sharded(context.config)
+        begin = partial(
+            dry_run,
+            self.config,
+            context.lm,
+            device=context.device,
+            process_group=context.process_group,
+            sharded=sharded,
+        )
+        return TrainingProbe(context, begin)
 
 
-class Training:
+class FinetuneRun:
     """A run of the loop: what is trained, by what, and how far it is."""
 
-    def __init__(self, config: FinetuneTrainer, work: Work, batches: Batches) -> None:
-        self.config, self.work, self.batches = config, work, batches
-        self.lm, self.run, self.team = work.lm, work.run, work.team
-        self.schedule = plan_schedule(config, batches=batches, splits=work.splits)
-        self.validation = Validation(metric=validation_metric(work), patience=config.early_stop)
+    def __init__(self, config: FinetuneTrainer, context: TrainerContext, batches: Batches) -> None:
+        self.config, self.context, self.batches = config, context, batches
+        self.lm, self.run, self.process_group = context.lm, context.run, context.process_group
+        self.schedule = plan_schedule(config, batches=batches, splits=context.splits)
+        self.validation = Validation(metric=validation_metric(context), patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
-        sharded = shares_weights(work.config)
-        self.learner = Learner(config, self.lm, device=work.device, team=work.team, sharded=sharded)
-        if self.learner.shards is not None:
-            held, ranks = self.learner.shards.held, self.team.ranks
+        sharded = is_sharded(context.config)
+        self.engine = TrainEngine(
+            config, self.lm, device=context.device, process_group=context.process_group, sharded=sharded
+        )
+        if self.engine.shards is not None:
+            held, ranks = self.engine.shards.local_numel, self.process_group.world_size
             logger.info("%d processes share the weights: about %s numbers each", ranks, f"{held:,}")
             self.run.note(numbers_of_a_process=held)
-        self.cutting = Cutting()
+        self.splitter = MicroBatchSplitter()
         self.losses = LossHistory()
-        self.sources = SourceCounts(work.config.data.mix_names)
+        self.sources = SourceCounts(context.config.data.mix_names)
         self.learning_rate = 0.0
         self.step = 0
         self.stopped_early = False
 
     def resume(self) -> int | None:
         """The step that was restored, or None for a new run."""
-        step = self.team.lead(lambda: newest_intact(self.run.checkpoints), "the checkpoints")
+        step = self.process_group.run_on_rank_zero(lambda: newest_intact(self.run.checkpoints), "the checkpoints")
         if step is None:
-            set_seed(self.work.config.seed)
+            set_seed(self.context.config.seed)
             self.run.truncate_log(0)
             self.learning_rate = self.peak_learning_rate()
             self.run.note(learning_rate=self.learning_rate)
@@ -105,26 +114,26 @@ class Training:
                 f"the run stands at step {step} and the file now ends at step {self.schedule.total}; "
                 "raise trainer.epochs or trainer.max_steps, or give this run another folder with --run"
             )
-        self.load(step)
+        self.load_checkpoint(step)
         self.run.truncate_log(step)
         logger.info("continuing at step %d of %d", step, self.schedule.total)
         return step
 
-    def load(self, step: int) -> None:
+    def load_checkpoint(self, step: int) -> None:
         """Model, optimizers, random states, data position and counters of a checkpoint."""
-        cursor, state = self.restore(step)
-        self.batches.load_cursor(cursor)
-        self.validation.load(state["validation"])
-        self.cutting.load(state.get("cutting", {}))
-        self.sources.load(state.get("sources", {}))
+        cursor, state = self.restore_checkpoint(step)
+        self.batches.load_state_dict(cursor)
+        self.validation.load_state_dict(state["validation"])
+        self.splitter.load_state_dict(state.get("cutting", {}))
+        self.sources.load_state_dict(state.get("sources", {}))
         self.step, self.learning_rate = step, state["learning_rate"]
-        self.stopped_early = self.validation.exhausted and step < self.schedule.total
-        if self.learner.accelerator.scaler is not None:
-            self.learner.accelerator.scaler.load_state_dict(state["scaler"])
+        self.stopped_early = self.validation.should_stop and step < self.schedule.total
+        if self.engine.accelerator.scaler is not None:
+            self.engine.accelerator.scaler.load_state_dict(state["scaler"])
 
-    def restore(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def restore_checkpoint(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return read_checkpoint(
-            self.run.checkpoints, step, load_model=self.lm.load_checkpoint, optimizers=self.learner.plain_optimizers
+            self.run.checkpoints, step, load_model=self.lm.load_checkpoint, optimizers=self.engine.raw_optimizers
         )
 
     def peak_learning_rate(self) -> float:
@@ -132,35 +141,37 @@ class Training:
         given = self.config.learning_rate
         if given == "auto":
             found = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
-            self.learner.build_optimizers()
+            self.engine.build_optimizers()
             return found
         if given is not None:
             return given
-        if self.work.config.adapter is not None:
+        if self.context.config.adapter is not None:
             return 2e-4
-        return 1e-3 if isinstance(self.work.config.base_model, ScratchModel) else 2e-5
+        return 1e-3 if isinstance(self.context.config.base_model, ScratchModel) else 2e-5
 
-    def try_step(self, step: Step, learning_rate: float) -> float:
-        return self.train_on(step, number=1, learning_rate=learning_rate).loss
+    def try_step(self, global_batch: GlobalBatch, learning_rate: float) -> float:
+        return self.take_step(global_batch, number=1, learning_rate=learning_rate).loss
 
-    def train_on(self, step: Step, *, number: int, learning_rate: float, stop: Callable[[], bool] = never) -> Outcome:
+    def take_step(
+        self, global_batch: GlobalBatch, *, number: int, learning_rate: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
         """Take a step at a learning rate; where that needed smaller batches, the run says so."""
-        known = len(self.cutting.events)
-        with self.losses.explaining(self.learner, learning_rate=self.learning_rate, checkpoints=self.run.checkpoints):
+        known = len(self.splitter.events)
+        with self.losses.explaining(self.engine, learning_rate=self.learning_rate, checkpoints=self.run.checkpoints):
             outcome = take_step(
-                step,
+                global_batch,
                 number=number,
                 learning_rate=learning_rate,
-                learner=self.learner,
-                cutting=self.cutting,
-                seed=self.work.config.seed,
+                engine=self.engine,
+                splitter=self.splitter,
+                seed=self.context.config.seed,
                 stop=stop,
             )
-        if len(self.cutting.events) > known:
-            self.run.note(out_of_memory=self.cutting.events)
+        if len(self.splitter.events) > known:
+            self.run.note(out_of_memory=self.splitter.events)
         return outcome
 
-    def take_steps(self) -> None:
+    def train_loop(self) -> None:
         """Steps up to the end, with evaluations and checkpoints where they are due."""
         total = self.schedule.total
         if self.step >= total or self.stopped_early:
@@ -168,42 +179,42 @@ class Training:
         with (
             interruption("stopping after this step") as asked,
             self.run.progress(total, "training", completed=self.step) as progress,
-            closing_steps(self.batches) as steps,
+            open_steps(self.batches) as steps,
         ):
             for step in islice(steps, total - self.step):
                 self.step += 1
                 started = time.perf_counter()
                 share = learning_rate_share(self.config.learning_rate_scheduler, step=self.step, total_steps=total)
                 rate = self.learning_rate * share
-                outcome = self.train_on(step, number=self.step, learning_rate=rate, stop=lambda: asked.asked)
+                outcome = self.take_step(step, number=self.step, learning_rate=rate, stop=lambda: asked.asked)
                 seconds = time.perf_counter() - started
                 record = step_record(outcome, number=self.step, epoch=step.epoch, learning_rate=rate, seconds=seconds)
-                self.run.log_step(record | self.sources.add(step, self.team))
+                self.run.log_step(record | self.sources.add(step, self.process_group))
                 self.losses.add(self.step, outcome.loss)
-                tokens = outcome.share.tokens
+                tokens = outcome.stats.tokens
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
-                self.look_after(step)
+                self.maybe_evaluate_and_save(step)
                 if self.stopped_early:
                     break
                 if outcome.stop:
-                    self.save(step)
+                    self.save_checkpoint(step)
                     logger.info("saved step %d of %d", self.step, total)
                     raise KeyboardInterrupt
 
-    def look_after(self, step: Step) -> None:
+    def maybe_evaluate_and_save(self, global_batch: GlobalBatch) -> None:
         """Evaluate and save, where that is due after a step."""
         improved = self.schedule.evaluation_is_due(self.step) and self.evaluate()
-        self.stopped_early = self.validation.exhausted and self.step < self.schedule.total
+        self.stopped_early = self.validation.should_stop and self.step < self.schedule.total
         if improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step):
-            self.save(step)
+            self.save_checkpoint(global_batch)
 
     def evaluate(self) -> bool:
         """True when the validation metric is better than ever. Metrics go to the run."""
         generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
-        with evaluation_weights(self.learner.plain_optimizers), self.learner.whole_weights():
-            metrics = self.work.evaluate("validation", generated, self.config.max_generated_rows)
+        with evaluation_weights(self.engine.raw_optimizers), self.engine.summon_full_params():
+            metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows)
         self.run.report(metrics, step=self.step, split="validation")
-        improved = self.validation.see(metrics, step=self.step)
+        improved = self.validation.update(metrics, step=self.step)
         self.log_evaluation(metrics, improved=improved)
         return improved
 
@@ -215,16 +226,18 @@ class Training:
         losses = (self.losses.take_mean(), metrics.get("loss", math.nan))
         logger.info("step %d: training loss %.4g, validation loss %.4g%s%s", self.step, *losses, other, best)
 
-    def save(self, step: Step) -> None:
+    def save_checkpoint(self, global_batch: GlobalBatch) -> None:
         """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""
-        cursor = self.batches.joined(self.team.gather(step.cursor, "the data position"))
-        states = self.learner.optimizer_states()
-        with self.learner.whole_weights():
-            self.team.lead(lambda: self.write(cursor, states), "a checkpoint")
+        cursor = self.batches.merge_state_dicts(
+            self.process_group.all_gather_object(global_batch.state_dict, "the data position")
+        )
+        states = self.engine.optimizer_states()
+        with self.engine.summon_full_params():
+            self.process_group.run_on_rank_zero(lambda: self.write_checkpoint_files(cursor, states), "a checkpoint")
 
-    def write(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
+    def write_checkpoint_files(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
         """The files of a checkpoint, which one rank writes for all."""
-        scaler = self.learner.accelerator.scaler
+        scaler = self.engine.accelerator.scaler
         write_checkpoint(
             self.run.checkpoints,
             self.step,
@@ -235,30 +248,30 @@ class Training:
                 "step": self.step,
                 "learning_rate": self.learning_rate,
                 "scaler": scaler.state_dict() if scaler is not None else None,
-                "validation": self.validation.state(),
-                "cutting": self.cutting.state(),
-                "sources": self.sources.state(),
+                "validation": self.validation.state_dict(),
+                "cutting": self.splitter.state_dict(),
+                "sources": self.sources.state_dict(),
             },
         )
         newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]
         best = self.validation.best_step
         remove_checkpoints(self.run.checkpoints, keep={*newest, *([best] if best is not None else [])})
 
-    def finish(self, resumed_from: int | None) -> TrainResult:
+    def finalize(self, resumed_from: int | None) -> TrainResult:
         """Take the best weights, save the model, and score it."""
         best = self.validation.best_step
         if self.config.restore_best and best is not None and best != self.step:
-            self.team.lead(lambda: self.check_best(best), "the best checkpoint")
-            self.restore(best)
-        keep_evaluation_weights(self.learner.plain_optimizers)
+            self.process_group.run_on_rank_zero(lambda: self.check_best(best), "the best checkpoint")
+            self.restore_checkpoint(best)
+        keep_evaluation_weights(self.engine.raw_optimizers)
         # Without accelerate's casts: what is saved and scored from here on is what a loaded model computes.
-        self.learner.release()
-        self.team.lead(lambda: save_result(self.lm, self.run.folder), "the result")
+        self.engine.release()
+        self.process_group.run_on_rank_zero(lambda: save_result(self.lm, self.run.folder), "the result")
         metrics = self.final_metrics()
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
         self.run.note(best_step=best, best=self.validation.best)
-        if used := self.sources.state():
+        if used := self.sources.state_dict():
             self.run.note(sources=used)
         return TrainResult(
             run=self.run.folder,
@@ -284,18 +297,20 @@ class Training:
             return {}
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
         generated = self.config.evaluate_generated is not False
-        return {split: self.work.evaluate(split, generated, None) for split in wanted if split in self.work.splits}
+        return {
+            split: self.context.evaluate(split, generated, None) for split in wanted if split in self.context.splits
+        }
 
 
-def shares_weights(config: Config) -> bool:
+def is_sharded(config: Config) -> bool:
     """Whether the processes of the run share the weights of the model."""
     return getattr(config.backend, "sharding", "none") == "full"
 
 
-def validation_metric(work: Work) -> str:
+def validation_metric(context: TrainerContext) -> str:
     """The full name of the metric that decides: a bare one belongs to the first output."""
-    config = work.config.trainer
+    config = context.config.trainer
     metric = config.validation_metric if isinstance(config, FinetuneTrainer) else "loss"
     if metric == "loss" or "." in metric:
         return metric
-    return f"{work.config.output_features[0].name}.{metric}"
+    return f"{context.config.output_features[0].name}.{metric}"

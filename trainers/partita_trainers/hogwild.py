@@ -16,7 +16,7 @@ from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.trainer import HogwildTrainer
 from partita_trainers.bags import BagModel, Bags, joined
-from partita_trainers.base import Batches, Metrics, TrainResult, TrialWork, Work
+from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult
 from partita_trainers.checkpoint import (
     checkpoint_name,
     load_state,
@@ -43,28 +43,28 @@ class Hogwild:
     def __init__(self, config: HogwildTrainer) -> None:
         self.config = config
 
-    def train(self, work: Work) -> TrainResult:
+    def train(self, context: TrainerContext) -> TrainResult:
         """All epochs, then the last weights are saved and evaluated."""
-        if work.team.ranks > 1:
-            message = f"hogwild starts its workers itself, and here are {work.team.ranks} processes"
+        if context.process_group.world_size > 1:
+            message = f"hogwild starts its workers itself, and here are {context.process_group.world_size} processes"
             raise ConfigError([Problem("trainer.type", f"{message}; start one, and write trainer.workers")])
-        if work.batches is None or work.batches.num_rows == 0:
+        if context.batches is None or context.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or give train a data set")
-        training = Training(self.config, work, work.batches)
-        training.take_epochs()
-        return training.finish()
+        training = HogwildRun(self.config, context, context.batches)
+        training.train_loop()
+        return training.finalize()
 
-    def trial(self, work: TrialWork) -> None:
+    def probe(self, context: ProbeContext) -> None:
         """None: the size of a batch is a number."""
 
 
-class Training:
+class HogwildRun:
     """A run: the rows, what the workers are given, and how far they are."""
 
-    def __init__(self, config: HogwildTrainer, work: Work, batches: Batches) -> None:
+    def __init__(self, config: HogwildTrainer, context: TrainerContext, batches: Batches) -> None:
         """Where the newest checkpoint stands. Raises ResumeError where that is of other rows or sizes."""
-        self.config, self.work = config, work
-        self.lm, self.run = cast(BagModel, work.lm), work.run  # the file has no other model beside this trainer
+        self.config, self.work = config, context
+        self.lm, self.run = cast(BagModel, context.lm), context.run  # the file has no other model beside this trainer
         self.learning_rate = config.learning_rate or LEARNING_RATES[config.optimizer.type]
         self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
         self.counts = Counts()
@@ -73,7 +73,7 @@ class Training:
         self.run.truncate_log(self.step)
         if self.resumed_from is not None:
             folder = self.run.checkpoints / checkpoint_name(self.step)
-            batches.load_cursor(read_json(folder / "cursor.json"))  # it says what has changed in the rows
+            batches.load_state_dict(read_json(folder / "cursor.json"))  # it says what has changed in the rows
             self.lm.load_checkpoint(folder)
             self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
         self.run.note(learning_rate=self.learning_rate, workers=config.workers)
@@ -93,7 +93,7 @@ class Training:
             counts=self.counts,
         )
 
-    def take_epochs(self) -> None:
+    def train_loop(self) -> None:
         """Epochs up to the end, with an evaluation and a checkpoint behind each."""
         shared = self.shared()
         total = self.config.epochs * shared.steps_per_epoch
@@ -129,9 +129,9 @@ class Training:
                 cpu_seconds = workers.run(until, look=look)
                 self.step = self.counts.claimed
                 self.log(cpu_seconds, seconds=time.perf_counter() - started, per_epoch=shared.steps_per_epoch)
-                self.look_after(asked, ended=self.step == until, last=self.step == total)
+                self.maybe_evaluate_and_save(asked, ended=self.step == until, last=self.step == total)
 
-    def look_after(self, asked: Interruption, *, ended: bool, last: bool) -> None:
+    def maybe_evaluate_and_save(self, asked: Interruption, *, ended: bool, last: bool) -> None:
         """Evaluate behind an epoch and save. Raises KeyboardInterrupt where somebody asked to stop."""
         if ended and not last and "validation" in self.work.splits:
             metrics = self.work.evaluate("validation", True, ANSWERED_ROWS)
@@ -171,7 +171,7 @@ class Training:
         )
         remove_checkpoints(self.run.checkpoints, keep={self.step})
 
-    def finish(self) -> TrainResult:
+    def finalize(self) -> TrainResult:
         """Save the model, and score it on the rows that it has not learned from."""
         save_result(self.lm, self.run.folder)
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
@@ -189,7 +189,7 @@ def read_rows(lm: BagModel, batches: Batches) -> tuple[Bags, int, Mapping[str, A
     assert steps is not None, "the file refuses streams"
     parts, loss_tokens, cursor = [], 0, dict[str, Any]()
     for step in islice(batches.steps(), steps):
-        parts += [lm.bags(batch) for batch in step.batches]
-        loss_tokens += sum(batch.loss_tokens for batch in step.batches)
-        cursor = dict(step.cursor)
+        parts += [lm.bags(batch) for batch in step.micro_batches]
+        loss_tokens += sum(batch.loss_tokens for batch in step.micro_batches)
+        cursor = dict(step.state_dict)
     return joined(parts), loss_tokens, cursor

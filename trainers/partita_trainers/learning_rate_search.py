@@ -9,9 +9,9 @@ from collections.abc import Callable
 from itertools import islice
 
 from partita_schema.errors import DivergenceError, TrainingError
-from partita_trainers.base import Batches, LanguageModel, Step
-from partita_trainers.step import closing_steps
-from partita_trainers.unchanged import unchanged
+from partita_trainers.base import Batches, GlobalBatch, LanguageModel
+from partita_trainers.preserved_state import preserved_state
+from partita_trainers.step import open_steps
 
 LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60
 SMOOTHING = 0.8
@@ -21,10 +21,12 @@ BELOW_MINIMUM = 10.0  # the rate of the lowest loss is on the edge of divergence
 logger = logging.getLogger(__name__)
 
 
-def find_learning_rate(lm: LanguageModel, batches: Batches, *, try_step: Callable[[Step, float], float]) -> float:
+def find_learning_rate(
+    lm: LanguageModel, batches: Batches, *, try_step: Callable[[GlobalBatch, float], float]
+) -> float:
     """A peak learning rate. `try_step(step, learning_rate)` takes a step and gives its loss."""
     rates, losses = [], []
-    with unchanged(lm), closing_steps(batches) as steps:
+    with preserved_state(lm), open_steps(batches) as steps:
         for number, step in enumerate(islice(steps, STEPS)):
             rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
             try:

@@ -11,7 +11,7 @@ from partita_schema.errors import DivergenceError
 from partita_trainers.checkpoint import list_checkpoints
 
 if TYPE_CHECKING:
-    from partita_trainers.learner import Learner
+    from partita_trainers.engine import TrainEngine
 
 RISEN = 2.0
 """Times the lowest loss from which on a loss counts as risen."""
@@ -46,7 +46,7 @@ class LossHistory:
         return mean
 
     @contextmanager
-    def explaining(self, learner: "Learner", *, learning_rate: float, checkpoints: Path) -> Iterator[None]:
+    def explaining(self, engine: "TrainEngine", *, learning_rate: float, checkpoints: Path) -> Iterator[None]:
         """Add the cause and the fix to a DivergenceError that is raised in this context.
 
         Args:
@@ -58,7 +58,7 @@ class LossHistory:
             yield
         except DivergenceError as error:
             unharmed = " The last checkpoint is not affected." if list_checkpoints(checkpoints) else ""
-            advice = self.advice(learning_rate=learning_rate, in_16_bits=learner.in_16_bits)
+            advice = self.advice(learning_rate=learning_rate, in_16_bits=engine.uses_half_precision)
             raise DivergenceError(f"{error}. {advice}.{unharmed}") from error
 
     def advice(self, *, learning_rate: float, in_16_bits: bool) -> str:

@@ -32,7 +32,7 @@ def build_trainer(
         with importable(folder):
             check_signature(load_class(section.target), section)
             trainer = make(section.target, section)
-        check_trial(trainer, section)
+        check_probe(trainer, section)
         return trainer
     if section.type not in TRAINERS:
         near = get_close_matches(section.type, TRAINERS, n=1)
@@ -69,11 +69,11 @@ def check_signature(kind: type, section: CustomTrainer) -> None:
         raise ConfigError([Problem("trainer.target", f"{message}; write def __init__(self, section)")]) from None
 
 
-def check_trial(trainer: Trainer, section: CustomTrainer) -> None:
+def check_probe(trainer: Trainer, section: CustomTrainer) -> None:
     """Raises ConfigError where the batch size is to be found and the trainer does not say what to try."""
-    if section.batch_size == "auto" and not callable(getattr(trainer, "trial", None)):
+    if section.batch_size == "auto" and not callable(getattr(trainer, "probe", None)):
         name = type(trainer).__name__
-        message = f"auto needs a trainer that says what to probe: give {name} a method trial, or write a number"
+        message = f"auto needs a trainer that says what to probe: give {name} a method probe, or write a number"
         raise ConfigError([Problem("trainer.batch_size", message)])
 
 

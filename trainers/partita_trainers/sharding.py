@@ -33,38 +33,38 @@ class Shards:
         """All ranks of the job's default process group do this at the same time, on modules of the same weights."""
         mesh = init_device_mesh(device.type, (ranks,))
         self.module = module
-        self.parts = [Part(layer, mesh) for layer in [*layers(module), module]]
+        self.parts = [ShardedModule(layer, mesh) for layer in [*layers(module), module]]
 
     @property
-    def held(self) -> int:
+    def local_numel(self) -> int:
         """Numbers of the weights that this rank holds while it does not work."""
-        return sum(own_part(parameter).numel() for parameter in self.module.parameters())
+        return sum(local_shard(parameter).numel() for parameter in self.module.parameters())
 
-    def gather(self) -> None:
+    def unshard(self) -> None:
         """All weights on every rank, until `deal`: a plain module meanwhile, whose passes are no exchanges.
 
         All ranks do this at the same time. Gradients are not summed over them until `deal`.
         """
         for part in self.parts:
             part.module.unshard()
-            part.undress()
+            part.detach_hooks()
 
-    def deal(self) -> None:
+    def reshard(self) -> None:
         """To each rank its own part again. What has been written into weights since `gather` is lost."""
         for part in self.parts:
-            part.dress()
+            part.attach_hooks()
             part.module.reshard()
 
-    def end(self) -> None:
+    def unwrap(self) -> None:
         """Leave a plain module with all weights. All ranks do this at the same time."""
         plain: dict[torch.Tensor, nn.Parameter] = {}
         for part in self.parts:
             part.module.reshard()
             for parameter in part.module.parameters():
                 if isinstance(parameter, DTensor) and parameter not in plain:
-                    gathered = whole_of(parameter.detach())
+                    gathered = full_tensor(parameter.detach())
                     plain[parameter] = nn.Parameter(gathered, requires_grad=parameter.requires_grad)
-            part.undress()
+            part.detach_hooks()
             part.forget()
         for each in self.module.modules():
             for name, parameter in each._parameters.items():
@@ -72,7 +72,7 @@ class Shards:
                     each._parameters[name] = plain.get(parameter, parameter)
 
 
-class Part:
+class ShardedModule:
     """A module whose weights are gathered together. torch has no public way to use one whole, or to take it back."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -87,7 +87,7 @@ class Part:
             each: {name: vars(each)[name] for name in MARKS if name in vars(each)} for each in module.modules()
         }
 
-    def undress(self) -> None:
+    def detach_hooks(self) -> None:
         """Let it look and work like a plain module: transformers, for one, asks and would exchange words by itself."""
         self.state._pre_forward_hook_handle.remove()
         self.state._post_forward_hook_handle.remove()
@@ -96,7 +96,7 @@ class Part:
             for name in MARKS:
                 vars(each).pop(name, None)
 
-    def dress(self) -> None:
+    def attach_hooks(self) -> None:
         """Let its passes be exchanges again."""
         state, module = self.state, self.module
         state._pre_forward_hook_handle = module.register_forward_pre_hook(
@@ -121,61 +121,61 @@ def layers(module: nn.Module) -> list[nn.Module]:
     return [layer for found in lists for layer in found if type(layer).__name__ in names]
 
 
-def part_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Of a tensor that every rank has whole, what this rank holds of `like`; the tensor itself where that is whole."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor, which ranks may share; then all of them ask for it at the same time."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_state(state: Any, *, keep: bool) -> Any:
+def full_state(state: Any, *, keep: bool) -> Any:
     """Optimizer state with whole tensors, on the processor; without `keep` this rank only helps others to theirs."""
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:
-        found = whole_of(tensor)
+        found = full_tensor(tensor)
         return found.to("cpu", copy=True) if keep else torch.empty(0)
 
-    return each_tensor(state, whole)
+    return map_tensors(state, whole)
 
 
-def shared_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def sharded_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Optimizer state with this rank's part of each tensor that belongs to a shared parameter and has its shape."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def part(tensor: torch.Tensor, number: int) -> torch.Tensor:
         like = parameters[number]
-        return part_of(tensor, like) if tensor.shape == like.shape else tensor
+        return shard_like(tensor, like) if tensor.shape == like.shape else tensor
 
     held = {
-        number: each_tensor(values, lambda tensor, number=number: part(tensor, number))  # type: ignore[misc]
+        number: map_tensors(values, lambda tensor, number=number: part(tensor, number))  # type: ignore[misc]
         for number, values in state["state"].items()
     }
     return {**state, "state": held}
 
 
-def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A nested value with each of its tensors changed, in the same order everywhere."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: each_tensor(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(each_tensor(item, change) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     return value
 
 
 @contextmanager
-def exchanging(about: str) -> Iterator[None]:
+def communication_errors(about: str) -> Iterator[None]:
     """Around exchanges that are torch's own: what the network says of them comes from another rank that is gone."""
     try:
         yield
@@ -186,14 +186,14 @@ def exchanging(about: str) -> Iterator[None]:
 
 
 @contextmanager
-def whole(shards: Shards | None) -> Iterator[None]:
+def full_params(shards: Shards | None) -> Iterator[None]:
     """Inside, every rank has all weights, where they are shared outside."""
     if shards is None:
         yield
         return
-    with exchanging("the weights of the model"):
-        shards.gather()
+    with communication_errors("the weights of the model"):
+        shards.unshard()
     try:
         yield
     finally:
-        shards.deal()
+        shards.reshard()

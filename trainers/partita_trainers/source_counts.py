@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from partita_trainers.base import Batch, Step
+from partita_trainers.base import Batch, GlobalBatch
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 from partita_trainers.step import row_starts
-from partita_trainers.team import ALONE, Team
 
 
 class SourceCounts:
@@ -18,12 +18,12 @@ class SourceCounts:
         self._rows = dict.fromkeys(self._names, 0)
         self._tokens = dict.fromkeys(self._names, 0)
 
-    def add(self, step: Step, team: Team = ALONE) -> dict[str, int]:
+    def add(self, global_batch: GlobalBatch, process_group: ProcessGroup = SINGLE_PROCESS) -> dict[str, int]:
         """Count a step that was taken on all ranks; returns `rows/source` and `tokens/source`, for the log."""
         if not self._names:
             return {}
         rows, tokens = dict.fromkeys(self._names, 0), dict.fromkeys(self._names, 0)
-        for mine in team.gather(self._counted(step), "rows of the sources"):
+        for mine in process_group.all_gather_object(self._counted(global_batch), "rows of the sources"):
             for name, (some_rows, some_tokens) in mine.items():
                 rows[name] += some_rows
                 tokens[name] += some_tokens
@@ -34,10 +34,10 @@ class SourceCounts:
             return {}
         return {f"rows/{name}": rows[name] for name in rows} | {f"tokens/{name}": tokens[name] for name in tokens}
 
-    def _counted(self, step: Step) -> dict[str, tuple[int, int]]:
+    def _counted(self, global_batch: GlobalBatch) -> dict[str, tuple[int, int]]:
         """Rows and tokens of each source in the batches of this rank."""
         found = dict.fromkeys(self._names, (0, 0))
-        for batch in step.batches:
+        for batch in global_batch.micro_batches:
             for key, length in zip(batch.keys, row_tokens(batch), strict=True):
                 source = key.partition("/")[0]
                 if source in found:
@@ -45,13 +45,13 @@ class SourceCounts:
                     found[source] = rows + 1, tokens + length
         return found
 
-    def state(self) -> dict[str, dict[str, int]]:
+    def state_dict(self) -> dict[str, dict[str, int]]:
         """Rows and tokens of each source that was used; JSON."""
         return {
             name: {"rows": self._rows[name], "tokens": self._tokens[name]} for name in self._names if self._rows[name]
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; an older one has no state."""
         for name in self._names:
             counts = state.get(name, {})

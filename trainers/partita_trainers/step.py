@@ -22,20 +22,20 @@ import torch
 
 from partita_schema.counted import counted
 from partita_schema.errors import DivergenceError, OtherRankError, OutOfStepError, TrainingError
-from partita_trainers.base import Batch, Batches, Step
+from partita_trainers.base import Batch, Batches, GlobalBatch
 from partita_trainers.batch_size.memory import attempt
+from partita_trainers.engine import TrainEngine
 from partita_trainers.interrupt import never
-from partita_trainers.learner import Learner
 from partita_trainers.optimizers import set_learning_rate
-from partita_trainers.sharding import exchanging
-from partita_trainers.team import Team
-from partita_trainers.unchanged import clear_gradients
+from partita_trainers.preserved_state import clear_gradients
+from partita_trainers.process_group import ProcessGroup
+from partita_trainers.sharding import communication_errors
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def closing_steps(batches: Batches) -> Iterator[Iterator[Step]]:
+def open_steps(batches: Batches) -> Iterator[Iterator[GlobalBatch]]:
     """Steps to take; behind them the files and processes that made them are let go."""
     steps = batches.steps()
     try:
@@ -47,7 +47,7 @@ def closing_steps(batches: Batches) -> Iterator[Iterator[Step]]:
 
 
 @dataclass(frozen=True)
-class Share:
+class StepStats:
     """What of a step a rank has, or all have together."""
 
     batches: int
@@ -55,33 +55,36 @@ class Share:
     rows: int
     loss_tokens: int
     tokens: int
-    places: int
+    padded_tokens: int
     """Tokens and padding."""
     digests: Mapping[int, bytes]
     """By slot of the step, a hash of all that decides the work of the batch."""
 
     @classmethod
-    def of(cls, step: Step, team: Team) -> "Share":
+    def of(cls, global_batch: GlobalBatch, process_group: ProcessGroup) -> "StepStats":
         """What this rank has: slot s belongs to rank s modulo their number."""
-        batches = step.batches
+        batches = global_batch.micro_batches
         return cls(
             batches=sum(batch.loss_tokens > 0 for batch in batches),
             rows=sum(batch.rows for batch in batches),
             loss_tokens=sum(batch.loss_tokens for batch in batches),
             tokens=sum(batch.tokens for batch in batches),
-            places=sum(batch.input_ids_BT.numel() for batch in batches),
-            digests={team.rank + place * team.ranks: batch_digest(batch) for place, batch in enumerate(batches)},
+            padded_tokens=sum(batch.input_ids_BT.numel() for batch in batches),
+            digests={
+                process_group.rank + place * process_group.world_size: batch_digest(batch)
+                for place, batch in enumerate(batches)
+            },
         )
 
     @classmethod
-    def together(cls, shares: Sequence["Share"]) -> "Share":
+    def merge(cls, shares: Sequence["StepStats"]) -> "StepStats":
         """What all ranks have."""
         return cls(
             batches=max(share.batches for share in shares),
             rows=sum(share.rows for share in shares),
             loss_tokens=sum(share.loss_tokens for share in shares),
             tokens=sum(share.tokens for share in shares),
-            places=sum(share.places for share in shares),
+            padded_tokens=sum(share.padded_tokens for share in shares),
             digests={slot: digest for share in shares for slot, digest in share.digests.items()},
         )
 
@@ -93,26 +96,26 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a step was, on all ranks."""
 
     loss: float
     """Mean cross-entropy of the step's loss tokens, in nats."""
     gradient_norm: float
     """Norm over all gradients before clipping."""
-    share: Share
+    stats: StepStats
     """What was worked on."""
     stop: bool
     """Whether any rank was asked to stop."""
 
 
 @dataclass(frozen=True)
-class Collected:
+class RankResult:
     """What a rank tells once its gradients are there."""
 
     loss: float
     """Sum over its loss tokens."""
-    there: Sequence[bool]
+    has_gradients: Sequence[bool]
     """Of each trained parameter, whether it has a gradient."""
     parts: int
     """How finely its batches are cut."""
@@ -125,7 +128,7 @@ class Collected:
 
 
 @dataclass
-class Cutting:
+class MicroBatchSplitter:
     """How finely the batches of the plan are cut, because memory did not hold them whole."""
 
     parts: int = 1
@@ -136,9 +139,9 @@ class Cutting:
     Where rows are packed, lines count as rows.
     """
 
-    def cut(self, batches: Sequence[Batch]) -> list[Batch]:
+    def split(self, batches: Sequence[Batch]) -> list[Batch]:
         """The parts that have something to learn, in order."""
-        parts = [part for batch in batches for part in cut(batch, self.parts)]
+        parts = [part for batch in batches for part in split_batch(batch, self.parts)]
         return [part for part in parts if part.loss_tokens]
 
     def halve(self, failed: Batch, *, number: int, failure: Exception) -> None:
@@ -161,16 +164,16 @@ class Cutting:
             logger.warning(message, number, counted(failed.rows, "packed row"), rows, tokens)
         logger.debug("the device said: %s", failure)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """JSON for a checkpoint."""
         return {"parts": self.parts, "events": self.events}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; an older one has no state."""
         self.parts, self.events = state.get("parts", 1), list(state.get("events", ()))
 
 
-def cut(batch: Batch, parts: int) -> list[Batch]:
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """The rows in order in so many batches, or in as many as there are rows; each as wide as its own longest line.
 
     Lines of packed rows stay whole while there are enough of them; then each is cut between its rows.
@@ -178,13 +181,13 @@ def cut(batch: Batch, parts: int) -> list[Batch]:
     if parts == 1 or batch.rows <= 1:
         return [batch]
     groups = torch.arange(batch.lines).tensor_split(min(parts, batch.lines))
-    found = [some_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
+    found = [select_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
     if parts <= batch.lines or batch.position_ids_BT is None:
         return found
-    return [part for line in found for part in cut_line(line, -(-parts // batch.lines))]
+    return [part for line in found for part in split_packed_line(line, -(-parts // batch.lines))]
 
 
-def some_lines(batch: Batch, start: int, end: int) -> Batch:
+def select_lines(batch: Batch, start: int, end: int) -> Batch:
     """Lines from `start` to before `end`, with the keys of their rows."""
     width = int(batch.lengths_B[start:end].max())
     positions_BT, first, last = batch.position_ids_BT, start, end
@@ -209,7 +212,7 @@ def row_starts(batch: Batch) -> torch.Tensor:
     return (batch.position_ids_BT == 0) & (columns_T < batch.lengths_B[:, None])
 
 
-def cut_line(line: Batch, parts: int) -> list[Batch]:
+def split_packed_line(line: Batch, parts: int) -> list[Batch]:
     """The rows of one line of packed rows, in so many lines, or in as many as there are rows."""
     starts = row_starts(line)[0].nonzero()[:, 0].tolist()
     ends = [*starts[1:], int(line.lengths_B[0])]
@@ -230,103 +233,122 @@ def cut_line(line: Batch, parts: int) -> list[Batch]:
 
 
 def take_step(
-    step: Step,
+    global_batch: GlobalBatch,
     *,
     number: int,
     learning_rate: float,
-    learner: Learner,
-    cutting: Cutting,
+    engine: TrainEngine,
+    splitter: MicroBatchSplitter,
     seed: int,
     stop: Callable[[], bool] = never,
-) -> Outcome:
+) -> StepResult:
     """Forward, backward, clip, change the weights; `step` holds the batches of this rank.
 
     Where memory ends before the weights change, this rank's part begins again with its batches cut in two, down to one
-    row; `cutting` keeps that for the steps to come. Raises DivergenceError before a loss that is not a number does
+    row; `splitter` keeps that for the steps to come. Raises DivergenceError before a loss that is not a number does
     harm, TrainingError where memory cannot hold one row, or ends while the weights change, and OtherRankError where
     another rank raised one of them. `stop` is asked whether a person wants an end.
     """
-    set_learning_rate(learner.plain_optimizers, learning_rate)
-    team, known = learner.team, len(cutting.events)
-    share = Share.together(team.gather(Share.of(step, team), "the sizes of a step"))
-    with learner.lm.training():
+    set_learning_rate(engine.raw_optimizers, learning_rate)
+    process_group, known = engine.process_group, len(splitter.events)
+    share = StepStats.merge(
+        process_group.all_gather_object(StepStats.of(global_batch, process_group), "the sizes of a step")
+    )
+    with engine.lm.training():
         total, failure = 0.0, None
         try:
-            if learner.shards is None:
-                total = collect_gradients(
-                    step, number=number, learner=learner, cutting=cutting, seed=seed, loss_tokens=share.loss_tokens
+            if engine.shards is None:
+                total = accumulate_gradients(
+                    global_batch,
+                    number=number,
+                    engine=engine,
+                    splitter=splitter,
+                    seed=seed,
+                    loss_tokens=share.loss_tokens,
                 )
             else:
-                total = collect_together(step, number=number, learner=learner, seed=seed, share=share)
+                total = accumulate_sharded_gradients(global_batch, number=number, engine=engine, seed=seed, share=share)
         except OutOfStepError:
             raise
         except TrainingError as error:
             failure = error
-        mine = Collected(total, learner.has_gradients(), cutting.parts, cutting.events[known:], failure, stop())
-        told = team.gather(mine, "the gradients of a step")
+        mine = RankResult(total, engine.has_gradients(), splitter.parts, splitter.events[known:], failure, stop())
+        told = process_group.all_gather_object(mine, "the gradients of a step")
         failed = next((rank for rank, one in enumerate(told) if one.failure is not None), None)
         if failed is not None:
-            raise failure if failure is not None and failed == team.rank else OtherRankError(f"rank {failed} failed")
-        there = [one.there for one in told]
-        norm, full = attempt(partial(change_weights, learner, number=number, there=there))
+            raise (
+                failure
+                if failure is not None and failed == process_group.rank
+                else OtherRankError(f"rank {failed} failed")
+            )
+        there = [one.has_gradients for one in told]
+        norm, full = attempt(partial(clip_and_update, engine, number=number, there=there))
     if full is not None or norm is None:
         raise TrainingError(
             f"step {number}: out of memory while the weights were changed, which may have left them half changed. The "
             "weights of the last checkpoint are unharmed: free memory on the device and start the run again, or begin "
             "a new one with an adapter or optimizer: {type: adamw_8bit}"
         ) from full
-    cutting.parts = max(one.parts for one in told)
-    cutting.events[known:] = [event for one in told for event in one.events]
-    return Outcome(
+    splitter.parts = max(one.parts for one in told)
+    splitter.events[known:] = [event for one in told for event in one.events]
+    return StepResult(
         loss=sum(one.loss for one in told) / share.loss_tokens,
         gradient_norm=norm,
-        share=share,
+        stats=share,
         stop=any(one.stop for one in told),
     )
 
 
-def collect_gradients(
-    step: Step, *, number: int, learner: Learner, cutting: Cutting, seed: int, loss_tokens: int
+def accumulate_gradients(
+    global_batch: GlobalBatch,
+    *,
+    number: int,
+    engine: TrainEngine,
+    splitter: MicroBatchSplitter,
+    seed: int,
+    loss_tokens: int,
 ) -> float:
     """The sum of the loss over this rank's batches; their gradients stand in the module."""
     while True:
-        parts, sums = cutting.cut(step.batches), list[torch.Tensor]()
+        parts, sums = splitter.split(global_batch.micro_batches), list[torch.Tensor]()
 
         def work(parts: Sequence[Batch] = parts, sums: list[torch.Tensor] = sums) -> None:
             for part in parts:
                 torch.manual_seed(noise_seed(seed, number, part))
-                learner.add_gradients([part], loss_tokens=loss_tokens, sums=sums)
+                engine.forward_backward([part], loss_tokens=loss_tokens, sums=sums)
 
         _, failure = attempt(work)
         if failure is None:
             losses = torch.stack(sums).tolist() if sums else []
             check_losses(losses, parts, number=number)
             return float(sum(losses))
-        clear_gradients(learner.lm.module)
-        cutting.halve(parts[len(sums)], number=number, failure=failure)
+        clear_gradients(engine.lm.module)
+        splitter.halve(parts[len(sums)], number=number, failure=failure)
 
 
-def collect_together(step: Step, *, number: int, learner: Learner, seed: int, share: Share) -> float:
+def accumulate_sharded_gradients(
+    global_batch: GlobalBatch, *, number: int, engine: TrainEngine, seed: int, share: StepStats
+) -> float:
     """The same where the ranks share the weights: each pass is an exchange, and all ranks take as many.
 
     Raises OutOfStepError where memory ends: no rank can begin its part again alone.
     """
-    parts, sums = [batch for batch in step.batches if batch.loss_tokens], list[torch.Tensor]()
+    parts, sums = [batch for batch in global_batch.micro_batches if batch.loss_tokens], list[torch.Tensor]()
 
     def work() -> None:
         for part in parts:
             torch.manual_seed(noise_seed(seed, number, part))
-            learner.add_gradients([part], loss_tokens=share.loss_tokens, sums=sums)
+            engine.forward_backward([part], loss_tokens=share.loss_tokens, sums=sums)
         for _ in range(share.batches - len(parts)):
-            learner.keep_pace()
+            engine.forward_backward_idle()
 
-    with exchanging("the gradients of a step"):
+    with communication_errors("the gradients of a step"):
         _, failure = attempt(work)
     if failure is not None:
         rows, tokens = parts[min(len(sums), len(parts) - 1)].input_ids_BT.shape if parts else (1, 2)
         shown = counted(rows, "row")
         raise OutOfStepError(
-            f"step {number}: out of memory on rank {learner.team.rank} with {shown} of {tokens:,} tokens, "
+            f"step {number}: out of memory on rank {engine.process_group.rank} with {shown} of {tokens:,} tokens, "
             "and processes that share the weights cannot take a step again in smaller parts: lower "
             "trainer.batch_size, write trainer.gradient_checkpointing: true, or take more processes, and start the "
             "same command again"
@@ -342,14 +364,14 @@ def noise_seed(seed: int, number: int, batch: Batch) -> int:
     return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
 
 
-def change_weights(learner: Learner, *, number: int, there: Sequence[Sequence[bool]]) -> float:
+def clip_and_update(engine: TrainEngine, *, number: int, there: Sequence[Sequence[bool]]) -> float:
     """Sum the gradients, clip, look at their norm, and take the step; the norm comes back."""
-    learner.add_up_gradients(there)
-    with exchanging("the norm of the gradients"):
-        norm = learner.clip()
-    if not math.isfinite(norm) and learner.accelerator.scaler is None:
+    engine.all_reduce_gradients(there)
+    with communication_errors("the norm of the gradients"):
+        norm = engine.clip()
+    if not math.isfinite(norm) and engine.accelerator.scaler is None:
         raise DivergenceError(f"step {number}: the norm of the gradients is {norm}")
-    learner.change_weights(number)
+    engine.optimizer_step(number)
     return norm
 
 
@@ -372,9 +394,11 @@ def batch_digest(batch: Batch) -> bytes:
     return digest.digest()
 
 
-def step_record(outcome: Outcome, *, number: int, epoch: float, learning_rate: float, seconds: float) -> dict[str, Any]:
+def step_record(
+    outcome: StepResult, *, number: int, epoch: float, learning_rate: float, seconds: float
+) -> dict[str, Any]:
     """A line of log.jsonl."""
-    share = outcome.share
+    share = outcome.stats
     return {
         "step": number,
         "epoch": round(epoch, 6),
@@ -384,7 +408,7 @@ def step_record(outcome: Outcome, *, number: int, epoch: float, learning_rate: f
         "rows": share.rows,
         "loss_tokens": share.loss_tokens,
         "tokens": share.tokens,
-        "padding": round(1 - share.tokens / share.places, 6) if share.places else 0.0,
+        "padding": round(1 - share.tokens / share.padded_tokens, 6) if share.padded_tokens else 0.0,
         "seconds": round(seconds, 4),
         "batch_hash": share.batch_hash,
     }

@@ -27,10 +27,10 @@ class Validation:
     """Best value so far."""
     best_step: int | None = None
     """Step of it."""
-    waited: int = 0
+    evaluations_without_improvement: int = 0
     """Evaluations since then."""
 
-    def see(self, metrics: Metrics, *, step: int) -> bool:
+    def update(self, metrics: Metrics, *, step: int) -> bool:
         """True when this evaluation is the best one so far.
 
         Raises ConfigError where the metric is not among them, or does not say which of two checkpoints is better.
@@ -41,9 +41,9 @@ class Validation:
             raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {self.metric}; {hint}")])
         better = self._is_better(metrics[self.metric])
         if better:
-            self.best, self.best_step, self.waited = metrics[self.metric], step, 0
+            self.best, self.best_step, self.evaluations_without_improvement = metrics[self.metric], step, 0
         else:
-            self.waited += 1
+            self.evaluations_without_improvement += 1
         return better
 
     def _is_better(self, value: float) -> bool:
@@ -58,14 +58,18 @@ class Validation:
         return value < self.best if direction == "lower" else value > self.best
 
     @property
-    def exhausted(self) -> bool:
+    def should_stop(self) -> bool:
         """Patience has ended."""
-        return self.patience > 0 and self.waited >= self.patience
+        return self.patience > 0 and self.evaluations_without_improvement >= self.patience
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """JSON for a checkpoint."""
         return asdict(self)
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
+        self.best, self.best_step, self.evaluations_without_improvement = (
+            state["best"],
+            state["best_step"],
+            state["evaluations_without_improvement"],
+        )

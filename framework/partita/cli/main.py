@@ -109,15 +109,15 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 def is_first_to_speak() -> bool:
     """Whether what happens to all processes of a job is for this one to say."""
-    from partita.distributed.place import LAUNCHED, own_place
+    from partita.distributed.world import LAUNCHED, get_world
 
-    return own_place().rank == 0 and LAUNCHED not in os.environ
+    return get_world().rank == 0 and LAUNCHED not in os.environ
 
 
 def fail(message: str, *, code: int) -> int:
     from partita.cli.options import print_wrapped
-    from partita.distributed.place import own_place
+    from partita.distributed.world import get_world
 
-    rank = own_place().rank
+    rank = get_world().rank
     print_wrapped(f"rank {rank}: {message}" if rank else message, sys.stderr)
     return code

@@ -41,11 +41,11 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_co
     A file is the user's own word: there, `trust_remote_code` is what the key of that name says. Of a directory it
     allows what the directory names.
     """
-    from partita.distributed.place import own_place
+    from partita.distributed.world import get_world
     from partita.logs import show_log
     from partita.model import Model
 
-    show_log(quiet=quiet, rank=own_place().rank)
+    show_log(quiet=quiet, rank=get_world().rank)
     check_there(path)
     if path.is_dir():
         return Model.load(path, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
@@ -73,11 +73,11 @@ def start_model(
     Only rank 0 logs and prints results. With `one_process`, a file that asks for several is a ConfigError.
     """
     from partita.distributed.launch import end_with_launcher, is_to_be_launched, launch
-    from partita.distributed.place import own_place
+    from partita.distributed.world import get_world
 
-    rank = own_place().rank
+    rank = get_world().rank
     model = open_model(path, overrides=overrides, quiet=quiet or rank > 0, trust_remote_code=trust_remote_code)
-    if one_process and (is_to_be_launched(model.config) or own_place().ranks > 1):
+    if one_process and (is_to_be_launched(model.config) or get_world().world_size > 1):
         raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
     if is_to_be_launched(model.config):
         raise SystemExit(launch(model.config, sys.argv[1:]))

@@ -13,8 +13,8 @@ from partita.data.planning.policies import build_policy
 from partita.data.statistics import Statistics
 from partita_schema.batching import Batching
 from partita_schema.errors import DataError, ResumeError
-from partita_trainers.base import Step
-from partita_trainers.team import ALONE, Team
+from partita_trainers.base import GlobalBatch
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 class Loader:
@@ -38,15 +38,15 @@ class Loader:
         more_parts: Mapping[str, str] | None = None,
         collate_batch: Collate | None = None,
         resume: Resume = "strict",
-        team: Team = ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         """`batches_per_step` is M: the batches that one optimizer step takes on all ranks together.
 
         `max_tokens` is what token_budget's auto and pack's default have come to. `order` gives the rows of an epoch in
         place of a permutation; `more_parts` says what it is made of, and what else decides the batches. Raises
-        DataError where the ranks of `team` do not divide M, and where a row is too long to be planned.
+        DataError where the ranks of `process_group` do not divide M, and where a row is too long to be planned.
         """
-        check_ranks(team.ranks, batches_per_step)
+        check_ranks(process_group.world_size, batches_per_step)
         self._planner = IndexedPlanner(
             encoded.lengths,
             policy=build_policy(batching, batch_size=batch_size, max_tokens=max_tokens),
@@ -58,7 +58,7 @@ class Loader:
         self._encoded = encoded
         self._collate = collate_batch or partial(collate, pad_token_id=pad_token_id)
         self._resume: Resume = resume
-        self._team = team
+        self._process_group = process_group
         self._started = False
         settings = batching_parts(
             batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
@@ -91,7 +91,7 @@ class Loader:
             steps += math.ceil(part * self._planner.count_steps(whole) - 1e-9)
         return max(1, steps)
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.
 
         Raises ResumeError when steps have been asked for already, or data or plan are not the same and `resume` is
@@ -104,12 +104,12 @@ class Loader:
         self._planner.check(loaded.epoch, window, taken, loaded.step)
         self._cursor = loaded
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[GlobalBatch]:
         """Steps from the position on, without end."""
         self._started = True
         return self._statistics.count(self._step(planned) for planned in self._plans())
 
-    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """The cursor of any rank: it is the same on all of them."""
         return cursors[0]
 
@@ -120,12 +120,14 @@ class Loader:
             yield from self._planner.steps(epoch, window, taken, step)
             epoch, step, window, taken = epoch + 1, 0, 0, 0
 
-    def _step(self, planned: PlannedStep) -> Step:
+    def _step(self, planned: PlannedStep) -> GlobalBatch:
         """This rank's batches of a step, with the position behind all of them."""
-        mine = planned.batches[self._team.rank :: self._team.ranks]
+        mine = planned.batches[self._process_group.rank :: self._process_group.world_size]
         behind = Cursor(self._cursor.parts, planned.epoch, planned.step, [planned.window, planned.taken])
-        return Step(
-            tuple(self._collate(self._encoded, batch) for batch in mine), cursor=behind.to_json(), epoch=planned.passed
+        return GlobalBatch(
+            tuple(self._collate(self._encoded, batch) for batch in mine),
+            state_dict=behind.to_json(),
+            epoch=planned.passed,
         )
 
 

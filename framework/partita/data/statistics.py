@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from partita_trainers.base import Batch, Step
+from partita_trainers.base import Batch, GlobalBatch
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Statistics:
         self.loss_tokens += batch.loss_tokens
         self.padding += batch.input_ids_BT.numel() - batch.tokens
 
-    def count(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def count(self, steps: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
         """The steps as they are, counted and timed."""
         asked = left = time.perf_counter()
         for step in steps:
@@ -38,7 +38,7 @@ class Statistics:
             self.waited_seconds += came - asked
             self.seconds += came - left
             left = came
-            for batch in step.batches:
+            for batch in step.micro_batches:
                 self.add(batch)
             self.steps += 1
             yield step

@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from partita.distributed.joining import THREADS_BY_HAND, available_cores
-from partita.distributed.place import LAUNCHED, own_place
+from partita.distributed.init import THREADS_BY_HAND, available_cores
+from partita.distributed.world import LAUNCHED, get_world
 from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import JobError
@@ -36,7 +36,7 @@ def num_processes(backend: TorchrunBackend) -> int:
 def is_to_be_launched(config: Config) -> bool:
     """Whether the file asks for several processes, and this is none of them yet."""
     backend = config.backend
-    if not isinstance(backend, TorchrunBackend) or own_place().ranks > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+    if not isinstance(backend, TorchrunBackend) or get_world().world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         return False
     return backend.nodes > 1 or num_processes(backend) > 1
 

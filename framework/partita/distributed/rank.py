@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import torch
 
 from partita.distributed.board import Came, Closed, Left, Message, Moved, Opened, Said
-from partita.distributed.joining import available_cores, own_threads
-from partita.distributed.place import own_place
+from partita.distributed.init import available_cores, own_threads
+from partita.distributed.world import get_world
 from partita.logs import show_log
 from partita.runs.progress import shown_by
 from partita_schema.errors import OtherRankError
@@ -49,8 +49,8 @@ def run_rank(
 
     `threads` is OMP_NUM_THREADS where the command was started. Raises RankEndedError where the work was not done.
     """
-    place = own_place()
-    tell(Came(place.rank, place.ranks, place.node, os.getpid()))
+    place = get_world()
+    tell(Came(place.rank, place.world_size, place.node, os.getpid()))
     take_own_devices(threads)
     say_to(tell, rank=place.rank, quiet=quiet)
     try:
@@ -70,7 +70,7 @@ def take_own_devices(threads: str) -> None:
     os.environ.pop("OMP_NUM_THREADS", None)
     if threads:
         os.environ["OMP_NUM_THREADS"] = threads
-    torch.set_num_threads(own_threads(own_place(), cores=available_cores(), environment=dict(os.environ)))
+    torch.set_num_threads(own_threads(get_world(), cores=available_cores(), environment=dict(os.environ)))
 
 
 def as_told(error: BaseException) -> BaseException:
@@ -78,7 +78,7 @@ def as_told(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
     lines = "".join(traceback.format_exception(error))
-    place = own_place()
+    place = get_world()
     try:
         told: BaseException = pickle.loads(pickle.dumps(error))
     except Exception:  # whatever the class of the error makes of being sent

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.distributed.board import Board, Message, Over, Posted
-from partita.distributed.joining import available_cores
+from partita.distributed.init import available_cores
 from partita.distributed.rank import run_rank
 from partita.inference.fleet.crew import Ended, Event, Failed, Lost, Replied, Told
 from partita.inference.fleet.messages import Errand

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from partita.distributed.joining import available_cores, own_threads
-from partita.distributed.place import Place
+from partita.distributed.init import available_cores, own_threads
+from partita.distributed.world import World
 from partita.evaluation import batch_loss
 from partita.inference.fleet.messages import Errand, ModelFacts, ModelOrder, Offer, Remark, Whereabouts
 from partita.inference.fleet.parcels import Parcel
@@ -28,22 +28,22 @@ from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer
 from partita.logs import show_log
-from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_schema.config import Config
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.cache import Cache
-from partita_trainers.batch_size.trial import BatchSize
-from partita_trainers.team import Alone
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import SingleProcess
 
 NO_OPTIONS = GenerationOptions({})
 """Where nothing is generated."""
 
 
-class Neighbours(Alone):
+class Neighbours(SingleProcess):
     """A team of one, among other processes of its machine with which it shares memory and cores."""
 
     def __init__(self, local_ranks: int) -> None:
-        self.local_ranks = local_ranks
+        self.local_world_size = local_ranks
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Worker:
         self.changing = threading.Lock()
         self.remarks: deque[Remark] = deque()
         listen(self.remarks)
-        self.kept: Sizing | None = None
+        self.kept: BatchSizeTuner | None = None
 
     def where(self) -> Whereabouts:
         """This process, and its machine."""
@@ -74,7 +74,7 @@ class Worker:
 
     def load(self, order: ModelOrder, *, local_rank: int, local_ranks: int) -> ModelFacts:
         """Load the model, as one of so many workers on this machine. Raises what that raises."""
-        place = Place(local_rank, local_ranks, local_rank, local_ranks)
+        place = World(local_rank, local_ranks, local_rank, local_ranks)
         threads = own_threads(place, cores=available_cores(), environment={"OMP_NUM_THREADS": order.threads})
         torch.set_num_threads(threads)
         self.order, self.neighbours = order, Neighbours(local_ranks)
@@ -101,13 +101,13 @@ class Worker:
         rows: int | None,
         max_new_tokens: int,
     ) -> Offer:
-        """How many rows are best answered here at a time: as `Sizing.generation` finds it."""
+        """How many rows are best answered here at a time: as `BatchSizeTuner.generation` finds it."""
         sizing = self.sizing(options, max_new_tokens)
         size = sizing.generation(lengths, shared_tokens=shared_tokens, rows=rows)
         return Offer(size, sizing.capacity("generation", size).room_tokens)
 
     def evaluation_size(self, lengths: np.ndarray, most_learned: int, *, rows: int | None) -> BatchSize:
-        """What `Sizing.evaluation` finds here."""
+        """What `BatchSizeTuner.evaluation` finds here."""
         return self.sizing(NO_OPTIONS, 1).evaluation(lengths, most_learned, rows=rows)
 
     def loss(self, batch: Batch, *, size: BatchSize) -> float:
@@ -186,11 +186,11 @@ class Worker:
                 limit=limit,
             ).generate()
 
-    def sizing(self, options: GenerationOptions, max_new_tokens: int) -> Sizing:
+    def sizing(self, options: GenerationOptions, max_new_tokens: int) -> BatchSizeTuner:
         """What finds sizes and guards memory for such answers; the same as long as they stay the same."""
         wanted = Answerer(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
         if self.kept is None or self.kept.assembly != wanted:
-            self.kept = Sizing(wanted, cache=Cache.of_user(), team=self.neighbours)
+            self.kept = BatchSizeTuner(wanted, cache=Cache.of_user(), process_group=self.neighbours)
         return self.kept
 
     def said(self) -> Iterator[Remark]:

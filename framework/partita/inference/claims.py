@@ -8,16 +8,16 @@ claimed again when the job is started again.
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 class Claims:
-    """The places of a plan, dealt to the ranks of a team in order."""
+    """The places of a plan, dealt to the ranks of a process group in order."""
 
-    def __init__(self, total: int, *, team: Team = ALONE) -> None:
+    def __init__(self, total: int, *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
         """`total` is the number of places; all ranks make their claims of a plan at the same point of their work."""
-        self.total, self.ranks = total, team.ranks
-        self._count = team.counter("claims") if team.ranks > 1 else None
+        self.total, self.ranks = total, process_group.world_size
+        self._count = process_group.shared_counter("claims") if process_group.world_size > 1 else None
         self._dealt = 0
 
     @property
@@ -54,9 +54,9 @@ class RowSource(Protocol):
 class PlannedRows:
     """Rows in the order of a plan, as this process claims them."""
 
-    def __init__(self, order: Sequence[int], *, team: Team = ALONE) -> None:
-        """`order` is the same on all ranks of the team."""
-        self.order, self.claims = order, Claims(len(order), team=team)
+    def __init__(self, order: Sequence[int], *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
+        """`order` is the same on all ranks of the process group."""
+        self.order, self.claims = order, Claims(len(order), process_group=process_group)
 
     @property
     def left(self) -> bool:

@@ -21,7 +21,7 @@ from partita.inference.static import generate_in_batches, requests_in_batches, w
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import ModelError
 from partita_trainers.interrupt import never
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -78,7 +78,7 @@ def generate_rows(
     limit: BatchLimit | None = None,
     room_tokens: int | None = None,
     stopping: Callable[[], bool] = never,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[BatchResult]:
     """Answers of all rows that have a prompt and are not `done` [rows], as they come.
 
@@ -104,7 +104,7 @@ def generate_rows(
             done=done,
             limit=limit,
             stopping=stopping,
-            team=team,
+            process_group=process_group,
         )
         return
     work = Work(
@@ -141,7 +141,7 @@ def generate_rows(
         limit=limit,
         room_tokens=room_tokens,
         stopping=stopping,
-        team=team,
+        process_group=process_group,
     )
     yield from run.answers()
 

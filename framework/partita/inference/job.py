@@ -17,7 +17,7 @@ from partita.inference.record import Record, Status
 from partita.inference.results import BatchResult, RowResult, unanswerable
 from partita.lm.base import GenerationOptions
 from partita_trainers.interrupt import never
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from partita.inference.endpoint.server import Server
@@ -130,7 +130,7 @@ class Job:
     """Cuts the batches that `batch_size` plans; None for one of the job's own."""
     stopping: Callable[[], bool] = never
     """Whether no more rows are to be begun."""
-    team: Team = ALONE
+    process_group: ProcessGroup = SINGLE_PROCESS
     """The processes that share the rows."""
 
     def answers(
@@ -138,7 +138,7 @@ class Job:
     ) -> Iterator[list[Answer]]:
         """Answers of the rows that are not `done` [rows]: first those known without the model, then batch by batch.
 
-        Of a team, each rank has those of the rows that it claims, and rank 0 those known without the model.
+        Of a process group, each rank has those of the rows that it claims, and rank 0 those known without the model.
         `attempts` tells how often a row was tried before; `tally` is counted up.
         """
 
@@ -153,7 +153,7 @@ class Job:
         left = [
             Record(key=self._key(row), row=row, status=status, error=reason, attempt=number(row))
             for row, status, reason in known
-            if not done[row] and self.team.rank == 0
+            if not done[row] and self.process_group.rank == 0
         ]
         if left:
             yield [self._answer(record) for record in left]
@@ -178,7 +178,7 @@ class Job:
             limit=self.limit,
             room_tokens=self.room_tokens,
             stopping=self.stopping,
-            team=self.team,
+            process_group=self.process_group,
         )
 
     def _key(self, row: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.journal import Journal
-from partita_trainers.team import ALONE, Team, in_turn
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_process_first
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class JobJournal:
     path: Path
     fingerprint: Mapping[str, str]
     keys: npt.NDArray[np.uint8]
-    team: Team
+    process_group: ProcessGroup
 
     def attempts(self, row: int) -> int:
         """How often a row was tried before."""
@@ -38,11 +38,13 @@ class JobJournal:
 
     def join(self) -> None:
         """Put what all ranks have answered into the journal of the job. All ranks wait for that."""
-        if self.team.rank > 0:
+        if self.process_group.rank > 0:
             self.own.close()
-        self.team.gather(None, "the end of the answers")
-        if self.team.ranks > 1:
-            self.team.lead(lambda: absorb_all(self.own, fingerprint=self.fingerprint, keys=self.keys), "the journals")
+        self.process_group.all_gather_object(None, "the end of the answers")
+        if self.process_group.world_size > 1:
+            self.process_group.run_on_rank_zero(
+                lambda: absorb_all(self.own, fingerprint=self.fingerprint, keys=self.keys), "the journals"
+            )
 
 
 @contextmanager
@@ -53,17 +55,19 @@ def open_journals(
     keys: npt.NDArray[np.uint8],
     fresh: bool = False,
     retry_errors: bool = False,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[JobJournal]:
     """The journals of a job at `path`, open and locked; each rank has its own. Raises as `Journal.open` does."""
-    with in_turn(team, "opening the journals"):
-        place = path if team.rank == 0 else rank_path(path, team.rank)
-        own = Journal.open(place, fingerprint=fingerprint, keys=keys, fresh=fresh or team.rank > 0)
-        if team.rank == 0:
+    with main_process_first(process_group, "opening the journals"):
+        place = path if process_group.rank == 0 else rank_path(path, process_group.rank)
+        own = Journal.open(place, fingerprint=fingerprint, keys=keys, fresh=fresh or process_group.rank > 0)
+        if process_group.rank == 0:
             absorb_all(own, fingerprint=fingerprint, keys=keys, fresh=fresh)
     with own:
-        state = team.lead(lambda: (own.done(retry_errors=retry_errors), own.all_attempts()), "what is done")
-        yield JobJournal(own, *state, path, fingerprint, keys, team)
+        state = process_group.run_on_rank_zero(
+            lambda: (own.done(retry_errors=retry_errors), own.all_attempts()), "what is done"
+        )
+        yield JobJournal(own, *state, path, fingerprint, keys, process_group)
 
 
 def rank_path(path: Path, rank: int) -> Path:

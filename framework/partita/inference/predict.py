@@ -29,7 +29,7 @@ from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from marshmallow import Schema
@@ -75,16 +75,16 @@ def predict_rows(
     retry_errors: bool = False,
     fresh: bool = False,
     progress: ShowProgress | None = None,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Predictions:
     """Predictions of all rows, in input order; written to `output` where one is given.
 
     `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
     with another one is refused. Rows that the journal holds are not generated again. Rows in `bad`, which could not be
     read, are errors at their place among the others. `capacity` is asked with the prompts; its limit falls where memory
-    runs out, also for the jobs that share it. The ranks of `team` share the rows, and each has all predictions in the
-    end. Raises ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are on the
-    disk.
+    runs out, also for the jobs that share it. The ranks of `process_group` share the rows, and each has all predictions
+    in the end. Raises ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are
+    on the disk.
     """
     answers = _answers_part(generation, max_new_tokens, seed=seed)
     rows = AllRows(rows, bad)
@@ -97,7 +97,7 @@ def predict_rows(
             schema,
             fingerprint=fingerprint_of(parts),
             progress=display.advance,
-            team=team,
+            process_group=process_group,
             unreadable=rows.unreadable,
         )
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
@@ -113,7 +113,7 @@ def predict_rows(
         room_tokens=allowed.room_tokens,
         seed=seed,
         limit=allowed.limit,
-        team=team,
+        process_group=process_group,
     )
     with (
         allowed.guard(),
@@ -124,14 +124,14 @@ def predict_rows(
             keys=prompts.keys,
             fresh=fresh,
             retry_errors=retry_errors,
-            team=team,
+            process_group=process_group,
         ) as journals,
     ):
         stats = _fill(journals, job, progress=progress)
     _tell_unanswered(stats)
     predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
     if output is not None:
-        team.lead(lambda: predictions.write(output, safe_csv=safe_csv), "the file of predictions")
+        process_group.run_on_rank_zero(lambda: predictions.write(output, safe_csv=safe_csv), "the file of predictions")
         predictions.path = output
     return predictions
 
@@ -155,9 +155,9 @@ def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: i
 
 def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> PredictionStats:
     """Append the answers that the journal lacks. Raises KeyboardInterrupt where that was stopped before the end."""
-    done, team, journal = journals.before, job.team, journals.own
+    done, process_group, journal = journals.before, job.process_group, journals.own
     resumed, tally = int(done.sum()), Tally()
-    total, answered = len(done), team.counter("answered rows")
+    total, answered = len(done), process_group.shared_counter("answered rows")
     shown, started = resumed, time.perf_counter()
     if resumed:
         logger.info("resumed %s of %s", f"{resumed:,}", f"{total:,}")
@@ -175,11 +175,13 @@ def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> P
         if stopping() and resumed + answered(0) < total:
             raise KeyboardInterrupt
         journals.join()
-        tally = Tally.together(team.gather(tally, "the sums of the answers"))
+        tally = Tally.together(process_group.all_gather_object(tally, "the sums of the answers"))
         if total > shown:
             display.advance(total - shown, **tally.shown)
     seconds = time.perf_counter() - started
-    return team.lead(lambda: tally.stats(journal, resumed=resumed, seconds=seconds), "the sums of the job")
+    return process_group.run_on_rank_zero(
+        lambda: tally.stats(journal, resumed=resumed, seconds=seconds), "the sums of the job"
+    )
 
 
 def answer_rows(
@@ -196,14 +198,14 @@ def answer_rows(
     progress: ShowProgress | None = None,
     description: str = "predicting",
     limit: BatchLimit | None = None,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[Answer]:
     """Each row's answer once, in the order they are made; nothing is written. `limit` is as in `predict_rows`.
 
-    Rows that could not be answered are among them, with an error and without values. Of a team, each rank has those of
-    some rows.
+    Rows that could not be answered are among them, with an error and without values. Of a process group, each rank has
+    those of some rows.
     """
-    prompts = EncodedPrompts(rows, encoder, schema, team=team)
+    prompts = EncodedPrompts(rows, encoder, schema, process_group=process_group)
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
     job = Job(
         lm,
@@ -215,16 +217,16 @@ def answer_rows(
         batch_size=batch_size,
         seed=seed,
         limit=limit,
-        team=team,
+        process_group=process_group,
     )
-    tally, answered, shown = Tally(), team.counter("answered rows"), 0
+    tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
             now = answered(len(answers)) + len(answers)
             display.advance(now - shown, **tally.shown)
             shown = now
-        team.gather(None, "the end of the answers")
+        process_group.all_gather_object(None, "the end of the answers")
         if len(rows) > shown:
             display.advance(len(rows) - shown, **tally.shown)
 

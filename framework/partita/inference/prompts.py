@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from partita.inference.record import KEY_BYTES, row_key
 from partita_schema.rows import check_rows
-from partita_trainers.team import ALONE, Team, together
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
 if TYPE_CHECKING:
     from marshmallow import Schema
@@ -120,13 +120,13 @@ class EncodedPrompts:
         fingerprint: str = "",
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
-        team: Team = ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
         unreadable: Mapping[int, str] = NONE_UNREADABLE,
     ) -> None:
         """Renders and encodes every row once, `chunk` rows at a time; `progress` is told their number.
 
-        `fingerprint` becomes part of each row's key. Each rank of `team` encodes a part of the rows, and is told of the
-        others by those that did. Rows in `unreadable` become errors with these reasons.
+        `fingerprint` becomes part of each row's key. Each rank of `process_group` encodes a part of the rows, and is
+        told of the others by those that did. Rows in `unreadable` become errors with these reasons.
         """
         self._rows, self._encoder, self._schema = rows, encoder, schema
         self._unreadable = unreadable
@@ -134,18 +134,20 @@ class EncodedPrompts:
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
         self.prefix: list[int] = []
-        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS // team.ranks)
+        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS // process_group.world_size)
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
-        first, end = (len(rows) * place // team.ranks for place in (team.rank, team.rank + 1))
-        with together(team, "encoding the prompts"):
+        first, end = (
+            len(rows) * place // process_group.world_size for place in (process_group.rank, process_group.rank + 1)
+        )
+        with synchronized_errors(process_group, "encoding the prompts"):
             for start in range(first, end, chunk):
                 indices = range(start, min(start + chunk, end))
                 self._learn(indices, fingerprint)
                 if progress is not None:
-                    progress(len(indices) * team.ranks)
-        if team.ranks > 1:
-            self._take_in(team.gather(self._learned(first, end), "the prompts"))
+                    progress(len(indices) * process_group.world_size)
+        if process_group.world_size > 1:
+            self._take_in(process_group.all_gather_object(self._learned(first, end), "the prompts"))
 
     def __len__(self) -> int:
         return len(self._rows)

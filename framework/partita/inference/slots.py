@@ -28,7 +28,7 @@ from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, 
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt, free_everything
 from partita_trainers.interrupt import never
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -91,20 +91,20 @@ class SlotRun:
         room_tokens: int | None = None,
         tolerant: bool = True,
         stopping: Callable[[], bool] = never,
-        team: Team = ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
         source: RowSource | None = None,
     ) -> None:
         """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
 
         `room_tokens` are all that memory holds where it decided the number of `slots`: of shorter rows there are more.
-        Once it is `stopping`, the rows that were begun are answered and no others. The ranks of `team` share the rows.
-        With a `source`, rows come from there, the longest first, and all begin with the work's prefix.
+        Once it is `stopping`, the rows that were begun are answered and no others. The ranks of `process_group` share
+        the rows. With a `source`, rows come from there, the longest first, and all begin with the work's prefix.
         """
         self.lm, self.work, self.options = lm, work, options
         self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
         self.stopping = stopping
         order, self.copies = plan(work, left)
-        self.source = PlannedRows(order, team=team) if source is None else source
+        self.source = PlannedRows(order, process_group=process_group) if source is None else source
         self.queue: list[int] = []
         """Rows that are to be begun, taken from the end."""
         self.prefix = list(common_prefix(work, order) if source is None else work.prefix)

@@ -32,7 +32,7 @@ from partita_schema.counted import counted
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.interrupt import never
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from partita.inference.fleet.fleet import Fleet
@@ -77,18 +77,18 @@ def generate_in_batches(
     done: npt.NDArray[np.bool_],
     limit: BatchLimit,
     stopping: Callable[[], bool] = never,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[BatchResult]:
     """Answers of all rows with a length that are not `done` [rows], batch by batch, up to `new_tokens` [rows] each.
 
     What is sampled of a row follows from the seed and from `key` of the row. Batches are planned by `batch_size` and
-    cut by `limit`, which falls where memory runs out; the ranks of `team` share them. Once it is `stopping`, none is
-    begun. An interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded before
-    is complete.
+    cut by `limit`, which falls where memory runs out; the ranks of `process_group` share them. Once it is `stopping`,
+    none is begun. An interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded
+    before is complete.
     """
     way = way_for(lm, lengths, new_tokens, options=options)
     batches = plan_batches(lengths, batch_size=batch_size, way=way)
-    for position in claimed(Claims(len(batches), team=team)):
+    for position in claimed(Claims(len(batches), process_group=process_group)):
         rows = batches[position]
         wanted = ~done[rows]
         if not wanted.any():

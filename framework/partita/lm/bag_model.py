@@ -37,7 +37,7 @@ from partita_schema.errors import ModelError, ResumeError
 from partita_schema.model import EmbeddingBagModel
 from partita_trainers.bags import Bags
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import Purpose, Timing
+from partita_trainers.batch_size.probe import Purpose, Timing
 from partita_trainers.file_sums import summed
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from partita_trainers.base import LanguageModel
-from partita_trainers.batch_size.trial import Purpose, Timing
+from partita_trainers.batch_size.probe import Purpose, Timing
 
 if TYPE_CHECKING:
     import torch

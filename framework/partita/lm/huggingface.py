@@ -47,7 +47,7 @@ from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import Purpose, Timing
+from partita_trainers.batch_size.probe import Purpose, Timing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

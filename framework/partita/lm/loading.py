@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.distributed.joining import own_device_index
+from partita.distributed.init import local_device_index
 from partita.lm.hub import check_intact, loading
 from partita.lm.model_checks import check_loaded, check_numbers, check_pickles, check_tokens
 from partita.lm.precision import faster_dtype
@@ -56,11 +56,11 @@ def asked_device(parameters: ModelParameters) -> torch.device:
     if wanted == "auto":
         for kind in ("cuda", "xpu", "mps"):
             if is_there(kind):
-                return torch.device(kind, own_device_index(kind)) if kind != "mps" else torch.device(kind)
+                return torch.device(kind, local_device_index(kind)) if kind != "mps" else torch.device(kind)
         return torch.device("cpu")
     device = torch.device(wanted)
     if device.type in ("cuda", "xpu") and device.index is None:
-        device = torch.device(device.type, own_device_index(device.type) if is_there(device.type) else 0)
+        device = torch.device(device.type, local_device_index(device.type) if is_there(device.type) else 0)
     if device.type != "cpu" and not is_there(device.type):
         raise ModelError(f"model_parameters.device: torch sees no {device.type} device here; write auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

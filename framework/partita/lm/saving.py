@@ -17,7 +17,7 @@ from torch import nn
 
 from partita.lm.trained import trained_parameters
 from partita_schema.errors import ResumeError
-from partita_trainers.sharding import part_of
+from partita_trainers.sharding import shard_like
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -83,7 +83,7 @@ def restore_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor], *
                 f"{list(parameter.shape)} {parameter.dtype} here; the file or the base model changed since"
             )
     for name, parameter in trained.items():
-        parameter.copy_(part_of(tensors[name], parameter))
+        parameter.copy_(shard_like(tensors[name], parameter))
 
 
 def summary(names: list[str]) -> str:

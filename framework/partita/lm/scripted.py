@@ -17,7 +17,7 @@ from partita.lm.base import PADDED, AnsweringSlots, BatchWay, Generated, Generat
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import Purpose, Timing
+from partita_trainers.batch_size.probe import Purpose, Timing
 
 Answer = str | Exception
 """What stands for a prompt: its answer, or an error to raise."""

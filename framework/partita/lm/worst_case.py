@@ -18,7 +18,7 @@ from partita.lm.base import SHORTEST_PREFIX, BatchWay, GenerationOptions, Genera
 from partita.lm.choosing import Chooser, Row
 from partita.lm.generation import generation_settings, may_run_past_context, prompt_inputs, score_processor
 from partita_trainers.batch_size.clock import now
-from partita_trainers.batch_size.trial import Timing
+from partita_trainers.batch_size.probe import Timing
 
 if TYPE_CHECKING:
     from partita.lm.huggingface import HuggingFaceModel

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partita_schema.counted import counted
-from partita_trainers.batch_size.trial import BatchSize, Probe
+from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 PREFILL_TITLES = {"generation": "prefill s", "evaluation": "forward s", "training": "step s"}
 """What `prefill_seconds` is, by purpose."""
@@ -27,7 +27,7 @@ class ProbeTable:
 
 def heading(purpose: str, size: BatchSize) -> str:
     """One sentence: the size, where it comes from, and what it was measured for."""
-    facts = [f"{name} {rows:,}" for name, rows in (("fits", size.fits), ("best", size.best)) if rows is not None]
+    facts = [f"{name} {rows:,}" for name, rows in (("fits", size.max_fitting), ("best", size.best)) if rows is not None]
     found = f"{purpose}: {counted(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
     told = [text for text in (worst_case(purpose, size), token_limit(size), allowance(size), refusal(size)) if text]
     return f"{found}, {origin(size)}" + (f"; {', '.join(told)}" if told else "")
@@ -85,7 +85,7 @@ def probe_table(purpose: str, size: BatchSize) -> ProbeTable:
     return ProbeTable(tuple(columns), rows, [probe.rows == size.rows for probe in size.probes])
 
 
-def memory_points(size: BatchSize) -> list[tuple[Probe, int]]:
+def memory_points(size: BatchSize) -> list[tuple[ProbeResult, int]]:
     """Probes whose memory was measured, with the bytes that the device gave for them; the smallest first."""
     taken = [(probe, probe.used_bytes if probe.taken_bytes is None else probe.taken_bytes) for probe in size.probes]
     return sorted(((probe, held) for probe, held in taken if held is not None), key=lambda point: point[0].rows)
@@ -99,12 +99,16 @@ def refused_rows(size: BatchSize) -> list[int]:
 def speed_points(size: BatchSize) -> list[tuple[int, float]]:
     """(rows, rows of the data a second) of all sizes whose speed is known; the smallest first."""
     probed = {probe.rows: probe.rows_per_second for probe in size.probes if probe.rows_per_second is not None}
-    return sorted((probed | dict(size.paces)).items())
+    return sorted((probed | dict(size.throughputs)).items())
 
 
 def most_rows(size: BatchSize) -> int:
     """The most rows that something is known of: where charts end."""
-    return max([probe.rows for probe in size.probes] + [rows for rows, _ in size.paces] + [size.rows, size.fits or 1])
+    return max(
+        [probe.rows for probe in size.probes]
+        + [rows for rows, _ in size.throughputs]
+        + [size.rows, size.max_fitting or 1]
+    )
 
 
 def budget_in_sight(size: BatchSize) -> int | None:

@@ -19,7 +19,7 @@ from partita.report.batch_sizes import (
     speed_points,
 )
 from partita.report.text_chart import ASCII, UNICODE, Chart, Letters, draw
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 WIDEST = 80
 """Columns that charts and text take at most."""
@@ -40,7 +40,7 @@ def print_sizes(sizes: Mapping[str, BatchSize], console: Console) -> None:
         print_lines(textwrap.fill(heading(purpose, size), width), console)
         if size.probes:
             print_table(probe_table(purpose, size), console, letters=letters)
-        if size.paces:
+        if size.throughputs:
             print_lines(textwrap.fill(f"rows/s: {paces(size)}", width).replace(TIE, " "), console)
         if measured({purpose: size}):
             print_lines("", console)
@@ -54,7 +54,7 @@ def print_lines(text: str, console: Console, *, style: str | None = None) -> Non
 
 def paces(size: BatchSize) -> str:
     """The speeds that were compared; a size and its speed are never parted by a line's end."""
-    return ", ".join(f"{digits(speed)}{TIE}at{TIE}{rows:,}" for rows, speed in sorted(size.paces))
+    return ", ".join(f"{digits(speed)}{TIE}at{TIE}{rows:,}" for rows, speed in sorted(size.throughputs))
 
 
 def print_table(table: ProbeTable, console: Console, *, letters: Letters) -> None:
@@ -105,13 +105,13 @@ def speed_chart(size: BatchSize) -> Chart:
 
 def marks(size: BatchSize) -> dict[str, int]:
     """What is pointed at: the best size first, which stands for both where they are one."""
-    return {name: rows for name, rows in (("best", size.best), ("fits", size.fits)) if rows is not None}
+    return {name: rows for name, rows in (("best", size.best), ("fits", size.max_fitting)) if rows is not None}
 
 
 def legend(size: BatchSize, letters: Letters) -> str:
     """The signs that were used, in one line."""
     pointed = [f"{letters.marks[name]} {name} {rows:,}" for name, rows in marks(size).items()]
-    if size.best is not None and size.best == size.fits:
+    if size.best is not None and size.best == size.max_fitting:
         pointed = [f"{letters.marks['best']} best and fits {size.best:,}"]
     budget = budget_in_sight(size)
     limit = [] if budget is None else [f"{letters.level * 2} budget {memory(budget)}"]

@@ -6,7 +6,7 @@ from jinja2 import Environment, StrictUndefined
 
 from partita.report.batch_sizes import digits, heading, probe_table, speed_points
 from partita.report.page_head import HEAD
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 PAGE = (
     HEAD

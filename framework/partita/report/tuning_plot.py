@@ -22,8 +22,8 @@ from partita.report.batch_sizes import (
 from partita.runs.files import write_atomically
 from partita_schema.counted import counted
 from partita_schema.errors import DataError, PartitaError, WriteError
+from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 from partita_trainers.batch_size.search import between
-from partita_trainers.batch_size.trial import BatchSize, Probe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,13 +164,15 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     finish(axes, size)
 
 
-def scatter(axes: "Axes", points: list[tuple[Probe, int]], *, marker: str, color: str, label: str) -> None:
+def scatter(axes: "Axes", points: list[tuple[ProbeResult, int]], *, marker: str, color: str, label: str) -> None:
     if points:
         rows, held = [probe.rows for probe, _ in points], [held for _, held in points]
         axes.plot(rows, held, marker, color=color, markersize=6, label=label, zorder=3)
 
 
-def foretold_line(points: list[tuple[Probe, int]], *, most_rows: int, limit: float) -> tuple[list[float], list[float]]:
+def foretold_line(
+    points: list[tuple[ProbeResult, int]], *, most_rows: int, limit: float
+) -> tuple[list[float], list[float]]:
     """Rows and bytes, on straight lines through the points, and beyond them up to `most_rows` or to `limit`."""
     known = [(probe.rows, float(held)) for probe, held in points]
     first, last = known[0][0], known[-1][0]
@@ -205,8 +207,8 @@ def finish(axes: "Axes", size: BatchSize) -> None:
     axes.set_xlabel("rows")
     axes.grid(color=FAINT, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
-    pointed = {"best": (size.best, "-"), "fits": (size.fits, ":")}
-    if size.best == size.fits:
+    pointed = {"best": (size.best, "-"), "fits": (size.max_fitting, ":")}
+    if size.best == size.max_fitting:
         pointed = {"best and fits": (size.best, "-")}
     for name, (rows, style) in pointed.items():
         if rows is not None:

@@ -27,7 +27,7 @@ from partita_schema.records import FORMAT_VERSION, ManifestRecord
 from partita_schema.sealed import DamagedError, parse_json, sealed
 from partita_schema.variables import escaped
 from partita_trainers.file_sums import check_sums
-from partita_trainers.team import Team
+from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -142,17 +142,24 @@ def start_of(run: RunDirectory) -> str:
 
 
 @contextmanager
-def open_run_of_team(
-    team: Team, folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
+def open_run_of_group(
+    process_group: ProcessGroup,
+    folder: Path,
+    *,
+    config: Config,
+    text: str | None,
+    resolved: str,
+    origin: Path,
+    quiet: bool = False,
 ) -> Iterator[RunDirectory]:
     """`open_run` for several ranks: rank 0 opens it, the others follow."""
-    if team.rank > 0:
+    if process_group.rank > 0:
         nothing: dict[str, Any] = {}
-        manifest, begun = team.gather((nothing, False), "the run")[0]
+        manifest, begun = process_group.all_gather_object((nothing, False), "the run")[0]
         yield FollowedRun(folder, config=config, manifest=manifest, begun=begun)
         return
     with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
-        team.gather((run.manifest, run.has_checkpoints), "the run")
+        process_group.all_gather_object((run.manifest, run.has_checkpoints), "the run")
         yield run
 
 

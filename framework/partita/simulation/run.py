@@ -27,11 +27,11 @@ from partita.simulation.seating import Cast, SeatModel, build_programs, check_co
 from partita.simulation.sharing import have
 from partita.simulation.transcripts import Transcripts, open_transcripts
 from partita.simulation.worlds import World
-from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_schema.seats import ModelSeat
 from partita_schema.simulation import ReplayWorld as ReplaySection
 from partita_schema.simulation import Simulation
-from partita_trainers.team import ALONE, Team, together
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,11 @@ class Stage:
     """Hashes of all that decides the dialogues, by part."""
 
     def open_transcripts(
-        self, folder: Path, history: str, *, fresh: bool, team: Team
+        self, folder: Path, history: str, *, fresh: bool, process_group: ProcessGroup
     ) -> AbstractContextManager[Transcripts]:
         """Those of one history."""
         return open_transcripts(
-            folder, history, decided_by=self.decided_by, fresh=fresh, team=team, kind=self.transcripts
+            folder, history, decided_by=self.decided_by, fresh=fresh, process_group=process_group, kind=self.transcripts
         )
 
     def dialogues(self, *, shows_gold: bool) -> list[Dialogue]:
@@ -70,7 +70,7 @@ def simulate(
     assembly: Assembly,
     *,
     folder: Path,
-    sizing: Sizing,
+    sizing: BatchSizeTuner,
     seed: int,
     model: str,
     others: Mapping[str, SeatModel] | None = None,
@@ -78,14 +78,14 @@ def simulate(
     fresh: bool,
     progress: ShowProgress,
     rows: Rows | None = None,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SimulationReport, BatchSizes]:
     """All dialogues of the file, with their transcripts in `folder`, and the size that they were had with.
 
     Those that are in the transcripts already are not had again. `model` is a hash of all weights, `others` are models
     that speak in other seats. `rows` take the place of the data set that replay has its dialogues from. The ranks of
-    `team` call it together and come to the same; each has the dialogues that it claims. Raises SimulationError where
-    too many fail.
+    `process_group` call it together and come to the same; each has the dialogues that it claims. Raises SimulationError
+    where too many fail.
     """
     section = section_of(assembly.config)
     models = {AGENT: SeatModel(assembly, sizing, model), **(others or {})}
@@ -95,13 +95,13 @@ def simulate(
     found: dict[str, Outcomes] = {}
     had: dict[str, list[Dialogue]] = {}
     with ExitStack() as held:
-        with together(team, "opening the tasks and the world"):
+        with synchronized_errors(process_group, "opening the tasks and the world"):
             stage = set_stage(assembly, models, seed=seed, rows=rows, held=held)
         sizes = find_sizes(models, section, dialogues=len(stage.tasks) * section.repeats, rows=batch_size)
         for history in section.history:
             dialogues = stage.dialogues(shows_gold=history == "gold")
             with (
-                stage.open_transcripts(folder, history, fresh=fresh, team=team) as transcripts,
+                stage.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
                 sizing.work("generation", sizes[AGENT]) as capacity,
             ):
                 have(
@@ -112,14 +112,16 @@ def simulate(
                     limits=section.limits,
                     name=f"{history} history",
                     progress=progress,
-                    team=team,
+                    process_group=process_group,
                 )
-                found[history] = team.lead(
+                found[history] = process_group.run_on_rank_zero(
                     partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
                 )
-                had[history] = [transcripts.done[dialogue.key] for dialogue in dialogues] if team.rank == 0 else []
+                had[history] = (
+                    [transcripts.done[dialogue.key] for dialogue in dialogues] if process_group.rank == 0 else []
+                )
             tell(history, found[history], had[history])
-    team.lead(partial(write_page, folder, found, had), "the page of the dialogues")
+    process_group.run_on_rank_zero(partial(write_page, folder, found, had), "the page of the dialogues")
     return SimulationReport(found, str(folder)), BatchSizes(generation=sizes[AGENT])
 
 

@@ -22,7 +22,7 @@ from partita.simulation.seats import GoldTurns, Lines, OneByOne, Seat
 from partita.simulation.speaking import Voice
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import World
-from partita.tuning.sizes import Sizing
+from partita.tuning.sizes import BatchSizeTuner
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.prompt import template_fields
 from partita_schema.seats import (
@@ -35,7 +35,7 @@ from partita_schema.seats import (
     seats_beside_agent,
 )
 from partita_schema.simulation import Simulation
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 SpokenSeat: TypeAlias = ModelSeat | ScriptedSeat | GoldSeat
 """A seat whose words come from elsewhere than the world."""
@@ -48,7 +48,7 @@ class SeatModel:
     """A model that speaks for a seat."""
 
     assembly: Assembly
-    sizing: Sizing
+    sizing: BatchSizeTuner
     fingerprint: str
     """A hash of all its weights."""
 
@@ -243,8 +243,8 @@ def find_sizes(
     for seat, model in models.items():
         room = room_of(model.assembly, section, seat=seat)
         size = model.sizing.generation(np.full(dialogues, room - model.assembly.max_new_tokens), rows=rows)
-        if len(models) > 1 and size.fits is not None:
-            size = replace(size, rows=min(size.rows, max(1, size.fits // len(models))))
+        if len(models) > 1 and size.max_fitting is not None:
+            size = replace(size, rows=min(size.rows, max(1, size.max_fitting // len(models))))
         found[seat] = size
     return found
 

@@ -22,7 +22,7 @@ from partita_schema.errors import SimulationError
 from partita_schema.simulation import Limits
 from partita_trainers.base import Progress
 from partita_trainers.interrupt import interruption
-from partita_trainers.team import Team, together
+from partita_trainers.process_group import ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +35,14 @@ ASK_SECONDS = 0.25
 class Standing:
     """How far all processes are. Each makes one at the same point of its work."""
 
-    def __init__(self, team: Team, *, ended: int, failed: int) -> None:
+    def __init__(self, process_group: ProcessGroup, *, ended: int, failed: int) -> None:
         """`ended` and `failed` dialogues there were before."""
-        self.alone = team.ranks == 1
+        self.alone = process_group.world_size == 1
         self.before = (ended, failed)
-        self.count_ended = team.counter("dialogues that ended")
-        self.count_failed = team.counter("dialogues that failed")
-        self.count_turns = team.counter("answers of the model")
-        self.count_stops = team.counter("processes that end the simulation")
+        self.count_ended = process_group.shared_counter("dialogues that ended")
+        self.count_failed = process_group.shared_counter("dialogues that failed")
+        self.count_turns = process_group.shared_counter("answers of the model")
+        self.count_stops = process_group.shared_counter("processes that end the simulation")
         self.mine = (0, 0)
         """Dialogues that have ended here, and those of them that failed."""
         self.stops = False
@@ -98,35 +98,37 @@ def have(
     limits: Limits,
     name: str,
     progress: ShowProgress,
-    team: Team,
+    process_group: ProcessGroup,
 ) -> None:
     """Have those dialogues that are not in the transcripts, in this order, and keep them there.
 
-    `begin` makes a rollout. Each rank of the team has the dialogues that it claims. Raises SimulationError where too
-    many fail, and KeyboardInterrupt where one was asked to stop; what was had is kept.
+    `begin` makes a rollout. Each rank of the process group has the dialogues that it claims. Raises SimulationError
+    where too many fail, and KeyboardInterrupt where one was asked to stop; what was had is kept.
     """
-    had = team.lead(lambda: {key: done.status for key, done in transcripts.done.items()}, "what was had before")
+    had = process_group.run_on_rank_zero(
+        lambda: {key: done.status for key, done in transcripts.done.items()}, "what was had before"
+    )
     owed = [dialogue for dialogue in dialogues if dialogue.key not in had]
     if had and owed:
         logger.info("%s of %s dialogues were had before", f"{len(had):,}", f"{len(dialogues):,}")
-    standing = Standing(team, ended=len(had), failed=sum(status == "failed" for status in had.values()))
-    claims = Claims(len(owed), team=team)
+    standing = Standing(process_group, ended=len(had), failed=sum(status == "failed" for status in had.values()))
+    claims = Claims(len(owed), process_group=process_group)
     # No rank begins more than its share at once: the others would be left without.
-    share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // team.ranks))))
+    share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // process_group.world_size))))
     with (
         interruption("ending the answers that were begun") as asked,
         progress(len(dialogues), name, completed=len(had)) as display,
     ):
-        with together(team, "the dialogues"), stopping_all(standing):
+        with synchronized_errors(process_group, "the dialogues"), stopping_all(standing):
             rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
             begun = (owed[place] for place in claimed(claims))
             shown, too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
             if asked.asked or too_many:
                 standing.stop()
         ending = Ending(*standing.mine, asked.asked, too_many, transcripts.last_failure)
-        if team.rank > 0:
+        if process_group.rank > 0:
             transcripts.close()  # rank 0 takes over what is there
-        endings = team.gather(ending, "the end of the dialogues")
+        endings = process_group.all_gather_object(ending, "the end of the dialogues")
         ended = standing.before[0] + sum(other.ended for other in endings)
         if ended > shown:
             display.advance(ended - shown)
@@ -136,7 +138,7 @@ def have(
         reason = next(other.reason for other in endings if other.reason is not None)
         told = f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
         message = f"{told}; the last one: {reason}. What was had is kept in {transcripts.path.parent}"
-        team.agree(SimulationError(message), "the share of failures")
+        process_group.raise_if_any_failed(SimulationError(message), "the share of failures")
     if ended < len(dialogues) and any(other.asked for other in endings):
         logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{len(dialogues):,}")
         raise KeyboardInterrupt

@@ -24,7 +24,7 @@ from partita.simulation.dialogue import Dialogue, from_line
 from partita_schema.counted import counted
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
-from partita_trainers.team import ALONE, Team, in_turn
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_process_first
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def open_transcripts(
     *,
     decided_by: Mapping[str, str],
     fresh: bool = False,
-    team: Team = ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     kind: type[Transcripts] = Transcripts,
 ) -> Iterator[Transcripts]:
     """The transcripts of this process. Those of rank 0 hold what was had before, by whatever number of processes.
@@ -174,10 +174,12 @@ def open_transcripts(
     """
     own: Transcripts | None = None
     try:
-        with in_turn(team, "opening the transcripts"):
-            own = kind(folder, history, decided_by=decided_by, fresh=fresh or team.rank > 0, rank=team.rank)
+        with main_process_first(process_group, "opening the transcripts"):
+            own = kind(
+                folder, history, decided_by=decided_by, fresh=fresh or process_group.rank > 0, rank=process_group.rank
+            )
             own.__enter__()
-            if team.rank == 0:
+            if process_group.rank == 0:
                 own.absorb()
         yield own
     finally:

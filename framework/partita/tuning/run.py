@@ -15,18 +15,18 @@ from partita.data.rows import Rows
 from partita.data.splits import has_answers
 from partita.evaluation import Examination, prepare
 from partita.inference.prompts import EncodedPrompts
-from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita.tuning.training_shape import TrainingShape
 from partita.tuning.trials import countable_rows
 from partita_schema.batching import PackBatching
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.base import Trainer, TrialWork
-from partita_trainers.batch_size.bench import Bench
-from partita_trainers.batch_size.trial import BatchSize, Trial
+from partita_trainers.base import ProbeContext, Trainer
+from partita_trainers.batch_size.probe import BatchSize, Probe
+from partita_trainers.batch_size.probe_runner import ProbeRunner
 from partita_trainers.batch_size.tune import warm_up
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def run_sizes(
     trainer: Trainer,
     assembly: Assembly,
-    sizing: Sizing,
+    sizing: BatchSizeTuner,
     *,
     shape: TrainingShape | None,
     examinations: Mapping[str, Examination],
@@ -49,15 +49,15 @@ def run_sizes(
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
     needed = needs_trial(assembly, begun)
-    with training_trial(trainer, assembly, shape, needed=needed, team=sizing.team) as trial:
+    with training_trial(trainer, assembly, shape, needed=needed, process_group=sizing.process_group) as trial:
         if shape is not None and sizes.training is None:
             written = sizing.written("training", shape.written)
             if written is None and trial is not None:
                 written = sizing.training(trial, shape)
             elif trial is not None:
-                warm_up(Bench(trial, sizing.memory))
+                warm_up(ProbeRunner(trial, sizing.memory))
             elif written is None:
-                message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.trial gave None"
+                message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.probe gave None"
                 raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
             sizes = replace(sizes, training=None if written is None else shape.with_tokens(written))
         sizing.beside_training = trial is not None
@@ -75,8 +75,8 @@ def needs_trial(assembly: Assembly, begun: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def training_trial(
-    trainer: Trainer, assembly: Assembly, shape: TrainingShape | None, *, needed: bool, team: Team
-) -> Iterator[Trial | None]:
+    trainer: Trainer, assembly: Assembly, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
+) -> Iterator[Probe | None]:
     """The trainer's trial, where there is training and a size is to be found beside it or for it."""
     if shape is None or not needed:
         yield None
@@ -87,27 +87,27 @@ def training_trial(
     def estimated_bytes(rows: int) -> int:
         return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=learned)
 
-    work = TrialWork(
+    work = ProbeContext(
         config=config,
         lm=lm,
         device=lm.device,
-        longest_row=longest,
-        most_learned=learned,
+        max_row_tokens=longest,
+        max_loss_tokens=learned,
         token_ids=lm.token_ids,
         max_rows=countable_rows(shape.most_rows, vocabulary_size=lm.vocabulary_size, learned=learned),
         volume=shape.volume,
         estimated_bytes=estimated_bytes,
         packed=isinstance(shape.batching, PackBatching),
-        team=team,
+        process_group=process_group,
     )
     # A class of the user's may lack the method; what is evaluated beside its training is then tried without it.
-    declare = getattr(trainer, "trial", None)
+    declare = getattr(trainer, "probe", None)
     with (declare(work) if declare is not None else None) or nullcontext() as trial:
         yield trial
 
 
 def evaluation_sizes(
-    assembly: Assembly, sizing: Sizing, examinations: Mapping[str, Examination], *, sizes: BatchSizes
+    assembly: Assembly, sizing: BatchSizeTuner, examinations: Mapping[str, Examination], *, sizes: BatchSizes
 ) -> BatchSizes:
     """`sizes` with those of evaluations and of generated answers, where there are any."""
     if not examinations or evaluates_never(assembly):
@@ -118,14 +118,14 @@ def evaluation_sizes(
         sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
     if sizes.generation is None and generates(assembly):
         asked = [examination.rows for examination in examinations.values()]
-        lengths, shared = asked_prompts(assembly, asked, team=sizing.team)
+        lengths, shared = asked_prompts(assembly, asked, process_group=sizing.process_group)
         sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
     return sizes
 
 
-def answering_sizes(assembly: Assembly, rows: Rows, *, sizing: Sizing) -> BatchSizes:
+def answering_sizes(assembly: Assembly, rows: Rows, *, sizing: BatchSizeTuner) -> BatchSizes:
     """Sizes of answers to these rows, and of their evaluation where they have answers."""
-    lengths, shared = asked_prompts(assembly, [rows], team=sizing.team)
+    lengths, shared = asked_prompts(assembly, [rows], process_group=sizing.process_group)
     sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
     if not has_answers(rows, assembly.config):
         return sizes
@@ -146,13 +146,15 @@ def generates(assembly: Assembly) -> bool:
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
 
 
-def asked_prompts(assembly: Parts, sources: Iterable[Rows], *, team: Team = ALONE) -> tuple[np.ndarray, int]:
+def asked_prompts(
+    assembly: Parts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
+) -> tuple[np.ndarray, int]:
     """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with.
 
-    The ranks of `team` share the work.
+    The ranks of `process_group` share the work.
     """
     schema = row_schema(assembly.config, supervised=False)
-    prompts = [EncodedPrompts(rows, assembly.encoder, schema, team=team) for rows in sources]
+    prompts = [EncodedPrompts(rows, assembly.encoder, schema, process_group=process_group) for rows in sources]
     return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
 
 

@@ -14,17 +14,17 @@ from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.runs.manifest import versions
 from partita.tuning.training_shape import TrainingShape
-from partita.tuning.trials import EvaluationTrial, GenerationTrial
+from partita.tuning.trials import EvaluationProbe, GenerationProbe
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.cache import Cache, bucket
 from partita_trainers.batch_size.memory import device_memory
-from partita_trainers.batch_size.search import foretold_bytes, sizes_to_look_at
-from partita_trainers.batch_size.trial import BatchSize, Purpose, Trial
+from partita_trainers.batch_size.probe import BatchSize, Probe, Purpose
+from partita_trainers.batch_size.probe_runner import ProbeRunner
+from partita_trainers.batch_size.search import candidate_sizes, predicted_bytes
 from partita_trainers.batch_size.tune import Sizes, tune, verify
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class BatchSizes:
         return {name: size.record() for name, size in self.found().items()}
 
 
-class Answering(Protocol):
+class TunedPipeline(Protocol):
     """What sizes are found for; an `Assembly` is one."""
 
     @property
@@ -78,7 +78,7 @@ class Answering(Protocol):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownBatchSize:
     """A size of this process."""
 
     size: BatchSize
@@ -88,25 +88,32 @@ class Known:
     """Where it is kept between runs."""
 
 
-class Sizing:
+class BatchSizeTuner:
     """Finds sizes for one model, and remembers them.
 
     A size that was found for longer prompts serves shorter ones. One that turned out too large stays at what fitted.
     """
 
-    def __init__(self, assembly: Answering, *, cache: Cache, fresh: bool = False, team: Team = ALONE) -> None:
+    def __init__(
+        self,
+        assembly: TunedPipeline,
+        *,
+        cache: Cache,
+        fresh: bool = False,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+    ) -> None:
         """`cache` keeps sizes between runs; with `fresh` those that it holds are not looked at.
 
-        The ranks of `team` look for a size together, and come to the same.
+        The ranks of `process_group` look for a size together, and come to the same.
         """
         self.assembly, self.cache, self.fresh = assembly, cache, fresh
         self.config, self.lm = assembly.config, assembly.lm
-        self.team = team
+        self.process_group = process_group
         self.memory = device_memory(
-            self.lm.device, memory_budget=self.config.trainer.memory_budget, processes=team.local_ranks
+            self.lm.device, memory_budget=self.config.trainer.memory_budget, processes=process_group.local_world_size
         )
         self.device = str(self.lm.device)
-        self.known: dict[Purpose, Known] = {}
+        self.known: dict[Purpose, KnownBatchSize] = {}
         self.limits: dict[Purpose, BatchLimit] = {}
         """What jobs have come to since."""
         self.beside_training = False
@@ -131,7 +138,7 @@ class Sizing:
         if given is not None:
             return given
         wanted = max_new_tokens or self.assembly.max_new_tokens
-        trial = GenerationTrial(
+        trial = GenerationProbe(
             self.lm, self.assembly.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
         )
         options = self.assembly.generation
@@ -143,10 +150,10 @@ class Sizing:
         given = self.written("evaluation", rows) or self.single_row(len(lengths))
         if given is not None:
             return given
-        trial = EvaluationTrial(self.lm, lengths=lengths, most_learned=most_learned)
+        trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned)
         return self.find(trial, options=[bucket(most_learned)])
 
-    def training(self, trial: Trial, shape: TrainingShape) -> BatchSize:
+    def training(self, probe: Probe, shape: TrainingShape) -> BatchSize:
         """Rows of a batch of training; a divisor of the rows of a step where the file fixes those.
 
         Batches that are filled with tokens hold no more rows than a step, on average.
@@ -159,11 +166,11 @@ class Sizing:
         batching = shape.batching.model_dump(mode="json")
         options = [shape.most_learned, step_rows, batching]
         if step_rows is None or shape.counts_tokens:
-            return self.find(trial, options=options, max_rows=limit)
+            return self.find(probe, options=options, max_rows=limit)
         sizes = divisors_of(step_rows)
-        found = self.find(trial, options=options, sizes=sizes, max_rows=limit)
-        if found.fits:
-            largest, could = max(sizes(found.fits)), min(found.fits, step_rows)
+        found = self.find(probe, options=options, sizes=sizes, max_rows=limit)
+        if found.max_fitting:
+            largest, could = max(sizes(found.max_fitting)), min(found.max_fitting, step_rows)
             if 2 * largest <= could:
                 logger.warning(
                     "effective_batch_size %s can be cut into batches of %s at most, and %s would fit; "
@@ -187,30 +194,30 @@ class Sizing:
 
     def find(
         self,
-        trial: Trial,
+        probe: Probe,
         *,
         options: Sequence[Any],
-        sizes: Sizes = sizes_to_look_at,
+        sizes: Sizes = candidate_sizes,
         max_rows: int | None = None,
     ) -> BatchSize:
         """The size in memory, else the one of an earlier run, tried once more, else a new one."""
         # What jobs have come to since may differ between ranks, and with it what is known.
-        known = self.team.lead(lambda: self.remembered(trial, options), "a known batch size")
+        known = self.process_group.run_on_rank_zero(lambda: self.remembered(probe, options), "a known batch size")
         if known is not None:
             return known
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
         limit = min(limits, default=None)
-        key = self.key(trial, options=options, max_rows=limit)
-        bench = Bench(trial, self.memory, team=self.team)
-        found = self.search(bench, key, max_rows=limit, sizes=sizes) if self.team.rank == 0 else bench.follow()
+        key = self.key(probe, options=options, max_rows=limit)
+        bench = ProbeRunner(probe, self.memory, process_group=self.process_group)
+        found = self.search(bench, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else bench.follow()
         self.memory.clear()
         if found is None:
             raise OtherRankError("rank 0 failed to find a batch size; its own message says why")
-        self.known[trial.purpose] = Known(found, rows=trial.max_rows, key=key)
-        self.limits.pop(trial.purpose, None)
+        self.known[probe.purpose] = KnownBatchSize(found, rows=probe.max_rows, key=key)
+        self.limits.pop(probe.purpose, None)
         return found
 
-    def search(self, bench: Bench, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
+    def search(self, bench: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
         """The size of an earlier run, tried once more, else a new one; the ranks that follow are told."""
         found = None
         try:
@@ -223,31 +230,31 @@ class Sizing:
         finally:
             bench.end(found)
 
-    def remembered(self, trial: Trial, options: Sequence[Any]) -> BatchSize | None:
+    def remembered(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
         """A size of this process for work of the same kind that is no harder, and not far larger."""
-        known = self.known.get(trial.purpose)
+        known = self.known.get(probe.purpose)
         if known is None:
             return None
         size = known.size
-        harder = trial.prompt_tokens > (size.prompt_tokens or 0) or trial.new_tokens > (size.new_tokens or 0)
-        larger = min(trial.max_rows, ROWS_THAT_COUNT) > 2 * known.rows
-        held_down = size.rows >= known.rows and trial.max_rows > known.rows
+        harder = probe.prompt_tokens > (size.prompt_tokens or 0) or probe.new_tokens > (size.new_tokens or 0)
+        larger = min(probe.max_rows, ROWS_THAT_COUNT) > 2 * known.rows
+        held_down = size.rows >= known.rows and probe.max_rows > known.rows
         other = list(options) != known.key["options"]
         return None if harder or larger or held_down or other else size
 
-    def key(self, trial: Trial, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
+    def key(self, probe: Probe, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
         """All that decides a size, as JSON."""
         config = self.config
         sections = ("base_model", "model_parameters", "adapter", "quantization", "trust_remote_code")
         trainer = config.trainer.model_dump(mode="json", include={"memory_budget", "gradient_checkpointing"})
-        if trial.purpose == "training":
+        if probe.purpose == "training":
             trainer = config.trainer.model_dump(mode="json", exclude={"batch_size", "eval_batch_size"})
         module = self.lm.module
-        volume = trial.volume(1)
+        volume = probe.volume(1)
         usual = volume.tokens // max(1, volume.rows or volume.batches)
         installed = versions()
         return {
-            "purpose": trial.purpose,
+            "purpose": probe.purpose,
             "model": config.model_dump(mode="json", include=set(sections)),
             "folder": str(self.assembly.folder),
             "parameters": sum(parameter.numel() for parameter in module.parameters()),
@@ -257,10 +264,10 @@ class Sizing:
             "device": self.memory.identity,
             "threads": torch.get_num_threads() if self.lm.device.type == "cpu" else None,
             "versions": {name: installed.get(name) for name in PACKAGES},
-            "prompt_tokens": bucket(trial.prompt_tokens),
+            "prompt_tokens": bucket(probe.prompt_tokens),
             "usual_tokens": bucket(usual),
-            "new_tokens": trial.new_tokens,
-            "rows": min(trial.max_rows, ROWS_THAT_COUNT).bit_length(),
+            "new_tokens": probe.new_tokens,
+            "rows": min(probe.max_rows, ROWS_THAT_COUNT).bit_length(),
             "max_rows": max_rows,
             "options": list(options),
         }
@@ -277,7 +284,7 @@ class Sizing:
     def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
         """What a job may put on the device at once."""
         room = None
-        if size.fits is not None and size.rows >= size.fits and size.prompt_tokens is not None:
+        if size.max_fitting is not None and size.rows >= size.max_fitting and size.prompt_tokens is not None:
             room = size.rows * (size.prompt_tokens + (size.new_tokens or 0))
         return Capacity(
             size.rows,
@@ -300,7 +307,7 @@ class Sizing:
         fitting = [probe for probe in size.probes if probe.verdict == "fits"]
         short = False
         if fitting and size.budget_bytes is not None:
-            short = FRAGMENTATION * foretold_bytes(fitting, size.rows) > size.budget_bytes
+            short = FRAGMENTATION * predicted_bytes(fitting, size.rows) > size.budget_bytes
         return self.memory.guard(exact=short)
 
     def after(self, sizes: BatchSizes) -> BatchSizes:

@@ -17,7 +17,7 @@ from partita_schema.batching import AutoBatching, Batching, FixedBatching, PackB
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
-from partita_trainers.batch_size.trial import BatchSize, Volume
+from partita_trainers.batch_size.probe import BatchSize, Volume
 
 SAMPLED_ROWS = 20_000
 """Rows whose lengths stand for those of larger data."""

@@ -13,7 +13,7 @@ import torch
 from partita.inference.engine import Engine
 from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerativeModel
 from partita_trainers.batch_size.clock import now
-from partita_trainers.batch_size.trial import Purpose, Timing, Volume
+from partita_trainers.batch_size.probe import Purpose, Timing, Volume
 from partita_trainers.batch_size.worst_batch import worst_batch
 
 MOST_ELEMENTS = 2**31 - 1
@@ -21,7 +21,7 @@ MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class GenerationTrial:
+class GenerationProbe:
     """Answers to B prompts of S tokens, N new tokens each."""
 
     lm: GenerativeModel
@@ -110,7 +110,7 @@ class GenerationTrial:
 
 
 @dataclass(frozen=True)
-class EvaluationTrial:
+class EvaluationProbe:
     """The loss of B of the longest rows, without gradients."""
 
     lm: GenerativeModel

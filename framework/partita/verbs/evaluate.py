@@ -11,7 +11,7 @@ from partita.runtime import ModelRuntime
 from partita.served import served_capacity
 from partita.tuning.run import asked_prompts, most_learned
 from partita.tuning.sizes import BatchSizes
-from partita_trainers.team import together
+from partita_trainers.process_group import synchronized_errors
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ def evaluate(
     """Compute metrics on rows with known answers."""
     assembly = runtime.answering()
     ledger = Ledger(None, max_bad_rows=1.0)
-    with tokens_made_once(runtime.team, assembly, folder=runtime.kept) as parts:
-        with together(runtime.team, "reading the rows"):
+    with tokens_made_once(runtime.process_group, assembly, folder=runtime.kept) as parts:
+        with synchronized_errors(runtime.process_group, "reading the rows"):
             rows = runtime.evaluation_rows() if dataset is None else runtime.open_dataset(dataset)
             examination = prepare(parts, rows, split="test", ledger=ledger)
         ledger.warn_of_unknown_tokens()
@@ -59,8 +59,10 @@ def examined(
     encoded = examination.encoded
     evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
     with sizing.work("evaluation", evaluation) as capacity:
-        loss = mean_loss(assembly, encoded, batch_size=capacity.rows, limit=capacity.limit, team=runtime.team)
-    lengths, shared = asked_prompts(assembly, [examination.rows], team=runtime.team)
+        loss = mean_loss(
+            assembly, encoded, batch_size=capacity.rows, limit=capacity.limit, process_group=runtime.process_group
+        )
+    lengths, shared = asked_prompts(assembly, [examination.rows], process_group=runtime.process_group)
     generation = sizing.generation(lengths, shared_tokens=shared, rows=batch_size)
     with sizing.work("generation", generation) as capacity:
         scores = score(
@@ -69,7 +71,7 @@ def examined(
             batch_size=capacity.rows,
             limit=capacity.limit,
             progress=runtime.progress,
-            team=runtime.team,
+            process_group=runtime.process_group,
         )
     runtime.note_memory(BatchSizes(generation=generation, evaluation=evaluation))
     return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}

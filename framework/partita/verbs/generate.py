@@ -15,7 +15,7 @@ from partita.plain_prompts import plain_requests
 from partita.runtime import ModelRuntime
 from partita.served import written_texts
 from partita.tuning.sizes import BatchSizes
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 
 def generate(

@@ -16,8 +16,8 @@ from partita.served import served_capacity
 from partita.tuning.sizes import BatchSizes
 from partita_schema.errors import DataError
 from partita_schema.rows import row_schema
-from partita_trainers.batch_size.trial import BatchSize
-from partita_trainers.team import together
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import synchronized_errors
 
 if TYPE_CHECKING:
     from partita.inference.predictions import Predictions
@@ -38,9 +38,11 @@ def predict(
     if safe_csv and target is None:
         raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
     if target is not None:
-        runtime.team.lead(lambda: check_output(target, safe_csv=safe_csv), "the file of predictions")
+        runtime.process_group.run_on_rank_zero(
+            lambda: check_output(target, safe_csv=safe_csv), "the file of predictions"
+        )
     assembly = runtime.answering()
-    with together(runtime.team, "opening the data"):
+    with synchronized_errors(runtime.process_group, "opening the data"):
         rows = runtime.open_dataset(dataset)
         check_columns(rows, runtime.config, supervised=False)
     fingerprint = answer_fingerprint(assembly, rows, config=runtime.config, result=runtime.result)
@@ -75,7 +77,7 @@ def predict(
             retry_errors=retry_errors,
             fresh=fresh,
             progress=runtime.progress,
-            team=runtime.team,
+            process_group=runtime.process_group,
         )
     finally:
         if used:

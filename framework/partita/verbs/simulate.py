@@ -1,4 +1,4 @@
-"""Simulated dialogues: in this process and its team, or in ranks that Ray starts."""
+"""Simulated dialogues: in this process and its process group, or in ranks that Ray starts."""
 
 from dataclasses import replace
 from functools import partial
@@ -48,7 +48,7 @@ def simulate_here(
         batch_size=batch_size,
         fresh=fresh,
         progress=runtime.progress,
-        team=runtime.team,
+        process_group=runtime.process_group,
     )
     runtime.note_memory(used)
     return report

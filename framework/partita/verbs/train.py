@@ -1,4 +1,4 @@
-"""Training: in this process and its team, or in ranks that Ray starts."""
+"""Training: in this process and its process group, or in ranks that Ray starts."""
 
 import logging
 from dataclasses import replace
@@ -19,8 +19,8 @@ from partita.served import TRAIN, refuse_served
 from partita.training import check_same_rows, check_shared, check_validation_metric, finished_result, train_in
 from partita_schema.rounds import TrainOn
 from partita_trainers.base import TrainResult
+from partita_trainers.process_group import synchronized_errors
 from partita_trainers.registry import build_trainer
-from partita_trainers.team import together
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,15 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
     check_validation_metric(runtime.config)
     check_rounds(runtime.config, dataset, folder=runtime.loaded.folder)
     trainer = build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
-    team, rounds = runtime.team, rounds_of(runtime.config)
+    process_group, rounds = runtime.process_group, rounds_of(runtime.config)
     if rounds is not None:
         other_models(runtime)  # where one is not there, that is told before anything is trained
-    check_shared(trainer, runtime.config, team)
-    chosen = ChosenRun(Path(run)) if run is not None else team.lead(runtime.choose_run, "the folder of the run")
+    check_shared(trainer, runtime.config, process_group)
+    chosen = (
+        ChosenRun(Path(run))
+        if run is not None
+        else process_group.run_on_rank_zero(runtime.choose_run, "the folder of the run")
+    )
     folder = chosen.folder
     with runtime.open_run(folder) as directory:
         if chosen.not_continued:
@@ -68,7 +72,7 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
             runtime.run = folder
             runtime.drop_model()
             return finished_result(directory)
-        with together(team, "opening the data"):
+        with synchronized_errors(process_group, "opening the data"):
             data = runtime.open_data(dataset)
             labels = find_labels(runtime.config, data.training)
         trains = runtime.config.trainer.type != "none"
@@ -77,7 +81,7 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
                 directory,
                 data,
                 trainer=trainer,
-                team=team,
+                process_group=process_group,
                 assemble=partial(runtime.assemble, labels, data.training, trains),
             )
             directory.note(steps=result.steps, stopped_early=result.stopped_early)
@@ -87,7 +91,7 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
             result = train_rounds(runtime, rounds, directory, data)
         model = "model" if (folder / "model").is_dir() else None
         directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
-    team.gather(None, "the end of the run")  # no rank may look for it before it is there
+    process_group.all_gather_object(None, "the end of the run")  # no rank may look for it before it is there
     runtime.run, runtime.splits = folder, data.splits
     return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
 
@@ -102,7 +106,7 @@ def train_rounds(runtime: ModelRuntime, plan: TrainOn, directory: RunDirectory, 
         plan=plan,
         origin=runtime.loaded.folder,
         directory=directory,
-        team=runtime.team,
+        process_group=runtime.process_group,
         seed=runtime.sampling_seed,
         data=data,
         open_run=runtime.open_run,

@@ -10,10 +10,10 @@ from partita.runtime import ModelRuntime
 from partita.served import TUNE, refuse_served
 from partita.training import find_sizes
 from partita.tuning.run import answering_sizes
-from partita.tuning.sizes import BatchSizes, Sizing
+from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_trainers.batch_size.cache import Cache
+from partita_trainers.process_group import main_process_first, synchronized_errors
 from partita_trainers.registry import build_trainer
-from partita_trainers.team import in_turn, together
 
 
 def tune(runtime: ModelRuntime, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
@@ -24,9 +24,11 @@ def tune(runtime: ModelRuntime, dataset: Any = None, *, fresh: bool = False) -> 
     if runtime.config.trainer.type != "none" and runtime.run is None:
         return tune_training(runtime, dataset, fresh=fresh)
     assembly = runtime.ready()
-    with together(runtime.team, "opening the data"):
+    with synchronized_errors(runtime.process_group, "opening the data"):
         rows = runtime.evaluation_rows() if dataset is None else runtime.open_dataset(dataset)
-    sizing = runtime.found_sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=runtime.team)
+    sizing = runtime.found_sizing = BatchSizeTuner(
+        assembly, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group
+    )
     sizes = answering_sizes(assembly, rows, sizing=sizing)
     sizing.fresh = False  # what comes after uses what was found
     return sizes
@@ -36,10 +38,10 @@ def tune_training(runtime: ModelRuntime, dataset: Any, *, fresh: bool) -> BatchS
     """The sizes that `train` would find; nothing is written but what earlier runs have found."""
     runtime.refuse_code("training")
     trainer = build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
-    with together(runtime.team, "opening the data"):
+    with synchronized_errors(runtime.process_group, "opening the data"):
         data = runtime.open_data(dataset)
         labels = find_labels(runtime.config, data.training)
-    with in_turn(runtime.team, "loading the model"):
+    with main_process_first(runtime.process_group, "loading the model"):
         assembly = runtime.assemble(labels, data.training, trainable=True)
-    sizing = Sizing(assembly, cache=Cache.of_user(), fresh=fresh, team=runtime.team)
+    sizing = BatchSizeTuner(assembly, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group)
     return find_sizes(trainer, assembly, data, sizing=sizing)

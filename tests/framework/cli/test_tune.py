@@ -1,5 +1,6 @@
 """What `partita tune` asks a model for, and where the answer goes; how it looks is tested in tests/framework/report."""
 
+import importlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from partita_trainers.batch_size.trial import BatchSize, Probe
+from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 from ..conftest import Command
 
@@ -20,9 +21,12 @@ SIZE = BatchSize(
     rows=8,
     origin="tuned",
     device="cpu",
-    fits=8,
+    max_fitting=8,
     best=8,
-    probes=(Probe(1, "fits", 10**7, 10**7, 0.1, 0.01, 2.0), Probe(8, "fits", 5 * 10**7, 5 * 10**7, 0.4, 0.02, 7.5)),
+    probes=(
+        ProbeResult(1, "fits", 10**7, 10**7, 0.1, 0.01, 2.0),
+        ProbeResult(8, "fits", 5 * 10**7, 5 * 10**7, 0.4, 0.02, 7.5),
+    ),
     prompt_tokens=20,
     new_tokens=5,
     budget_bytes=6 * 10**7,
@@ -56,7 +60,7 @@ class Tuned:
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
     found = Tuned({"generation": SIZE, "evaluation": BatchSize(4, "file", "cpu")})
     # The module hides behind the function of the same name in its package.
-    monkeypatch.setattr(sys.modules["partita.cli.tune"], "start_model", found.open)
+    monkeypatch.setattr(importlib.import_module("partita.cli.tune"), "start_model", found.open)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -98,7 +102,7 @@ def test_json_holds_the_records_and_nothing_else(model: Tuned, call: Call, tmp_p
     records = json.loads(shown)
     assert records.keys() == {"generation", "evaluation"}
     assert records["generation"]["probes"][1]["used_bytes"] == 50_000_000
-    assert records["generation"]["fits"] == 8
+    assert records["generation"]["max_fitting"] == 8
     assert records["evaluation"]["origin"] == "file"
 
 

@@ -18,13 +18,13 @@ from partita.data.loader import Loader
 from partita.data.planning.plan import NOTHING, PlannedBatch, alone
 from partita.data.reading.sources import open_rows
 from partita.data.shaping.encoder import build_encoder
-from partita.distributed.threads import ThreadTeam
+from partita.distributed.thread_group import ThreadGroup
 from partita.lm.tokenizers import byte_tokenizer, train_tokenizer
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
-from partita_trainers.base import Batch, Step
+from partita_trainers.base import Batch, GlobalBatch
 
 from ...json_lines import read_json_lines
 from ...properties import examples
@@ -76,7 +76,7 @@ def make(*, encoded: EncodedRows = ENCODED, **changes: Any) -> Loader:
     return Loader(encoded, pad_token_id=PAD, **settings | changes)
 
 
-def plain(step: Step) -> Any:
+def plain(global_batch: GlobalBatch) -> Any:
     batches = [
         (
             batch.input_ids_BT.tolist(),
@@ -85,9 +85,9 @@ def plain(step: Step) -> Any:
             batch.keys,
             None if batch.position_ids_BT is None else batch.position_ids_BT.tolist(),
         )
-        for batch in step.batches
+        for batch in global_batch.micro_batches
     ]
-    return batches, dict(step.cursor), step.epoch
+    return batches, dict(global_batch.state_dict), global_batch.epoch
 
 
 def take(loader: Loader, count: int) -> list[Any]:
@@ -171,12 +171,14 @@ def test_every_epoch_holds_every_row_once_and_ends_are_told() -> None:
 
     for epoch in range(3):
         part = steps[epoch * 5 : epoch * 5 + 5]
-        assert sorted(key for step in part for batch in step.batches for key in batch.keys) == sorted(ENCODED.keys)
-    rows = np.cumsum([sum(batch.rows for batch in step.batches) for step in steps[:6]])
+        assert sorted(key for step in part for batch in step.micro_batches for key in batch.keys) == sorted(
+            ENCODED.keys
+        )
+    rows = np.cumsum([sum(batch.rows for batch in step.micro_batches) for step in steps[:6]])
     assert [step.epoch for step in steps[:6]] == pytest.approx((rows / 53).tolist())
-    assert [(step.cursor["epoch"], step.cursor["step"]) for step in steps[3:6]] == [(0, 4), (1, 0), (1, 1)]
+    assert [(step.state_dict["epoch"], step.state_dict["step"]) for step in steps[3:6]] == [(0, 4), (1, 0), (1, 1)]
     assert [plain(step)[0] for step in steps[:5]] != [plain(step)[0] for step in steps[5:10]]
-    assert {len(step.batches) for step in steps} == {3}
+    assert {len(step.micro_batches) for step in steps} == {3}
 
 
 def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
@@ -187,7 +189,7 @@ def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
             saved = json.dumps(straight[done - 1][1])
             assert len(saved) < 4096
             loader = make(batching=batching)
-            loader.load_cursor(json.loads(saved))
+            loader.load_state_dict(json.loads(saved))
             assert take(loader, 3) == straight[done : done + 3]
 
 
@@ -205,7 +207,7 @@ def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -
     for stop in stops:
         loader = make(**settings)
         if found:
-            loader.load_cursor(found[-1][1])
+            loader.load_state_dict(found[-1][1])
         found += take(loader, stop)
 
     assert found == straight
@@ -224,10 +226,10 @@ def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, 
 
     found: list[Any] = []
     for number in ranks:
-        loaders = [make(**settings, team=team) for team in ThreadTeam.of(number)]
+        loaders = [make(**settings, process_group=process_group) for process_group in ThreadGroup.of(number)]
         for loader in loaders:
             if found:
-                loader.load_cursor(found[-1][1])
+                loader.load_state_dict(found[-1][1])
         for together in zip(*(take(loader, steps) for loader in loaders), strict=True):
             assert len({json.dumps(cursor) for _, cursor, _ in together}) == 1
             batches = [together[slot % number][0][slot // number] for slot in range(12)]
@@ -238,7 +240,7 @@ def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, 
 
 def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_that_can() -> None:
     with pytest.raises(DataError) as error:
-        make(batches_per_step=12, team=ThreadTeam.of(5)[0])
+        make(batches_per_step=12, process_group=ThreadGroup.of(5)[0])
 
     assert str(error.value) == (
         "the 12 batches of a step cannot be shared by 5 processes; start 1, 2, 3, 4, 6 or 12, or write a smaller "
@@ -248,7 +250,7 @@ def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_th
 
 def test_steps_of_several_epochs_are_those_that_are_taken() -> None:
     for batching in BATCHINGS:
-        taken = [step.cursor["epoch"] for step in itertools.islice(make(batching=batching).steps(), 40)]
+        taken = [step.state_dict["epoch"] for step in itertools.islice(make(batching=batching).steps(), 40)]
         loader = make(batching=batching)
         first = loader.steps_per_epoch
 
@@ -284,15 +286,15 @@ def test_a_position_cannot_be_loaded_once_steps_were_asked_for() -> None:
     step = next(loader.steps())
 
     with pytest.raises(ResumeError, match=r"^a data position must be loaded before the first step is asked for$"):
-        loader.load_cursor(step.cursor)
+        loader.load_state_dict(step.state_dict)
 
 
 def test_other_data_or_settings_are_refused_by_name() -> None:
-    cursor = next(make().steps()).cursor
+    cursor = next(make().steps()).state_dict
 
     def told(loader: Loader) -> list[str]:
         with pytest.raises(ResumeError) as error:
-            loader.load_cursor(cursor)
+            loader.load_state_dict(cursor)
         return [line.split(":")[0].strip() for line in str(error.value).splitlines() if " -> " in line][1:]
 
     assert told(make(seed=6)) == ["seed"]
@@ -304,7 +306,7 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
     assert told(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert told(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
-    make(team=ThreadTeam.of(3)[1]).load_cursor(cursor)
+    make(process_group=ThreadGroup.of(3)[1]).load_state_dict(cursor)
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])
@@ -314,7 +316,7 @@ def test_changed_data_go_on_at_the_beginning_of_an_epoch_where_that_is_asked(res
     grown = encode(table(60))
     resumed = make(encoded=grown, resume=resume)
 
-    resumed.load_cursor(steps[-1][1])
+    resumed.load_state_dict(steps[-1][1])
 
     straight = [plain(step) for step in itertools.islice(make(encoded=grown).steps(), 12)]
     begin = 0 if epoch == 0 else make(encoded=grown).steps_per_epoch
@@ -324,20 +326,20 @@ def test_changed_data_go_on_at_the_beginning_of_an_epoch_where_that_is_asked(res
 def test_a_position_behind_the_epoch_is_refused() -> None:
     from partita.data.planning.cursor import Cursor
 
-    cursor = Cursor.from_json(next(make().steps()).cursor)
+    cursor = Cursor.from_json(next(make().steps()).state_dict)
     message = r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such place; contin"
     with pytest.raises(ResumeError, match=message):
-        make().load_cursor(Cursor(cursor.parts, 0, 6, [4, 0]).to_json())
+        make().load_state_dict(Cursor(cursor.parts, 0, 6, [4, 0]).to_json())
     for place in ([1], [1, -1], {"a": 1}, [1, "2"]):
         with pytest.raises(ResumeError, match=r"^the data position is damaged; continue from an older checkpoint$"):
-            make().load_cursor(Cursor(cursor.parts, 0, 6, place).to_json())
+            make().load_state_dict(Cursor(cursor.parts, 0, 6, place).to_json())
 
 
 def test_statistics_count_what_was_handed_out() -> None:
     loader = make()
     steps = list(itertools.islice(loader.steps(), 5))
 
-    batches = [batch for step in steps for batch in step.batches]
+    batches = [batch for step in steps for batch in step.micro_batches]
     cells = sum(batch.input_ids_BT.numel() for batch in batches)
     found = loader.statistics
     assert found["steps"] == 5
@@ -503,4 +505,4 @@ def test_an_end_token_that_is_also_named_the_unknown_one_counts_as_known() -> No
 
 
 def test_a_batch_is_what_trainers_expect() -> None:
-    assert isinstance(next(make().steps()).batches[0], Batch)
+    assert isinstance(next(make().steps()).micro_batches[0], Batch)

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from partita.distributed.threads import ThreadTeam
+from partita.distributed.thread_group import ThreadGroup
 from partita.inference.journal import Journal
 from partita.inference.journals import open_journals, rank_path
 from partita.inference.record import Record
 from partita_schema.errors import ResumeError
-from partita_trainers.team import Team
+from partita_trainers.process_group import ProcessGroup
 
 ROWS = 6
 PARTS = {"model": "m1", "answers": "a1"}
@@ -91,17 +91,17 @@ def test_ranks_keep_their_own_and_have_one_journal_in_the_end(tmp_path: Path) ->
     path = tmp_path / "answers.jsonl"
     left_behind(path, 1, [answer(0)])
 
-    def work(team: Team) -> tuple[list[bool], str]:
-        with open_journals(path, fingerprint=PARTS, keys=keys(), team=team) as journals:
+    def work(process_group: ProcessGroup) -> tuple[list[bool], str]:
+        with open_journals(path, fingerprint=PARTS, keys=keys(), process_group=process_group) as journals:
             before: list[bool] = journals.before.tolist()
-            for row in range(1 + team.rank, ROWS, team.ranks):
-                journals.own.append([answer(row, text=f"of {team.rank}")])
+            for row in range(1 + process_group.rank, ROWS, process_group.world_size):
+                journals.own.append([answer(row, text=f"of {process_group.rank}")])
             name = journals.own.path.name
             journals.join()
         return before, name
 
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(work, ThreadTeam.of(3, timeout_seconds=20)))
+        found = list(threads.map(work, ThreadGroup.of(3, timeout_seconds=20)))
 
     assert [before for before, _ in found] == [[True] + [False] * (ROWS - 1)] * 3
     assert [name for _, name in found] == ["answers.jsonl", "answers.rank-1.jsonl", "answers.rank-2.jsonl"]

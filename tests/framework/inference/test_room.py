@@ -8,8 +8,8 @@ import pytest
 from partita.inference.engine import run_of_requests
 from partita.inference.halving import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.tuning.sizes import Sizing
-from partita_trainers.batch_size.trial import BatchSize
+from partita.tuning.sizes import BatchSizeTuner
+from partita_trainers.batch_size.probe import BatchSize
 
 from .conftest import nano_model
 
@@ -59,13 +59,13 @@ def test_where_memory_ran_out_it_is_the_room_that_was_left(lm: Any, monkeypatch:
 
 @pytest.mark.parametrize(("rows", "fits", "room"), [(8, 8, 8 * 140), (6, 8, None)])
 def test_only_a_size_that_memory_decided_leaves_room_for_more(rows: int, fits: int, room: int | None) -> None:
-    size = BatchSize(rows=rows, origin="tuned", device="cpu", fits=fits, prompt_tokens=100, new_tokens=40)
-    sizing = object.__new__(Sizing)
+    size = BatchSize(rows=rows, origin="tuned", device="cpu", max_fitting=fits, prompt_tokens=100, new_tokens=40)
+    sizing = object.__new__(BatchSizeTuner)
     sizing.limits = {}
     assert sizing.capacity("generation", size).room_tokens == room
 
 
 def test_a_written_number_of_rows_is_kept_to() -> None:
-    sizing = object.__new__(Sizing)
+    sizing = object.__new__(BatchSizeTuner)
     sizing.limits = {}
     assert sizing.capacity("generation", BatchSize(rows=8, origin="file", device="cpu")).room_tokens is None

@@ -11,11 +11,11 @@ import torch
 
 from partita.lm.base import GenerationOptions
 from partita_schema.trainer import FinetuneTrainer
-from partita_trainers.base import Step, TrialWork, Work
-from partita_trainers.batch_size.trial import Volume
+from partita_trainers.base import GlobalBatch, ProbeContext, TrainerContext
+from partita_trainers.batch_size.probe import Volume
 from partita_trainers.checkpoint import random_state
 from partita_trainers.finetune import Finetune
-from partita_trainers.step import cut
+from partita_trainers.step import split_batch
 
 from ...properties import ends
 
@@ -49,17 +49,17 @@ class Rows:
     def total_steps(self, epochs: float) -> int:
         return round(5 * epochs)
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         raise AssertionError("nothing is resumed here")
 
-    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         return cursors[0]
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[GlobalBatch]:
         number = 0
         while True:
             number += 1
-            yield Step(tuple(cut(self.small.batch(number), 2)), {"step": number}, number / 5)
+            yield GlobalBatch(tuple(split_batch(self.small.batch(number), 2)), {"step": number}, number / 5)
 
 
 class Recorder:
@@ -95,7 +95,7 @@ def load(small: Any, base_folder: Path, sections: dict[str, Any], trainer: dict[
 
 def train(small: Any, lm: Any, folder: Path) -> list[dict[str, Any]]:
     run = Recorder(folder)
-    work = Work(
+    work = TrainerContext(
         config=lm.config,
         lm=lm,
         batches=Rows(small),
@@ -111,18 +111,18 @@ def train(small: Any, lm: Any, folder: Path) -> list[dict[str, Any]]:
 
 def try_sizes(small: Any, lm: Any) -> list[torch.Tensor]:
     """A trial with generation and an evaluation beside it; the trained weights as they were inside."""
-    work = TrialWork(
+    work = ProbeContext(
         config=lm.config,
         lm=lm,
         device=lm.device,
-        longest_row=40,
-        most_learned=12,
+        max_row_tokens=40,
+        max_loss_tokens=12,
         token_ids=range(2, 250),
         max_rows=20,
         volume=lambda rows: Volume(batches=1, tokens=800),
         estimated_bytes=lambda rows: rows,
     )
-    with Finetune(lm.config.trainer).trial(work) as trial:
+    with Finetune(lm.config.trainer).probe(work) as trial:
         for rows in (1, 4, 6):
             assert trial.run(rows).prefill_seconds > 0
         lm.generate(small.requests((5, 3), (9, 2)), GenerationOptions({"do_sample": True}), seed=3)
@@ -173,18 +173,18 @@ def test_rotary_positions_that_grow_with_the_rows_are_as_short_as_before(small: 
     scaled = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
     lm = small.load(small.config(model_parameters=scaled))
     before = {name: buffer.clone() for name, buffer in lm.module.named_buffers()}
-    work = TrialWork(
+    work = ProbeContext(
         config=lm.config,
         lm=lm,
         device=lm.device,
-        longest_row=200,
-        most_learned=12,
+        max_row_tokens=200,
+        max_loss_tokens=12,
         token_ids=range(2, 250),
         max_rows=20,
         volume=lambda rows: Volume(batches=1, tokens=800),
         estimated_bytes=lambda rows: rows,
     )
-    with Finetune(lm.config.trainer).trial(work) as trial:
+    with Finetune(lm.config.trainer).probe(work) as trial:
         trial.run(2)
         stretched = dict(lm.module.named_buffers())
         assert any(not torch.equal(stretched[name], buffer) for name, buffer in before.items())

@@ -12,7 +12,7 @@ from partita.report.batch_sizes import (
     probe_table,
     speed_points,
 )
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 
 def test_a_heading_tells_the_size_its_origin_and_the_worst_case(

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from partita.report.terminal import print_sizes
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 
 def shown(*, width: int = 80, encoding: str = "utf8", **sizes: BatchSize) -> list[str]:

@@ -12,7 +12,7 @@ from PIL import Image
 from partita.report.batch_sizes import memory_points
 from partita.report.tuning_plot import check_plot, foretold_line, write_plot
 from partita_schema.errors import DataError, PartitaError, WriteError
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 SVG = "{http://www.w3.org/2000/svg}"
 

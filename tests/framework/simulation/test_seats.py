@@ -276,9 +276,9 @@ def test_models_share_what_memory_holds() -> None:
 
     from partita.simulation.seating import find_sizes
     from partita_schema.simulation import Simulation
-    from partita_trainers.batch_size.trial import BatchSize
+    from partita_trainers.batch_size.probe import BatchSize
 
-    size = BatchSize(rows=48, origin="tuned", device="cpu", fits=64)
+    size = BatchSize(rows=48, origin="tuned", device="cpu", max_fitting=64)
 
     def model(found: BatchSize) -> Any:
         assembly = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)

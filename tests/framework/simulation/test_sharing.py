@@ -10,7 +10,7 @@ from partita.simulation.dialogue import Dialogue
 from partita.simulation.sharing import Standing, keep
 from partita.simulation.transcripts import Transcripts
 from partita_schema.simulation import Limits
-from partita_trainers.team import ALONE
+from partita_trainers.process_group import SINGLE_PROCESS
 
 
 class Ended:
@@ -54,7 +54,7 @@ def test_a_simulation_ends_once_more_dialogues_failed_than_are_allowed(
     dialogues = [ended(number, failed=number < failed) for number in range(failed + good)]
     display = Shown()
     with Transcripts(tmp_path, "predicted", decided_by={}) as transcripts:
-        standing = Standing(ALONE, ended=0, failed=0)
+        standing = Standing(SINGLE_PROCESS, ended=0, failed=0)
         limits = Limits(fail_fraction=fraction)
         found = keep(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
         assert len(transcripts.done) == expected[0]

@@ -207,7 +207,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     for module in (
         "partita.lm.worst_case",
         "partita.tuning.trials",
-        "partita_trainers.batch_size.training_trial",
+        "partita_trainers.batch_size.training_probe",
     ):
         monkeypatch.setattr(f"{module}.now", lambda device: found.seconds)
     # How long a machine takes for a probe shall decide nothing here.

@@ -33,10 +33,10 @@ def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
     for size in sizes.values():
         assert {
             "rows",
-            "fits",
+            "max_fitting",
             "best",
             "probes",
-            "paces",
+            "throughputs",
             "origin",
             "prompt_tokens",
             "device",
@@ -46,9 +46,13 @@ def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
         assert all(probe["verdict"] == "fits" and probe["rows_per_second"] > 0 for probe in size["probes"])
         assert len(size["probes"]) <= 4
     training, evaluation, generation = (sizes[name] for name in ("training", "evaluation", "generation"))
-    assert (training["rows"], training["fits"], training["prompt_tokens"]) == (8, 9, 24)
-    assert (evaluation["fits"], evaluation["prompt_tokens"]) == (24, 24)
-    assert (generation["fits"], generation["prompt_tokens"], generation["new_tokens"]) == (24, 8, device.new_tokens)
+    assert (training["rows"], training["max_fitting"], training["prompt_tokens"]) == (8, 9, 24)
+    assert (evaluation["max_fitting"], evaluation["prompt_tokens"]) == (24, 24)
+    assert (generation["max_fitting"], generation["prompt_tokens"], generation["new_tokens"]) == (
+        24,
+        8,
+        device.new_tokens,
+    )
     assert [line["rows"] for line in run.log] == [24] * 8
     passes = device.work()
     assert max(one.rows for one in passes if one.learning) == 8
@@ -79,7 +83,7 @@ def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, 
     for name, size in second.items():
         assert (size["origin"], len(size["probes"])) == ("cached", 1)
         assert size["rows"] == first[name]["rows"] == size["probes"][0]["rows"]
-        assert size["fits"] == first[name]["fits"]
+        assert size["max_fitting"] == first[name]["max_fitting"]
     trainer = {"batch_size": "auto", "effective_batch_size": 24, "epochs": 2, "steps_per_checkpoint": 2, "max_steps": 1}
     model = Model(make(trainer=trainer), quiet=True)
     assert {size.origin for size in model.tune(rows).found().values()} == {"cached"}
@@ -215,7 +219,7 @@ def test_a_memory_budget_is_for_model_optimizer_and_batch(device: Any, train: An
     allowed = device.weights + device.state + 5 * device.step
     sizes = train("run", memory_budget=allowed, max_steps=1).sizes
     assert {size["budget_bytes"] for size in sizes.values()} == {5 * device.step}
-    assert (sizes["training"]["fits"], sizes["training"]["rows"]) == (5, 4)
+    assert (sizes["training"]["max_fitting"], sizes["training"]["rows"]) == (5, 4)
     assert max(one.used for one in device.work()) <= 5 * device.step
 
 

@@ -14,7 +14,7 @@ from partita.data.rows import RowKeys
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
-from partita_trainers.batch_size.trial import BatchSize, Volume
+from partita_trainers.batch_size.probe import BatchSize, Volume
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)
 SIZES = st.integers(1, 30)
@@ -80,7 +80,7 @@ def test_an_epoch_is_counted_as_a_loader_makes_it(lengths: np.ndarray, size: int
     shape = shape_of(lengths, batching)
     loader = loader_of(shape, shape.with_tokens(tuned(size)))
     steps = loader.steps()
-    batches = [batch for _ in range(loader.steps_per_epoch) for batch in next(steps).batches]
+    batches = [batch for _ in range(loader.steps_per_epoch) for batch in next(steps).micro_batches]
 
     tokens = sum(batch.input_ids_BT.numel() for batch in batches)
     assert shape.volume(size) == Volume(batches=len(batches), tokens=tokens, rows=len(lengths))
@@ -96,7 +96,7 @@ def test_no_batch_is_larger_than_what_its_size_was_tried_with(
     steps = loader.steps()
 
     for _ in range(loader.steps_per_epoch):
-        for batch in next(steps).batches:
+        for batch in next(steps).micro_batches:
             assert batch.input_ids_BT.numel() <= size * shape.longest
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from partita.inference.static import plan_batches
 from partita.lm.base import PADDED, BatchWay, GenerationOptions
-from partita.tuning.trials import MOST_ELEMENTS, EvaluationTrial, GenerationTrial, sorted_volume
+from partita.tuning.trials import MOST_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.trial import Timing, Volume
+from partita_trainers.batch_size.probe import Timing, Volume
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)
 ROWS = st.integers(1, 80)
@@ -82,7 +82,7 @@ def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int,
     planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, way=way)]
     assert sorted_volume(lengths, rows, way=way) == counted(planned)
     whole = plan_batches(lengths, batch_size=len(lengths), way=way)
-    trial = GenerationTrial(Asked(way=way), IN_BATCHES, lengths, 4)
+    trial = GenerationProbe(Asked(way=way), IN_BATCHES, lengths, 4)
     assert trial.max_rows == max(map(len, whole))
     assert trial.volume(rows) == counted(planned)
 
@@ -92,24 +92,24 @@ def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows:
     ordered = sorted(lengths.tolist(), reverse=True)
     expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
     assert sorted_volume(lengths, rows) == expected
-    generation = GenerationTrial(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    evaluation = EvaluationTrial(Asked(), lengths=lengths, most_learned=1)  # type: ignore[arg-type]
+    generation = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    evaluation = EvaluationProbe(Asked(), lengths=lengths, most_learned=1)  # type: ignore[arg-type]
     assert generation.volume(rows) == evaluation.volume(rows) == expected
     assert sorted_volume(lengths, 1) == Volume(batches=len(lengths), tokens=int(lengths.sum()))
 
 
 @given(LENGTHS, ROWS)
 def test_slots_are_filled_as_often_as_batches_would_be_and_nothing_is_padded(lengths: np.ndarray, rows: int) -> None:
-    trial = GenerationTrial(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    batches = GenerationTrial(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    trial = GenerationProbe(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    batches = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
     assert trial.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
 
 
 def test_the_engine_is_that_of_the_longest_row() -> None:
     lengths = np.array([5, 30, 12])
 
-    def trial(room: int, options: GenerationOptions = OPTIONS) -> GenerationTrial:
-        return GenerationTrial(Asked(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
+    def trial(room: int, options: GenerationOptions = OPTIONS) -> GenerationProbe:
+        return GenerationProbe(Asked(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
 
     assert (trial(70).engine, trial(69).engine, trial(70, IN_BATCHES).engine) == ("slots", "static", "static")
     assert trial(70).volume(2) == Volume(batches=2, tokens=47)
@@ -131,7 +131,7 @@ def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
 )
 def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: GenerationOptions, usual: int) -> None:
     lm = Asked()
-    trial = GenerationTrial(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
+    trial = GenerationProbe(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
     assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("generation", 3, 30, 40)
     assert trial.run(2) == Timing(1.0, 0.5)
     assert lm.seen.pop() == (2, 30, 40, options, 0)
@@ -143,7 +143,7 @@ def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: G
 
 def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_step() -> None:
     lm, lengths = Asked(), np.array([12, 30, 18])
-    trial = GenerationTrial(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
+    trial = GenerationProbe(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
     assert trial.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
     trial.decode_step(3)
     assert lm.seen.pop() == (3, 20 + 20, OPTIONS, 10)
@@ -159,7 +159,7 @@ def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_ste
 
 def test_new_tokens_are_those_that_the_context_leaves() -> None:
     lm = Asked(context_length=64)
-    trial = GenerationTrial(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
+    trial = GenerationProbe(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
     assert trial.new_tokens == 4
 
 
@@ -167,8 +167,8 @@ def test_new_tokens_are_those_that_the_context_leaves() -> None:
 def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, expected: int) -> None:
     def most_rows(vocabulary: int) -> tuple[int, int]:
         lm: Any = Asked(vocabulary=vocabulary)
-        generation = GenerationTrial(lm, options, lengths=lengths, wanted_tokens=5)
-        return generation.max_rows, EvaluationTrial(lm, lengths=lengths, most_learned=3).max_rows
+        generation = GenerationProbe(lm, options, lengths=lengths, wanted_tokens=5)
+        return generation.max_rows, EvaluationProbe(lm, lengths=lengths, most_learned=3).max_rows
 
     options = GenerationOptions({"num_beams": beams})
     lengths = np.full(10, 4)
@@ -178,7 +178,7 @@ def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, e
 
 def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
     lm = Asked()
-    trial = EvaluationTrial(lm, lengths=np.array([5, 30, 12]), most_learned=9)  # type: ignore[arg-type]
+    trial = EvaluationProbe(lm, lengths=np.array([5, 30, 12]), most_learned=9)  # type: ignore[arg-type]
     assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("evaluation", 3, 30, 0)
     timing = trial.run(3)
     batch = lm.seen.pop()

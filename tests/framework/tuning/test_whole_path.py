@@ -35,13 +35,13 @@ def test_what_is_tuned_is_used_to_predict_and_to_evaluate(device: Any, zero_shot
     sizes = model.tune(asked).found()
     assert sizes.keys() == {"generation", "evaluation"}
     found = sizes["generation"]
-    assert (found.rows, found.fits, found.best, found.origin) == (7, 7, 7, "tuned")
+    assert (found.rows, found.max_fitting, found.best, found.origin) == (7, 7, 7, "tuned")
     assert (found.prompt_tokens, found.new_tokens, found.device) == (8, device.new_tokens, "cpu")
     assert found.budget_bytes == room
     assert [(probe.rows, probe.used_bytes, probe.verdict) for probe in found.probes] == [
         (rows, rows * answer, "fits") for rows in (1, 4, 7)
     ]
-    assert sizes["evaluation"].fits == room // device.loss
+    assert sizes["evaluation"].max_fitting == room // device.loss
     device.passes.clear()
     predictions = model.predict(asked)
     assert statuses(predictions) == {"ok"}
@@ -67,7 +67,7 @@ def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
     device.leave(7 * places + reading + places // 2)
     model = zero_shot()
     found = model.tune(asked).found()["generation"]
-    assert (found.rows, found.fits) == (7, 7)
+    assert (found.rows, found.max_fitting) == (7, 7)
     assert {probe.rows: probe.used_bytes for probe in found.probes}[7] == 7 * places + reading
     device.passes.clear()
     assert model.predict(asked).stats.out_of_memory == 0
@@ -329,7 +329,7 @@ def test_sizes_are_measured_printed_and_drawn_for_files_that_train_or_do_not(
     for record in records.values():
         assert record["probes"][0]["rows"] == 1
         assert 24 % records["training"]["rows"] == 0
-        assert 1 <= record["rows"] <= record["fits"]
+        assert 1 <= record["rows"] <= record["max_fitting"]
         assert record["budget_bytes"] > 0
         assert all(probe["verdict"] == "fits" and probe["prefill_seconds"] > 0 for probe in record["probes"])
         if sys.platform == "linux":

@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 
 from partita_trainers.batch_size.cache import Cache, bucket
-from partita_trainers.batch_size.trial import BatchSize, Probe
+from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 FOUND = BatchSize(
     rows=24,
     origin="tuned",
     device="cpu",
-    fits=148,
+    max_fitting=148,
     best=24,
     probes=(
-        Probe(1, "fits", used_bytes=10, taken_bytes=12, prefill_seconds=0.1, decode_seconds=0.01, rows_per_second=5.0),
-        Probe(200, "out of memory", used_bytes=None, taken_bytes=None),
+        ProbeResult(
+            1, "fits", used_bytes=10, taken_bytes=12, prefill_seconds=0.1, decode_seconds=0.01, rows_per_second=5.0
+        ),
+        ProbeResult(200, "out of memory", used_bytes=None, taken_bytes=None),
     ),
-    paces=((1, 5.0), (24, 40.5)),
+    throughputs=((1, 5.0), (24, 40.5)),
     prompt_tokens=461,
     new_tokens=32,
     budget_bytes=10**9,

@@ -6,34 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita_trainers.batch_size.probe import ProbeResult
 from partita_trainers.batch_size.search import (
     COMFORTABLE,
     NEAR_BEST,
     WORTH_TRYING,
     between,
-    fewest_near_best,
-    foretold_rows,
+    candidate_sizes,
     is_comfortable,
     largest_fitting,
     line,
     next_rows,
-    sizes_to_look_at,
+    predicted_rows,
+    smallest_near_best,
 )
-from partita_trainers.batch_size.trial import Probe
 
 GB = 10**9
 
 
-def probe_of(rows: int, taken: int, *, budget: int, device: int | None = None) -> Probe:
+def probe_of(rows: int, taken: int, *, budget: int, device: int | None = None) -> ProbeResult:
     if device is not None and taken > device:
-        return Probe(rows, "out of memory", used_bytes=None, taken_bytes=None)
-    return Probe(rows, "fits" if taken <= budget else "too large", used_bytes=taken, taken_bytes=taken)
+        return ProbeResult(rows, "out of memory", used_bytes=None, taken_bytes=None)
+    return ProbeResult(rows, "fits" if taken <= budget else "too large", used_bytes=taken, taken_bytes=taken)
 
 
 def search(
     taken: Callable[[int], int], *, budget: int, cap: int = 65_535, device: int | None = None
-) -> tuple[int, list[Probe]]:
-    probes: list[Probe] = []
+) -> tuple[int, list[ProbeResult]]:
+    probes: list[ProbeResult] = []
     while (rows := next_rows(probes, cap=cap, budget=budget)) is not None:
         assert rows not in [probe.rows for probe in probes], "no size is tried twice"
         assert rows <= cap
@@ -121,22 +121,22 @@ def test_a_size_needs_no_proof_where_its_foretold_peak_leaves_half_of_the_budget
     assert is_comfortable(probes, int(100 * COMFORTABLE), budget=1000)
     assert not is_comfortable(probes, int(100 * COMFORTABLE) + 1, budget=1000)
     assert is_comfortable(probes, 4, budget=50), "it ran"
-    assert foretold_rows(probes, budget=1000) == 100
+    assert predicted_rows(probes, budget=1000) == 100
 
 
 def test_sizes_are_never_further_than_half_apart() -> None:
-    sizes = list(sizes_to_look_at(1000))
+    sizes = list(candidate_sizes(1000))
     assert sizes[:9] == [1, 2, 3, 4, 6, 8, 12, 16, 24]
     assert sizes[-1] == 1000
-    assert list(sizes_to_look_at(1)) == [1]
+    assert list(candidate_sizes(1)) == [1]
     assert sizes == sorted(set(sizes))
 
 
 def test_the_smallest_size_near_the_fastest_is_chosen() -> None:
     speeds = {1: 10.0, 2: 19.0, 4: 30.0, 8: 39.0, 16: 40.0, 32: 33.0}
-    assert fewest_near_best(list(speeds), speeds.__getitem__) == 16
+    assert smallest_near_best(list(speeds), speeds.__getitem__) == 16
     speeds[8] = NEAR_BEST * 40
-    assert fewest_near_best(list(speeds), speeds.__getitem__) == 8
+    assert smallest_near_best(list(speeds), speeds.__getitem__) == 8
 
 
 def test_the_line_through_exact_points_is_that_line() -> None:

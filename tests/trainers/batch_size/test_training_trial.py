@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import partita_trainers.learner
+import partita_trainers.engine
 from partita_schema.trainer import CustomTrainer
-from partita_trainers.base import TrialWork
-from partita_trainers.batch_size.training_trial import TrainingTrial
-from partita_trainers.batch_size.trial import Volume
+from partita_trainers.base import ProbeContext
+from partita_trainers.batch_size.probe import Volume
+from partita_trainers.batch_size.training_probe import TrainingProbe
 from partita_trainers.checkpoint import random_state
+from partita_trainers.engine import TrainEngine
 from partita_trainers.finetune import Finetune
-from partita_trainers.learner import Learner
-from partita_trainers.registry import check_trial
+from partita_trainers.registry import check_probe
 from partita_trainers.zero_shot import ZeroShot
 
 from ...properties import first
@@ -28,13 +28,13 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
 
 
-def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> TrialWork:
-    return TrialWork(
+def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> ProbeContext:
+    return ProbeContext(
         config=work.config,
         lm=work.lm,
         device=work.device,
-        longest_row=longest_row,
-        most_learned=most_learned,
+        max_row_tokens=longest_row,
+        max_loss_tokens=most_learned,
         token_ids=tuple(range(3, 23)),
         max_rows=48,
         volume=lambda rows: Volume(batches=-(-48 // rows), tokens=480),
@@ -42,8 +42,8 @@ def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> Tr
     )
 
 
-def trial_of(work: Any, **sizes: int) -> TrainingTrial:
-    return Finetune(work.config.trainer).trial(trial_work(work, **sizes))
+def trial_of(work: Any, **sizes: int) -> TrainingProbe:
+    return Finetune(work.config.trainer).probe(trial_work(work, **sizes))
 
 
 @pytest.mark.parametrize("optimizer", first(OPTIMIZERS))
@@ -113,25 +113,25 @@ def test_weights_stand_still_in_a_trial_and_a_learning_rate_changes_nothing(make
 def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
     make_work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Learner] = []
-    build = Learner.build_optimizers
+    made: list[TrainEngine] = []
+    build = TrainEngine.build_optimizers
 
-    def remember(self: Learner) -> None:
+    def remember(self: TrainEngine) -> None:
         build(self)
         made.append(self)
 
-    monkeypatch.setattr(Learner, "build_optimizers", remember)
+    monkeypatch.setattr(TrainEngine, "build_optimizers", remember)
     work = make_work()
     with trial_of(work) as trial:
-        (learner,) = made
-        (optimizer,) = learner.plain_optimizers
+        (engine,) = made
+        (optimizer,) = engine.raw_optimizers
         assert not optimizer.state
         trial.run(1)
         kept = [weakref.ref(state["exp_avg"]) for state in optimizer.state.values()]
         assert len(kept) == len(list(work.lm.module.parameters()))
         trial.run(4)
         assert all(one() is state["exp_avg"] for one, state in zip(kept, optimizer.state.values(), strict=True))
-        del optimizer, learner
+        del optimizer, engine
     made.clear()
     assert all(one() is None for one in kept)
 
@@ -270,8 +270,8 @@ class Fp16:
 def test_steps_that_the_loss_scale_skips_are_taken_until_there_is_state(
     make_work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fp16 = Fp16(partita_trainers.learner.build_accelerator)
-    monkeypatch.setattr(partita_trainers.learner, "build_accelerator", fp16)
+    fp16 = Fp16(partita_trainers.engine.build_accelerator)
+    monkeypatch.setattr(partita_trainers.engine, "build_accelerator", fp16)
     work = make_work()
     loss = work.lm.loss
     work.lm.loss = lambda module, batch: 1000 * loss(module, batch)
@@ -305,7 +305,7 @@ def test_a_trial_outside_its_context_is_our_own_mistake(make_work: Any) -> None:
 
 def test_where_nothing_is_trained_there_is_nothing_to_try(make_work: Any) -> None:
     work = trial_work(make_work())
-    assert ZeroShot(work.config.trainer).trial(work) is None
+    assert ZeroShot(work.config.trainer).probe(work) is None
 
 
 def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: Any) -> None:
@@ -319,7 +319,7 @@ def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: An
     work = make_work()
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     shapes = shapes_of(work)
-    with trainer.trial(trial_work(work)) as trial:
+    with trainer.probe(trial_work(work)) as trial:
         trial.run(3)
         changed = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     assert shapes == [(1, 10), (1, 10), (3, 10), (3, 10)]  # uphill and back, after a warm-up
@@ -329,5 +329,5 @@ def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: An
 
 def build_custom(trainer: Any, section: CustomTrainer) -> Any:
     made = trainer(section)
-    check_trial(made, section)
+    check_probe(made, section)
     return made

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from partita.distributed.threads import ThreadTeam
+from partita.distributed.thread_group import ThreadGroup
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size import tune as tune_module
-from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.memory import Peak
-from partita_trainers.batch_size.trial import BatchSize, Purpose, Timing, Volume
+from partita_trainers.batch_size.probe import BatchSize, Purpose, Timing, Volume
+from partita_trainers.batch_size.probe_runner import ProbeRunner
 from partita_trainers.batch_size.tune import capped, tune, verify
 
 from ...properties import ends
@@ -114,11 +114,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_what_fits_and_what_is_best_are_both_found(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001, step_a_row=0.02)
-    found = tune(Bench(work, device), device="cuda:0")
-    assert found.fits == 180, "9 GB at 50 MB a row"
+    found = tune(ProbeRunner(work, device), device="cuda:0")
+    assert found.max_fitting == 180, "9 GB at 50 MB a row"
     speed = {rows: work.num_rows / time_of(work, rows) for rows in range(1, 181)}
     assert speed[found.rows] >= 0.96 * max(speed.values())
-    assert found.rows == found.best < found.fits
+    assert found.rows == found.best < found.max_fitting
     assert [probe.rows for probe in found.probes] == [1, 4, 180]
     assert all(probe.verdict == "fits" for probe in found.probes)
     assert (found.origin, found.device, found.prompt_tokens, found.new_tokens) == ("tuned", "cuda:0", 400, 100)
@@ -143,22 +143,22 @@ def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Devi
             return super().decode_step(rows) * (5 if first and rows == disturbed else 1)
 
     work = HeldUp(device, seconds_a_token=0.000001)
-    found = tune(Bench(work, device), device="cuda:0")
-    assert found.rows == tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
+    found = tune(ProbeRunner(work, device), device="cuda:0")
+    assert found.rows == tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
 
 
 def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Device) -> None:
     work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
-    found = tune(Bench(work, device), device="cuda:0")
-    speed = dict(found.paces)
+    found = tune(ProbeRunner(work, device), device="cuda:0")
+    speed = dict(found.throughputs)
     assert speed[128] == pytest.approx(work.num_rows / time_of(work, 128), rel=0.02)
     assert speed[128] > 0.95 * speed[96], "128 and 52 rows are no more work than 96 and 84"
 
 
 def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001)
-    found = tune(Bench(work, device), device="cuda:0")
-    for rows, speed in found.paces:
+    found = tune(ProbeRunner(work, device), device="cuda:0")
+    for rows, speed in found.throughputs:
         assert speed == pytest.approx(work.num_rows / time_of(work, rows), rel=0.02)
     for probe in found.probes:
         assert probe.rows_per_second == pytest.approx(work.num_rows / time_of(work, probe.rows), rel=0.02)
@@ -167,9 +167,9 @@ def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
 def test_where_a_probe_is_dear_and_memory_plenty_the_largest_size_is_foretold(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     work = Work(device, num_rows=600, seconds_a_token=0.01)
-    found = tune(Bench(work, device), device="cpu")
+    found = tune(ProbeRunner(work, device), device="cpu")
     assert max(work.ran) <= 4, "a probe of hundreds of rows would take longer than the work"
-    assert found.fits == 600
+    assert found.max_fitting == 600
     assert found.rows <= 24, "reading prompts takes as long whatever the batch"
     assert found.seconds <= 0.1 * time_of(work, found.rows) * 1.2
 
@@ -177,8 +177,8 @@ def test_where_a_probe_is_dear_and_memory_plenty_the_largest_size_is_foretold(de
 def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device) -> None:
     device.bytes_a_row = 900_000_000
     work = Work(device, num_rows=64, seconds_a_token=0.002, step_constant=3.0)
-    found = tune(Bench(work, device), device="cpu")
-    assert found.fits == 10
+    found = tune(ProbeRunner(work, device), device="cpu")
+    assert found.max_fitting == 10
     assert max(work.ran) >= found.rows > 4
 
 
@@ -187,14 +187,14 @@ def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device
 
 def test_steps_of_more_rows_are_not_timed_where_that_takes_longer_than_what_it_saves(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.2)
-    found = tune(Bench(work, device), device="cpu")
+    found = tune(ProbeRunner(work, device), device="cpu")
     assert work.stepped == [1], "two more seconds for work of two and a half"
-    assert (found.rows, found.fits) == (1, 4)
+    assert (found.rows, found.max_fitting) == (1, 4)
 
 
 def test_steps_are_timed_whatever_the_work_as_long_as_that_takes_half_a_second(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.02)
-    found = tune(Bench(work, device), device="cpu")
+    found = tune(ProbeRunner(work, device), device="cpu")
     assert (work.stepped, found.rows) == ([1, 4], 4)
     assert found.seconds < tune_module.NOT_WORTH_SAVING
     assert found.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
@@ -205,7 +205,7 @@ def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
     device: Device, rows: int, tokens: int, step: float
 ) -> None:
     work = Work(device, num_rows=rows, prompt_tokens=50, new_tokens=tokens, step_constant=step)
-    found = tune(Bench(work, device), device="cpu")
+    found = tune(ProbeRunner(work, device), device="cpu")
     assert found.rows >= 4
     assert found.seconds + time_of(work, found.rows) < 0.5 * time_of(work, 1)
 
@@ -221,15 +221,15 @@ def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device,
         return plain(rows)
 
     work.decode_step = decode_step  # type: ignore[method-assign]
-    found = tune(Bench(work, device), device="cuda:0")
-    assert found.fits == 180
+    found = tune(ProbeRunner(work, device), device="cuda:0")
+    assert found.max_fitting == 180
     assert found.rows not in refused or found.rows == 1
 
 
 def test_the_limit_of_the_user_holds(device: Device) -> None:
-    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
+    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
     assert found.rows <= 24
-    assert found.fits == 24
+    assert found.max_fitting == 24
 
 
 def test_no_more_rows_are_tried_than_kernels_start_with(device: Device) -> None:
@@ -240,7 +240,7 @@ def test_no_more_rows_are_tried_than_kernels_start_with(device: Device) -> None:
 def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:
     work = Work(device, num_rows=48, seconds_a_token=0.000001)
     found = tune(
-        Bench(work, device), device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest]
+        ProbeRunner(work, device), device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest]
     )
     assert found.rows in (12, 48)
 
@@ -255,10 +255,10 @@ def test_a_device_that_refuses_is_heard(device: Device) -> None:
         return plain(rows)
 
     kink.run = run  # type: ignore[method-assign]
-    found = tune(Bench(kink, device), device="cuda:0")
+    found = tune(ProbeRunner(kink, device), device="cuda:0")
     assert found.out_of_memory
-    assert found.fits is not None
-    assert 80 <= found.fits < 90
+    assert found.max_fitting is not None
+    assert 80 <= found.max_fitting < 90
     refused = [probe for probe in found.probes if probe.verdict == "out of memory"]
     assert all(probe.taken_bytes is None and probe.rows >= 90 for probe in refused)
 
@@ -266,7 +266,7 @@ def test_a_device_that_refuses_is_heard(device: Device) -> None:
 def test_one_row_that_takes_too_much_is_one_error_with_the_arithmetic(device: Device) -> None:
     device.bytes_a_row = int(9.5 * GB)
     with pytest.raises(OutOfMemory) as error:
-        tune(Bench(Work(device), device), device="cuda:0")
+        tune(ProbeRunner(Work(device), device), device="cuda:0")
     assert str(error.value) == (
         "not even one row fits for generation: one of 400 tokens and 100 new tokens takes 9.50 GB, 500.0 MB too much; "
         "9.00 GB may be taken (9.0 GB said). Write a smaller preprocessing.global_max_sequence_length or "
@@ -280,14 +280,14 @@ def test_where_the_users_amount_is_too_small_the_error_says_that_first(
     device.budget_bytes = 0
     monkeypatch.setattr(device, "describe", lambda: "memory_budget 300.0 MB less 437.9 MB that the process holds")
     with pytest.raises(OutOfMemory, match=r"holds\)\. Write a larger trainer\.memory_budget, a smaller preproc"):
-        tune(Bench(Work(device), device), device="cpu")
+        tune(ProbeRunner(Work(device), device), device="cpu")
 
 
 def test_one_row_that_the_device_refuses_is_told_as_well(device: Device) -> None:
     device.bytes_a_row = 11 * GB
     work = Work(device, new_tokens=0, purpose="training")
     with pytest.raises(OutOfMemory) as error:
-        tune(Bench(work, device), device="cuda:0")
+        tune(ProbeRunner(work, device), device="cuda:0")
     assert str(error.value) == (
         "not even one row fits for training: one of 400 tokens takes more than the device has; 9.00 GB may be taken "
         "(9.0 GB said). Write a smaller preprocessing.global_max_sequence_length, trainer.gradient_checkpointing: "
@@ -303,8 +303,8 @@ def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
         yield Peak()
 
     monkeypatch.setattr(device, "measure", silent)
-    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="mps")
-    assert found.fits == 180
+    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="mps")
+    assert found.max_fitting == 180
     assert [probe.taken_bytes for probe in found.probes[:2]] == [50_000_000, 200_000_000]
 
 
@@ -329,7 +329,7 @@ def test_a_row_that_fits_only_while_it_is_measured_is_timed_then(
 
     work.run = run  # type: ignore[method-assign]
     monkeypatch.setattr(device, "measure", measure)
-    assert tune(Bench(work, device), device="cpu").rows == 1
+    assert tune(ProbeRunner(work, device), device="cpu").rows == 1
 
 
 def test_every_run_is_guarded(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_every_run_is_guarded(device: Device, monkeypatch: pytest.MonkeyPatch) -
 
     work.decode_step = decode_step  # type: ignore[method-assign]
     monkeypatch.setattr(device, "guard", guard)
-    tune(Bench(work, device), device="cpu")
+    tune(ProbeRunner(work, device), device="cpu")
     assert seen
     assert all(seen)
 
@@ -360,71 +360,71 @@ def test_errors_that_are_not_memory_are_passed_on(device: Device) -> None:
     work = Work(device)
     work.run = lambda rows: {}["key"]  # type: ignore[method-assign]
     with pytest.raises(KeyError):
-        tune(Bench(work, device), device="cuda:0")
+        tune(ProbeRunner(work, device), device="cuda:0")
 
 
 def known(device: Device, **changes: object) -> BatchSize:
-    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
+    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
 def test_a_known_size_costs_one_probe(device: Device) -> None:
     earlier = known(device)
     work = Work(device, seconds_a_token=0.000001)
-    found = verify(Bench(work, device), earlier)
+    found = verify(ProbeRunner(work, device), earlier)
     assert found is not None
     assert set(work.ran) == {earlier.rows}
-    assert (found.rows, found.fits, found.origin) == (earlier.rows, earlier.fits, "cached")
+    assert (found.rows, found.max_fitting, found.origin) == (earlier.rows, earlier.max_fitting, "cached")
     assert [probe.rows for probe in found.probes] == [earlier.rows]
 
 
 def test_a_known_size_far_from_filling_the_memory_costs_no_more_than_finding_it(device: Device) -> None:
     device.bytes_a_row = 100_000
     work = Work(device, num_rows=64, seconds_a_token=0.01)
-    earlier = tune(Bench(work, device), device="cpu")
+    earlier = tune(ProbeRunner(work, device), device="cpu")
     tried = max(work.ran)
     assert tried < earlier.rows, "a try of as many rows would take as long as the work"
     again = Work(device, num_rows=64, seconds_a_token=0.01)
-    found = verify(Bench(again, device), earlier)
+    found = verify(ProbeRunner(again, device), earlier)
     assert found is not None
-    assert (found.rows, found.fits, again.ran) == (earlier.rows, earlier.fits, [tried])
+    assert (found.rows, found.max_fitting, again.ran) == (earlier.rows, earlier.max_fitting, [tried])
     device.budget_bytes = earlier.rows * 150_000
-    verify(Bench(again, device), earlier)
+    verify(ProbeRunner(again, device), earlier)
     assert again.ran == [tried, earlier.rows], "with less memory it has to be proven"
     device.budget_bytes = 9 * GB
-    verify(Bench(again, device), replace(earlier, out_of_memory=True))
+    verify(ProbeRunner(again, device), replace(earlier, out_of_memory=True))
     assert again.ran[2:] == [earlier.rows]
 
 
 def test_a_known_size_that_no_longer_fits_is_forgotten(device: Device) -> None:
     earlier = known(device)
     device.bytes_a_row = 9 * GB // (earlier.rows - 1)
-    assert verify(Bench(Work(device), device), earlier) is None
+    assert verify(ProbeRunner(Work(device), device), earlier) is None
 
 
 def test_a_size_held_down_by_memory_is_found_again_where_there_is_more(device: Device) -> None:
     device.budget_bytes = 2 * GB
     earlier = known(device)
-    assert earlier.fits is not None
-    assert 2 * earlier.rows > earlier.fits
+    assert earlier.max_fitting is not None
+    assert 2 * earlier.rows > earlier.max_fitting
     device.budget_bytes = 9 * GB
-    assert verify(Bench(Work(device), device), earlier) is None
+    assert verify(ProbeRunner(Work(device), device), earlier) is None
 
 
 def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     earlier = known(device)
-    assert earlier.fits is not None
+    assert earlier.max_fitting is not None
     device.budget_bytes = 5 * GB
-    found = verify(Bench(Work(device, seconds_a_token=0.000001), device), earlier)
+    found = verify(ProbeRunner(Work(device, seconds_a_token=0.000001), device), earlier)
     assert found is not None
-    assert found.fits == 5000
+    assert found.max_fitting == 5000
 
 
 def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Device) -> None:
     earlier = known(device)
-    small = verify(Bench(Work(device, num_rows=7, seconds_a_token=0.000001), device), earlier)
-    limited = verify(Bench(Work(device, seconds_a_token=0.000001), device), earlier, max_rows=5)
+    small = verify(ProbeRunner(Work(device, num_rows=7, seconds_a_token=0.000001), device), earlier)
+    limited = verify(ProbeRunner(Work(device, seconds_a_token=0.000001), device), earlier, max_rows=5)
     assert small is not None
     assert limited is not None
     assert (small.rows, limited.rows) == (7, 5)
@@ -433,14 +433,16 @@ def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Devi
 def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_offered(device: Device) -> None:
     earlier = known(device, rows=6)
     work = Work(device, num_rows=5, seconds_a_token=0.000001)
-    found = verify(Bench(work, device), earlier, sizes=lambda largest: [n for n in (1, 2, 3, 4, 6, 12) if n <= largest])
+    found = verify(
+        ProbeRunner(work, device), earlier, sizes=lambda largest: [n for n in (1, 2, 3, 4, 6, 12) if n <= largest]
+    )
     assert found is not None
     assert found.rows == 4
 
 
 def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = tune(Bench(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
+    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
     line = f"batch size for generation: {found.rows} rows (up to 180 fit) of at most 400 tokens and 100 new ones, "
     assert caplog.messages == [f"{line}on cuda:0; 3 probes, {found.seconds:.1f} s"]
 
@@ -448,17 +450,18 @@ def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))
 def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tokens: int) -> None:
     found = tune(
-        Bench(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device), device="cuda:0"
+        ProbeRunner(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device),
+        device="cuda:0",
     )
-    assert found.fits == rows
+    assert found.max_fitting == rows
     assert found.rows <= rows
 
 
 def on_ranks(works: list[Work]) -> tuple[BatchSize, list[BatchSize | None]]:
     """What rank 0 finds, and what the others are told; each rank is a thread with a device of its own."""
     benches = [
-        Bench(work, work.device, team=team)
-        for work, team in zip(works, ThreadTeam.of(len(works), timeout_seconds=20), strict=True)
+        ProbeRunner(work, work.device, process_group=process_group)
+        for work, process_group in zip(works, ThreadGroup.of(len(works), timeout_seconds=20), strict=True)
     ]
 
     def lead() -> BatchSize:
@@ -482,7 +485,7 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
     found, told = on_ranks(works)
 
     assert found.budget_bytes == 4 * GB
-    assert found.fits == 4 * GB // device.bytes_a_row == 80
+    assert found.max_fitting == 4 * GB // device.bytes_a_row == 80
     assert told == [found, found]
     assert works[0].ran == works[1].ran == works[2].ran
     assert works[0].stepped == works[1].stepped == works[2].stepped
@@ -494,8 +497,8 @@ def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
 
     found, told = on_ranks(works)
 
-    assert found.fits is not None
-    assert found.fits <= 2 * GB // device.bytes_a_row
+    assert found.max_fitting is not None
+    assert found.max_fitting <= 2 * GB // device.bytes_a_row
     assert found.out_of_memory
     assert told == [found]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from partita_schema.sealed import sealed, unsealed
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 logger = logging.getLogger(__name__)
 

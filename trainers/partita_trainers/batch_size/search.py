@@ -17,7 +17,7 @@ given is the worst of them.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
-from partita_trainers.batch_size.trial import Probe
+from partita_trainers.batch_size.probe import ProbeResult
 
 FIRST_STEP = 4
 WORTH_TRYING = 0.015
@@ -32,11 +32,11 @@ NEAR_BEST = 0.98
 """Share of the highest speed that is fast enough."""
 
 
-def next_rows(probes: Sequence[Probe], *, cap: int, budget: int) -> int | None:
+def next_rows(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int | None:
     """The size to try next; None when the largest that fits is known well enough, or a single row does not fit."""
     if not probes:
         return 1
-    fitting, bound = sort_out(probes)
+    fitting, bound = split_by_verdict(probes)
     if not fitting:
         return None
     top = fitting[-1]
@@ -46,8 +46,8 @@ def next_rows(probes: Sequence[Probe], *, cap: int, budget: int) -> int | None:
     if bound is not None and bound.taken_bytes is not None:
         return None  # it ran: what lies between two sizes that ran needs no proof
     if len(fitting) == 1:
-        return min(limit, max(2, min(FIRST_STEP, foretold_rows(probes, budget=budget))))
-    aim = foretold_rows(probes, budget=budget)
+        return min(limit, max(2, min(FIRST_STEP, predicted_rows(probes, budget=budget))))
+    aim = predicted_rows(probes, budget=budget)
     safe = int(top.rows * budget / max(1, taken(top)))
     if aim > NEARLY_SAFE * safe:
         aim = max(safe, top.rows + (aim - top.rows) // PART_OF_THE_WAY)
@@ -55,25 +55,25 @@ def next_rows(probes: Sequence[Probe], *, cap: int, budget: int) -> int | None:
     return aim if aim - top.rows >= max(1, WORTH_TRYING * top.rows) else None
 
 
-def sort_out(probes: Sequence[Probe]) -> tuple[list[Probe], Probe | None]:
+def split_by_verdict(probes: Sequence[ProbeResult]) -> tuple[list[ProbeResult], ProbeResult | None]:
     """Sizes that fit, the smallest first, and the smallest that does not."""
     bound = min((probe for probe in probes if probe.verdict != "fits"), key=lambda probe: probe.rows, default=None)
     fitting = {p.rows: p for p in probes if p.verdict == "fits" and (bound is None or p.rows < bound.rows)}
     return [fitting[rows] for rows in sorted(fitting)], bound
 
 
-def taken(probe: Probe) -> int:
+def taken(probe: ProbeResult) -> int:
     """Bytes taken from the device; 0 where it could not be measured."""
     return probe.taken_bytes or 0
 
 
-def slope(probes: Sequence[Probe]) -> float:
+def slope(probes: Sequence[ProbeResult]) -> float:
     """Bytes a further row takes, at the largest size that fits.
 
     Of one size, the mean of its rows, which is too much by whatever does not grow. Of more, the secant of what was
     held, raised by what the allocator takes beyond it: what is held is exact, what is taken comes in blocks.
     """
-    fitting, bound = sort_out(probes)
+    fitting, bound = split_by_verdict(probes)
     top = fitting[-1]
     if bound is not None and bound.taken_bytes is not None:
         return (taken(bound) - taken(top)) / (bound.rows - top.rows)
@@ -84,9 +84,9 @@ def slope(probes: Sequence[Probe]) -> float:
     return held * (taken(top) / top.used_bytes if top.used_bytes else 1.0)
 
 
-def foretold_rows(probes: Sequence[Probe], *, budget: int) -> int:
+def predicted_rows(probes: Sequence[ProbeResult], *, budget: int) -> int:
     """Most rows that should fit by what was measured; where nothing grows, a multiple of the largest size tried."""
-    fitting, bound = sort_out(probes)
+    fitting, bound = split_by_verdict(probes)
     top, grows = fitting[-1], slope(probes)
     most = 16 * top.rows
     rows = top.rows + int((budget - taken(top)) / grows) if grows > 0 else most
@@ -98,31 +98,31 @@ def foretold_rows(probes: Sequence[Probe], *, budget: int) -> int:
     return min(rows, top.rows + max(1, (bound.rows - 1 - top.rows) * 2 // 3))
 
 
-def largest_fitting(probes: Sequence[Probe], *, cap: int, budget: int) -> int:
+def largest_fitting(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int:
     """The largest size that is known to fit: it ran, or it lies below one that ran and took too much. 0 for none."""
-    fitting, bound = sort_out(probes)
+    fitting, bound = split_by_verdict(probes)
     if not fitting:
         return 0
     if bound is None or bound.taken_bytes is None:
         return fitting[-1].rows
-    return min(cap, max(fitting[-1].rows, foretold_rows(probes, budget=budget)))
+    return min(cap, max(fitting[-1].rows, predicted_rows(probes, budget=budget)))
 
 
-def foretold_bytes(probes: Sequence[Probe], rows: int) -> float:
+def predicted_bytes(probes: Sequence[ProbeResult], rows: int) -> float:
     """Peak that a size should have by what was measured."""
-    fitting, _ = sort_out(probes)
+    fitting, _ = split_by_verdict(probes)
     return taken(fitting[-1]) + (rows - fitting[-1].rows) * slope(probes)
 
 
-def is_comfortable(probes: Sequence[Probe], rows: int, *, budget: int) -> bool:
+def is_comfortable(probes: Sequence[ProbeResult], rows: int, *, budget: int) -> bool:
     """Whether a size needs no proof: it was tried, or its foretold peak leaves half of the budget free."""
-    fitting, bound = sort_out(probes)
+    fitting, bound = split_by_verdict(probes)
     if not fitting or (bound is not None and rows >= bound.rows):
         return False
-    return rows <= fitting[-1].rows or foretold_bytes(probes, rows) <= COMFORTABLE * budget
+    return rows <= fitting[-1].rows or predicted_bytes(probes, rows) <= COMFORTABLE * budget
 
 
-def sizes_to_look_at(largest: int) -> Iterator[int]:
+def candidate_sizes(largest: int) -> Iterator[int]:
     """1, 2, 3, 4, 6, 8, 12, 16 ... and the largest: no size is further than a third from one of them."""
     rows = 1
     while rows < largest:
@@ -133,7 +133,7 @@ def sizes_to_look_at(largest: int) -> Iterator[int]:
     yield largest
 
 
-def fewest_near_best(sizes: Sequence[int], speed: Callable[[int], float]) -> int:
+def smallest_near_best(sizes: Sequence[int], speed: Callable[[int], float]) -> int:
     """The smallest size that comes within 2 % of the highest speed among them."""
     speeds = [speed(rows) for rows in sizes]
     best = max(speeds)

@@ -12,19 +12,19 @@ from dataclasses import replace
 
 from partita_schema.counted import counted
 from partita_schema.errors import OutOfMemory
-from partita_trainers.batch_size.bench import Bench
 from partita_trainers.batch_size.memory import gigabytes
+from partita_trainers.batch_size.probe import BatchSize, Probe, ProbeResult, Volume
+from partita_trainers.batch_size.probe_runner import ProbeRunner
 from partita_trainers.batch_size.search import (
     between,
-    fewest_near_best,
-    foretold_rows,
+    candidate_sizes,
     is_comfortable,
     largest_fitting,
     line,
     next_rows,
-    sizes_to_look_at,
+    predicted_rows,
+    smallest_near_best,
 )
-from partita_trainers.batch_size.trial import BatchSize, Probe, Trial, Volume
 
 logger = logging.getLogger(__name__)
 
@@ -52,46 +52,46 @@ Sizes = Callable[[int], Iterable[int]]
 
 
 def tune(
-    bench: Bench,
+    bench: ProbeRunner,
     *,
     device: str,
     max_rows: int | None = None,
-    sizes: Sizes = sizes_to_look_at,
+    sizes: Sizes = candidate_sizes,
 ) -> BatchSize:
     """The batch size for the work of a bench: what fits the memory, and what is fastest on the data.
 
     `max_rows` is the user's limit; `sizes` are those that may be chosen. Raises OutOfMemory where not even one row
     fits.
     """
-    started, trial = time.perf_counter(), bench.trial
-    search = Search(bench, cap=capped(trial, max_rows), sizes=sizes)
+    started, trial = time.perf_counter(), bench.work_probe
+    search = BatchSizeSearch(bench, cap=capped(trial, max_rows), sizes=sizes)
     search.probe_memory()
-    best, fits = search.best(), search.fits
+    best, fits = search.best(), search.max_fitting
     looked_at = sorted({*(rows for rows in sizes(fits) if rows <= 4 * best), best})
     found = BatchSize(
         rows=best,
         origin="tuned",
         device=device,
-        fits=fits,
+        max_fitting=fits,
         best=best,
         probes=tuple(replace(probe, rows_per_second=search.speed(probe.rows)) for probe in search.probes),
-        paces=tuple((rows, search.speed(rows)) for rows in looked_at),
+        throughputs=tuple((rows, search.speed(rows)) for rows in looked_at),
         out_of_memory=any(probe.verdict == "out of memory" for probe in search.probes),
         prompt_tokens=trial.prompt_tokens,
         new_tokens=trial.new_tokens,
         budget_bytes=search.budget,
         seconds=time.perf_counter() - started,
     )
-    logger.info("%s", told(found, trial))
+    logger.info("%s", summary_line(found, trial))
     return found
 
 
 def verify(
-    bench: Bench,
+    bench: ProbeRunner,
     known: BatchSize,
     *,
     max_rows: int | None = None,
-    sizes: Sizes = sizes_to_look_at,
+    sizes: Sizes = candidate_sizes,
 ) -> BatchSize | None:
     """A size that was found earlier, tried once more; None where it has to be found again.
 
@@ -100,14 +100,14 @@ def verify(
     not fit, and where it was held down by memory of which there is more now. Raises OutOfMemory where not even the
     warm-up fits.
     """
-    started, trial = time.perf_counter(), bench.trial
+    started, trial = time.perf_counter(), bench.work_probe
     cap = capped(trial, max_rows)
     rows = max(sizes(min(known.rows, cap)))
     warm_up(bench)
     budget = bench.budget()
-    if known.budget_bytes is None or known.fits is None:
+    if known.budget_bytes is None or known.max_fitting is None:
         return None
-    if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.fits)):
+    if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.max_fitting)):
         return None
     evidence = [judged(earlier, budget) for earlier in known.probes]
     tried = rows
@@ -116,45 +116,45 @@ def verify(
     probe = judged(bench.probe(tried), budget)
     if probe.verdict != "fits":
         return None
-    fits = known.fits
+    fits = known.max_fitting
     if budget < known.budget_bytes:
         evidence = [earlier for earlier in evidence if earlier.rows != tried]
-        fits = min(fits, foretold_rows([*evidence, probe], budget=budget))
+        fits = min(fits, predicted_rows([*evidence, probe], budget=budget))
     found = replace(
         known,
         rows=rows,
         origin="cached",
-        fits=max(rows, min(fits, cap)),
+        max_fitting=max(rows, min(fits, cap)),
         best=rows,
-        probes=(replace(probe, rows_per_second=dict(known.paces).get(tried)),),
+        probes=(replace(probe, rows_per_second=dict(known.throughputs).get(tried)),),
         out_of_memory=False,
         prompt_tokens=trial.prompt_tokens,
         new_tokens=trial.new_tokens,
         budget_bytes=budget,
         seconds=time.perf_counter() - started,
     )
-    logger.info("%s", told(found, trial))
+    logger.info("%s", summary_line(found, trial))
     return found
 
 
-def warm_up(bench: Bench) -> None:
+def warm_up(bench: ProbeRunner) -> None:
     """Make what stays on the device once work has begun, such as the state of optimizers. Raises OutOfMemory."""
     if not bench.warm_up():
-        probe = Probe(1, "out of memory", used_bytes=None, taken_bytes=None)
+        probe = ProbeResult(1, "out of memory", used_bytes=None, taken_bytes=None)
         raise OutOfMemory(too_large(bench, probe, budget=bench.budget()))
 
 
-def capped(trial: Trial, max_rows: int | None) -> int:
+def capped(probe: Probe, max_rows: int | None) -> int:
     """Most rows that are worth trying."""
-    return min(trial.max_rows, max_rows or MOST_ROWS, MOST_ROWS)
+    return min(probe.max_rows, max_rows or MOST_ROWS, MOST_ROWS)
 
 
-class Search:
+class BatchSizeSearch:
     """One search: what it has tried, and what that foretells."""
 
-    def __init__(self, bench: Bench, *, cap: int, sizes: Sizes) -> None:
-        self.bench, self.trial, self.cap, self.sizes = bench, bench.trial, cap, sizes
-        self.probes: list[Probe] = []
+    def __init__(self, bench: ProbeRunner, *, cap: int, sizes: Sizes) -> None:
+        self.bench, self.trial, self.cap, self.sizes = bench, bench.work_probe, cap, sizes
+        self.probes: list[ProbeResult] = []
         self.prefills: dict[int, float] = {}
         """Seconds of reading prompts of the greatest length, by rows."""
         self.steps: dict[int, float] = {}
@@ -183,7 +183,7 @@ class Search:
             taken = gigabytes(probe.taken_bytes) if probe.taken_bytes is not None else "refused"
             logger.log(level, "tried %s rows: %s, %s in %.1f s", f"{rows:,}", probe.verdict, taken, probe.seconds)
 
-    def timed(self, probe: Probe) -> Probe:
+    def timed(self, probe: ProbeResult) -> ProbeResult:
         """The probe with times that measuring has not stretched; those of the first, and of all that are short.
 
         Where measuring does not slow work down, times count as they are as well.
@@ -216,11 +216,11 @@ class Search:
         if rows is None or not self.probes or self.is_affordable(rows):
             return rows
         wanted = self.best()
-        if wanted >= self.fits:
+        if wanted >= self.max_fitting:
             return rows  # memory decides, and every row counts
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
-        return None if self.fits >= min(self.cap, FAR_ABOVE * wanted) else rows
+        return None if self.max_fitting >= min(self.cap, FAR_ABOVE * wanted) else rows
 
     def is_affordable(self, rows: int) -> bool:
         """Whether a probe stays within its share of the work."""
@@ -246,19 +246,19 @@ class Search:
         return line([(rows * self.trial.prompt_tokens, seconds) for rows, seconds in self.prefills.items()])
 
     @property
-    def fits(self) -> int:
+    def max_fitting(self) -> int:
         """The largest size that fits, as far as that is known."""
         proven = largest_fitting(self.probes, cap=self.cap, budget=self.budget)
         if next_rows(self.probes, cap=self.cap, budget=self.budget) is None:
             return proven
-        return min(self.cap, max(proven, int(UNPROVEN * foretold_rows(self.probes, budget=self.budget))))
+        return min(self.cap, max(proven, int(UNPROVEN * predicted_rows(self.probes, budget=self.budget))))
 
     def best(self) -> int:
         """The smallest size that comes within 2 % of the fastest of those that fit."""
-        largest = self.fits
+        largest = self.max_fitting
         if self.trial.new_tokens:
             largest = self.time_decoding(largest)
-        return fewest_near_best([rows for rows in self.sizes(largest) if rows <= largest], self.speed)
+        return smallest_near_best([rows for rows in self.sizes(largest) if rows <= largest], self.speed)
 
     def time_decoding(self, largest: int) -> int:
         """Time decode steps of growing batches, up to where more rows promise nothing; the last size comes back."""
@@ -267,7 +267,7 @@ class Search:
         while rows < largest:
             seen = [size for size in self.sizes(largest) if size <= rows]
             ahead = [size for size in self.sizes(largest) if size > rows]
-            if len(self.steps) > 1 and rows >= 4 and fewest_near_best([*seen, *ahead], self.speed) <= rows:
+            if len(self.steps) > 1 and rows >= 4 and smallest_near_best([*seen, *ahead], self.speed) <= rows:
                 if rows in self.confirmed or self.step_cost >= SHORT_SECONDS:
                     break
                 # A step that something else held up would end the search at a fraction of what is best.
@@ -319,30 +319,30 @@ class Search:
         return self.trial.new_tokens * (full * between(steps, rows) + (between(steps, rest) if rest else 0.0))
 
 
-def judged(probe: Probe, budget: int) -> Probe:
+def judged(probe: ProbeResult, budget: int) -> ProbeResult:
     """The probe with the verdict that a budget gives it."""
     if probe.taken_bytes is None:
         return probe
     return replace(probe, verdict="fits" if probe.taken_bytes <= budget else "too large")
 
 
-def told(found: BatchSize, trial: Trial) -> str:
+def summary_line(found: BatchSize, probe: Probe) -> str:
     """A line for the log."""
-    new = f" and {counted(trial.new_tokens, 'new one')}" if trial.new_tokens else ""
+    new = f" and {counted(probe.new_tokens, 'new one')}" if probe.new_tokens else ""
     how = (
         f"{counted(len(found.probes), 'probe')}, {found.seconds:.1f} s"
         if found.origin == "tuned"
         else "known, tried again"
     )
     return (
-        f"batch size for {trial.purpose}: {counted(found.rows, 'row')} (up to {found.fits:,} fit) of at most "
-        f"{counted(trial.prompt_tokens, 'token')}{new}, on {found.device}; {how}"
+        f"batch size for {probe.purpose}: {counted(found.rows, 'row')} (up to {found.max_fitting:,} fit) of at most "
+        f"{counted(probe.prompt_tokens, 'token')}{new}, on {found.device}; {how}"
     )
 
 
-def too_large(bench: Bench, probe: Probe, *, budget: int) -> str:
+def too_large(bench: ProbeRunner, probe: ProbeResult, *, budget: int) -> str:
     """Why nothing can be done on this device, and what would help."""
-    trial = bench.trial
+    trial = bench.work_probe
     new = f" and {counted(trial.new_tokens, 'new token')}" if trial.new_tokens else ""
     needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)
     short = f", {gigabytes(probe.taken_bytes - budget)} too much" if probe.taken_bytes is not None else ""

@@ -27,8 +27,8 @@ from partita.data.streams.lane import CHUNK, Lane, LanePlan, SeenWindow
 from partita.data.workers import Workers
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
-from partita_trainers.base import Batch, Step
-from partita_trainers.team import ALONE, Team
+from partita_trainers.base import Batch, GlobalBatch
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 LANE_VERSION = 3
 """Changes with anything that puts rows of a stream into other batches."""
@@ -81,19 +81,19 @@ class StreamLoader:
         ledger: Ledger,
         collate_batch: Collate,
         resume: Resume = "strict",
-        team: Team = ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         """`parts` are what decides the batches beside the streams, by names that a person knows.
 
-        Each rank of `team` reads its own lanes only. Before each step ranks tell each other whether they have rows
-        left, since an epoch ends for all of them at once, and what became of rows, so that every ledger is that of the
-        whole run. Raises DataError where the ranks do not divide the batches of a step.
+        Each rank of `process_group` reads its own lanes only. Before each step ranks tell each other whether they have
+        rows left, since an epoch ends for all of them at once, and what became of rows, so that every ledger is that of
+        the whole run. Raises DataError where the ranks do not divide the batches of a step.
         """
-        check_ranks(team.ranks, batches_per_step)
+        check_ranks(process_group.world_size, batches_per_step)
         self._plan, self._encoder, self._options = plan, encoder, options
         self._ledger, self._collate, self._resume = ledger, collate_batch, resume
-        self._team = team
-        self._slots = range(team.rank, batches_per_step, team.ranks)
+        self._process_group = process_group
+        self._slots = range(process_group.rank, batches_per_step, process_group.world_size)
         self._own = sorted({slot % plan.lanes for slot in self._slots})
         self._slots_of_lanes = [slot for slot in range(batches_per_step) if slot % plan.lanes in self._own]
         lanes = {"lanes": str(plan.lanes), "lane version": str(LANE_VERSION)}
@@ -113,7 +113,7 @@ class StreamLoader:
         """Raises DataError: nobody knows how long a stream is."""
         raise DataError(f"a stream has no known length, so {epochs:g} epochs are no number of steps; write max_steps")
 
-    def load_cursor(self, cursor: Mapping[str, Any]) -> None:
+    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.
 
         Raises ResumeError when steps have been asked for already, or data or plan are not the same and `resume` is
@@ -130,23 +130,23 @@ class StreamLoader:
         if isinstance(before, dict) and (place is not None or loaded.epoch):  # rows are counted in epoch 0 only
             self._counted = before["ledger"]
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[GlobalBatch]:
         """Steps from the position on, without end. Raises DataError where an epoch has no row that can be used."""
         if not self._started:
             self._ledger.load(self._counted, split=TRAINING)
         self._started = True
         return self._closing_steps()
 
-    def joined(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """One position out of those of the ranks, each of which knows its own lanes."""
         return merged(cursors)
 
-    def _closing_steps(self) -> Iterator[Step]:
+    def _closing_steps(self) -> Iterator[GlobalBatch]:
         """Steps that let files and processes go as soon as they are closed."""
         with closing(self._steps()) as steps:
             yield from self._statistics.count(steps)
 
-    def _steps(self) -> Generator[Step]:
+    def _steps(self) -> Generator[GlobalBatch]:
         epoch, step, place = self._cursor.epoch, self._cursor.step, self._cursor.place
         encode = ChunkEncoder(self._encoder, most_tokens=self._plan.policy.most_tokens)
         with Workers(encode, self._options) as workers:
@@ -160,7 +160,9 @@ class StreamLoader:
                     raise DataError(f"{self._plan.names} has no row that can be used")
                 epoch, step, place = epoch + 1, 0, None
 
-    def _epoch(self, epoch: int, step: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Generator[Step]:
+    def _epoch(
+        self, epoch: int, step: int, place: Any, workers: Workers[RawChunk, EncodedChunk]
+    ) -> Generator[GlobalBatch]:
         """Steps of an epoch from `step` on, until no lane has anything left."""
         with ExitStack() as files:
             lanes = {
@@ -178,9 +180,9 @@ class StreamLoader:
                 step += 1
                 places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
                 behind = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
-                yield Step(
+                yield GlobalBatch(
                     tuple(self._batch(found[slot]) for slot in self._slots),
-                    cursor=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
+                    state_dict=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
                     epoch=float(epoch),
                 )
 
@@ -214,7 +216,7 @@ class StreamLoader:
             left_out.append(LeftOut(str(window.keys[row.place]), row.reasons, file, number, row.raw))
         self._notes.append(Note(left_out, used=window.used))
         self._num_unreadable += window.num_unreadable
-        if self._team.ranks == 1:
+        if self._process_group.world_size == 1:
             # Windows without a batch may follow one another to the end of the file: each is judged before the next.
             self._count(self._notes)
             self._notes = []
@@ -233,7 +235,7 @@ class StreamLoader:
 
     def _is_left(self, mine: bool) -> bool:
         """Whether any rank has rows left; the ledger is told what became of those that all have seen."""
-        told = self._team.gather((mine, self._notes), "rows that are left")
+        told = self._process_group.all_gather_object((mine, self._notes), "rows that are left")
         self._notes = []
         self._count([note for _, notes in told for note in notes])
         return any(left for left, _ in told)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.lm.base import GenerationOptions
 from partita_schema.config import Config
-from partita_trainers.batch_size.trial import BatchSize
+from partita_trainers.batch_size.probe import BatchSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -26,7 +26,7 @@ from partita.data.streams import lane as lane_module
 from partita.data.streams.lane_reader import LaneReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
 from partita.data.streams.opening import TrainingStreams
-from partita.distributed.threads import ThreadTeam
+from partita.distributed.thread_group import ThreadGroup
 from partita.lm.tokenizers import byte_tokenizer, train_tokenizer
 from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
@@ -34,7 +34,7 @@ from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.model import ScratchModel
 from partita_schema.sources import FileSource
-from partita_trainers.base import Step
+from partita_trainers.base import GlobalBatch
 
 from ....properties import examples
 
@@ -100,17 +100,17 @@ def make(
     )
 
 
-def plain(step: Step) -> Any:
-    return [(batch.input_ids_BT.tolist(), batch.labels_BT.tolist(), batch.keys) for batch in step.batches]
+def plain(global_batch: GlobalBatch) -> Any:
+    return [(batch.input_ids_BT.tolist(), batch.labels_BT.tolist(), batch.keys) for batch in global_batch.micro_batches]
 
 
-def epoch_of(loader: StreamLoader, number: int = 0) -> list[Step]:
+def epoch_of(loader: StreamLoader, number: int = 0) -> list[GlobalBatch]:
     after = itertools.dropwhile(lambda step: step.epoch < number, loader.steps())
     return list(itertools.takewhile(lambda step: step.epoch == number, after))
 
 
-def keys_of(steps: "list[Step]") -> Counter[str]:
-    return Counter(key for step in steps for batch in step.batches for key in batch.keys)
+def keys_of(steps: "list[GlobalBatch]") -> Counter[str]:
+    return Counter(key for step in steps for batch in step.micro_batches for key in batch.keys)
 
 
 @pytest.mark.parametrize("batching", BATCHINGS, ids=lambda batching: batching.type)
@@ -152,7 +152,7 @@ def test_going_on_from_any_position_is_exact(
     straight = list(itertools.islice(loader().steps(), length + 3))
     for place, step in enumerate(straight[:-1]):
         resumed = loader()
-        resumed.load_cursor(json.loads(json.dumps(step.cursor)))
+        resumed.load_state_dict(json.loads(json.dumps(step.state_dict)))
         assert plain(next(iter(resumed.steps()))) == plain(straight[place + 1])
 
 
@@ -164,10 +164,10 @@ def test_the_tenth_resume_behaves_like_the_first(tmp_path: Path) -> None:
     for _ in range(12):
         loader = make(folder, batches_per_step=2)
         if cursor is not None:
-            loader.load_cursor(cursor)
+            loader.load_state_dict(cursor)
         for step in itertools.islice(loader.steps(), 2):
             found.append(plain(step))
-            cursor = step.cursor
+            cursor = step.state_dict
 
     assert found == straight[:24]
 
@@ -249,7 +249,7 @@ def test_all_lanes_together_hold_a_window_each_and_those_read_ahead(
 
     rows, ahead = 0, list[int]()
     for step in itertools.islice(loader.steps(), 60):
-        rows += sum(batch.rows for batch in step.batches)
+        rows += sum(batch.rows for batch in step.micro_batches)
         ahead.append(sum(windows) - rows)
 
     lanes, prefetch = 4, 2 if workers else 0
@@ -303,17 +303,19 @@ def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
         assert first == plain(next(steps))
 
 
-def steps_of_ranks(folder: Path, batching: Any, *, ranks: int, number: int, cursor: Any) -> list[tuple[Step, ...]]:
+def steps_of_ranks(
+    folder: Path, batching: Any, *, ranks: int, number: int, cursor: Any
+) -> list[tuple[GlobalBatch, ...]]:
     """Steps of every rank, each in a thread."""
 
-    def take(team: ThreadTeam) -> list[Step]:
-        loader = make(folder, batching=batching, batches_per_step=4, team=team)
+    def take(process_group: ThreadGroup) -> list[GlobalBatch]:
+        loader = make(folder, batching=batching, batches_per_step=4, process_group=process_group)
         if cursor is not None:
-            loader.load_cursor(cursor)
+            loader.load_state_dict(cursor)
         return list(itertools.islice(loader.steps(), number))
 
     with ThreadPoolExecutor(ranks) as threads:
-        return list(zip(*threads.map(take, ThreadTeam.of(ranks)), strict=True))
+        return list(zip(*threads.map(take, ThreadGroup.of(ranks)), strict=True))
 
 
 @pytest.mark.parametrize("batching", [BUDGET, FixedBatching(type="fixed", shuffle=False)], ids=["budget", "in order"])
@@ -331,7 +333,7 @@ def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
     for ranks, number in ((4, 5), (1, 4), (2, 11)):
         for together in steps_of_ranks(folder, batching, ranks=ranks, number=number, cursor=cursor):
             found.append([plain(together[slot % ranks])[slot // ranks] for slot in range(4)])
-            cursor = merged([step.cursor for step in together])
+            cursor = merged([step.state_dict for step in together])
 
     assert found == straight
 
@@ -343,7 +345,7 @@ def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, la
     folder = write_shards(tmp_path / "data", [60, 60, 60], broken=broken)
     ledgers: list[Ledger] = []
 
-    def take(team: ThreadTeam) -> None:
+    def take(process_group: ThreadGroup) -> None:
         streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, 7)
         ledger = Ledger(None, max_bad_rows=0.5)
         loader = StreamLoader(
@@ -354,13 +356,13 @@ def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, la
             parts={},
             ledger=ledger,
             collate_batch=partial(collate, pad_token_id=0),
-            team=team,
+            process_group=process_group,
         )
         epoch_of(loader)
         ledgers.append(ledger)
 
     with ThreadPoolExecutor(ranks) as threads:
-        list(threads.map(take, ThreadTeam.of(ranks, timeout_seconds=20)))
+        list(threads.map(take, ThreadGroup.of(ranks, timeout_seconds=20)))
 
     counts = [ledger.split("training") for ledger in ledgers]
     assert [(one.rows, one.used, one.left_out) for one in counts] == [(180, 176, 4)] * ranks
@@ -389,7 +391,7 @@ def test_ranks_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [9])
 
     with pytest.raises(DataError, match="the 6 batches of a step cannot be shared by 4 processes; start 1, 2, 3 or 6"):
-        make(folder, batches_per_step=6, team=ThreadTeam.of(4)[0])
+        make(folder, batches_per_step=6, process_group=ThreadGroup.of(4)[0])
 
 
 @pytest.mark.parametrize(("batches", "lanes"), [(1, 1), (4, 4), (7, 7), (17, 1), (32, 16), (36, 12), (512, 16)])
@@ -417,7 +419,7 @@ def test_a_stream_whose_text_the_tokenizer_does_not_know_is_refused_once_enough_
 def test_a_budget_of_tokens_is_never_exceeded(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [200])
 
-    sizes = [batch.input_ids_BT.numel() for step in epoch_of(make(folder)) for batch in step.batches]
+    sizes = [batch.input_ids_BT.numel() for step in epoch_of(make(folder)) for batch in step.micro_batches]
 
     assert 100 < max(sizes) <= 160
 
@@ -452,10 +454,10 @@ def test_bad_rows_are_counted_once_whatever_is_read_again(tmp_path: Path) -> Non
         ledger = Ledger(tmp_path / "killed", max_bad_rows=0.5, resumable=True)
         loader = make(folder, ledger=ledger)
         if cursor is not None:
-            loader.load_cursor(cursor)
+            loader.load_state_dict(cursor)
         steps = list(itertools.islice(loader.steps(), 3))
         done = steps[-1].epoch > 0
-        cursor = steps[1].cursor  # the third was taken, and the program killed before it was saved
+        cursor = steps[1].state_dict  # the third was taken, and the program killed before it was saved
     ledger.save()
 
     assert ledger.state() == straight.state()
@@ -512,13 +514,13 @@ def test_a_stream_without_a_good_row_ends_with_an_error(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_told(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [30])
-    cursor = next(iter(make(folder).steps())).cursor
+    cursor = next(iter(make(folder).steps())).state_dict
     write_shards(folder, [31])
 
     with pytest.raises(ResumeError, match="the run cannot continue, since its batches would be others than before"):
-        make(folder).load_cursor(cursor)
+        make(folder).load_state_dict(cursor)
     restarted = make(folder, resume="restart_epoch")
-    restarted.load_cursor(cursor)
+    restarted.load_state_dict(cursor)
     assert len(keys_of(epoch_of(restarted))) == 31
 
 
@@ -526,7 +528,7 @@ def test_the_position_is_small(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [40] * 40)
 
     loader = make(folder, batches_per_step=64, batching=BucketBatching(type="bucket", window=4))
-    sizes = [len(json.dumps(step.cursor)) for step in itertools.islice(loader.steps(), 4)]
+    sizes = [len(json.dumps(step.state_dict)) for step in itertools.islice(loader.steps(), 4)]
 
     assert max(sizes) < 4096
 
@@ -545,10 +547,10 @@ def test_rows_of_a_start_that_was_never_saved_are_forgotten(tmp_path: Path) -> N
     assert (run / "quarantine.jsonl").read_text()
 
     begun = make(folder, ledger=Ledger(run, max_bad_rows=0.5, resumable=True))
-    cursor = epoch_of(begun)[-1].cursor  # and killed behind its last one
+    cursor = epoch_of(begun)[-1].state_dict  # and killed behind its last one
     ledger = Ledger(run, max_bad_rows=0.5, resumable=True)
     loader = make(folder, ledger=ledger)
-    loader.load_cursor(cursor)
+    loader.load_state_dict(cursor)
     next(loader.steps())
     ledger.save()
 

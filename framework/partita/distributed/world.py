@@ -13,16 +13,16 @@ LAUNCHED = "PARTITA_LAUNCHED"
 
 
 @dataclass(frozen=True)
-class Place:
+class World:
     """One process among those of a job."""
 
     rank: int = 0
     """Place among all, from 0."""
-    ranks: int = 1
+    world_size: int = 1
     """Number of all."""
     local_rank: int = 0
     """Place among those of this machine, from 0: the device that this process has."""
-    local_ranks: int = 1
+    local_world_size: int = 1
     """Number of those of this machine."""
 
     @property
@@ -32,12 +32,12 @@ class Place:
 
 
 @cache
-def own_place() -> Place:
+def get_world() -> World:
     """The place of this process, the same whenever it is asked for."""
-    return read_place(os.environ)
+    return read_world(os.environ)
 
 
-def read_place(environment: Mapping[str, str]) -> Place:
+def read_world(environment: Mapping[str, str]) -> World:
     """The place that variables tell: those of torchrun and accelerate, else of slurm's srun, else alone.
 
     Raises PartitaError where they contradict each other.
@@ -47,7 +47,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
     elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:  # of srun; what sbatch itself starts is one process
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     else:
-        return Place()
+        return World()
     rank, ranks = (int(environment[name]) for name in names[:2])
     local_rank = int(environment.get(names[2], 0))
     # slurm counts as in "4(x2),3": 4 on each of two machines, 3 on a third.
@@ -56,4 +56,4 @@ def read_place(environment: Mapping[str, str]) -> Place:
     if not (0 <= rank < ranks and 0 <= local_rank < local_ranks <= ranks):
         told = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
         raise PartitaError(f"these variables contradict each other: {told}; start the job by torchrun, or unset them")
-    return Place(rank, ranks, local_rank, local_ranks)
+    return World(rank, ranks, local_rank, local_ranks)

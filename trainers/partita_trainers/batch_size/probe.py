@@ -35,7 +35,7 @@ class Volume:
     """Rows of the data, where batches of size 1 are not one for each."""
 
 
-class Trial(Protocol):
+class Probe(Protocol):
     """Work at its worst, with any number of rows."""
 
     @property
@@ -74,7 +74,7 @@ class Trial(Protocol):
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeResult:
     """One size that was tried at the worst case."""
 
     rows: int
@@ -103,13 +103,13 @@ class BatchSize:
     """file: the user wrote it; tuned: measured now; cached: measured earlier and tried again now; default: there was
     nothing to choose, such as for a single row."""
     device: str
-    fits: int | None = None
+    max_fitting: int | None = None
     """Most rows that fit the budget at the worst case."""
     best: int | None = None
     """Fewest rows that come within 2 % of the fastest."""
-    probes: Sequence[Probe] = ()
+    probes: Sequence[ProbeResult] = ()
     """In the order they were made."""
-    paces: Sequence[tuple[int, float]] = ()
+    throughputs: Sequence[tuple[int, float]] = ()
     """(rows, rows of the data a second) of the sizes whose speed was looked at."""
     out_of_memory: bool = False
     """Whether the device ran out of memory, in a probe or since."""
@@ -125,16 +125,19 @@ class BatchSize:
     def record(self) -> dict[str, Any]:
         """As JSON, for the manifest; what was not looked for is left out."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        found |= {"probes": [asdict(probe) for probe in self.probes], "paces": [list(pace) for pace in self.paces]}
+        found |= {
+            "probes": [asdict(probe) for probe in self.probes],
+            "throughputs": [list(pair) for pair in self.throughputs],
+        }
         return {name: value for name, value in found.items() if value not in (None, [], 0.0, False)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "BatchSize":
         """What `record` gave; keys of a newer version are left out. Raises TypeError where one is missing."""
         known = only_fields(cls, record)
-        probes = tuple(Probe(**only_fields(Probe, probe)) for probe in known.pop("probes", None) or ())
-        paces = tuple((int(rows), float(speed)) for rows, speed in known.pop("paces", None) or ())
-        return cls(**known, probes=probes, paces=paces)
+        probes = tuple(ProbeResult(**only_fields(ProbeResult, probe)) for probe in known.pop("probes", None) or ())
+        throughputs = tuple((int(rows), float(speed)) for rows, speed in known.pop("throughputs", None) or ())
+        return cls(**known, probes=probes, throughputs=throughputs)
 
 
 def only_fields(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,25 +10,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ThreadTeam:
-    """One rank of several: a `partita_trainers.team.Team` of threads."""
+class ThreadGroup:
+    """One rank of several: a `partita_trainers.process_group.ProcessGroup` of threads."""
 
     def __init__(self, rank: int, places: list[Any], met: Barrier, lock: Lock, counts: dict[int, int]) -> None:
         """`of` makes one."""
         self.rank = rank
-        self.ranks = self.local_ranks = len(places)
+        self.world_size = self.local_world_size = len(places)
         self._places, self._met, self._lock, self._counts = places, met, lock, counts
         self._asked = 0
 
     @classmethod
-    def of(cls, ranks: int, *, timeout_seconds: float = 60.0) -> list["ThreadTeam"]:
+    def of(cls, ranks: int, *, timeout_seconds: float = 60.0) -> list["ThreadGroup"]:
         """A rank for each of so many threads."""
         places: list[Any] = [None] * ranks
         met = Barrier(ranks, timeout=timeout_seconds)
         lock, counts = Lock(), dict[int, int]()
         return [cls(rank, places, met, lock, counts) for rank in range(ranks)]
 
-    def gather(self, mine: T, about: str) -> list[T]:
+    def all_gather_object(self, mine: T, about: str) -> list[T]:
         """What each rank gave, in the order of ranks. Raises threading.BrokenBarrierError where one does not come."""
         self._places[self.rank] = (about, mine)
         self._met.wait()
@@ -38,17 +38,17 @@ class ThreadTeam:
             raise AssertionError(f"ranks do not stand in the same place: {sorted({name for name, _ in found})}")
         return [given for _, given in found]
 
-    def lead(self, call: Callable[[], T], about: str) -> T:
+    def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
         """What `call` gives on rank 0."""
-        return self.gather(call() if self.rank == 0 else None, about)[0]  # type: ignore[return-value]  # rank 0's is a T
+        return self.all_gather_object(call() if self.rank == 0 else None, about)[0]  # type: ignore[return-value]  # rank 0's is a T
 
-    def agree(self, error: Exception | None, about: str) -> None:
+    def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
         """Raise the first error on every rank."""
-        for found in self.gather(error, about):
+        for found in self.all_gather_object(error, about):
             if found is not None:
                 raise found
 
-    def counter(self, about: str) -> Callable[[int], int]:
+    def shared_counter(self, about: str) -> Callable[[int], int]:
         """A number that the threads share. Ranks ask for their counters in the same order."""
         self._asked += 1
         number = self._asked
@@ -61,8 +61,8 @@ class ThreadTeam:
 
         return add
 
-    def add_up(self, tensors: "Sequence[torch.Tensor]") -> None:
+    def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
         """Put the sum over all ranks in place of each tensor."""
-        given = self.gather([tensor.clone() for tensor in tensors], "tensors")
+        given = self.all_gather_object([tensor.clone() for tensor in tensors], "tensors")
         for tensor, *parts in zip(tensors, *given, strict=True):
             tensor.copy_(sum(parts))

@@ -1,15 +1,15 @@
-"""From a place to a team: the device of this process, its threads, and the other processes."""
+"""From a place to a process group: the device of this process, its threads, and the other processes."""
 
 import logging
 import os
 from functools import cache
 
-from partita.distributed.place import Place, own_place
+from partita.distributed.world import World, get_world
 from partita_schema.backend import RayBackend, TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, PartitaError, Problem
-from partita_trainers.team import ALONE, Team
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -19,68 +19,69 @@ THREADS_BY_HAND = "PARTITA_THREADS"
 """Set by the launcher where a person chose the number of threads: torchrun itself writes OMP_NUM_THREADS=1."""
 
 
-def own_team(config: Config) -> Team:
+def get_process_group(config: Config) -> ProcessGroup:
     """The team that this process belongs to: alone, unless it was started as one of several."""
-    place = own_place()
-    if place.ranks == 1:
-        return ALONE
+    place = get_world()
+    if place.world_size == 1:
+        return SINGLE_PROCESS
     device = config.model_parameters.device
-    if ":" in device and place.local_ranks > 1:
+    if ":" in device and place.local_world_size > 1:
         kind = device.partition(":")[0]
-        message = f"{device} is one device, and each of {place.local_ranks} processes needs its own; write {kind}"
+        message = f"{device} is one device, and each of {place.local_world_size} processes needs its own; write {kind}"
         raise ConfigError([Problem("model_parameters.device", message)])
     backend = config.backend
     timeout = backend.timeout_seconds if isinstance(backend, TorchrunBackend | RayBackend) else DEFAULT_TIMEOUT
-    return join(timeout, on_cpu=device == "cpu")
+    return init_process_group(timeout, on_cpu=device == "cpu")
 
 
 @cache
-def join(timeout_seconds: float, *, on_cpu: bool) -> Team:
+def init_process_group(timeout_seconds: float, *, on_cpu: bool) -> ProcessGroup:
     """Take this process's device and its share of the cores, and wait for the other processes; once in its life."""
     import torch
 
-    from partita.distributed.group import Group
+    from partita.distributed.process_group import DistributedGroup
 
-    place = own_place()
+    place = get_world()
     device = torch.device("cpu")
     for kind in () if on_cpu else ("cuda", "xpu"):
         library = getattr(torch, kind)
         if library.is_available():
-            device = torch.device(kind, own_device_index(kind))
+            device = torch.device(kind, local_device_index(kind))
             library.set_device(device)
             break
     threads = own_threads(place, cores=available_cores(), environment=dict(os.environ))
     torch.set_num_threads(threads)
     logger.info(
         "%s, %d of them on %s with %s each",
-        counted(place.ranks, "process", "processes"),
-        place.local_ranks,
+        counted(place.world_size, "process", "processes"),
+        place.local_world_size,
         place.node,
         counted(threads, "thread"),
     )
-    return Group(place, device=device, timeout_seconds=timeout_seconds)
+    return DistributedGroup(place, device=device, timeout_seconds=timeout_seconds)
 
 
-def own_device_index(kind: str) -> int:
+def local_device_index(kind: str) -> int:
     """Which GPU of this machine is this process's. Raises PartitaError where there are more processes than GPUs."""
     import torch
 
-    place, count = own_place(), getattr(torch, kind).device_count()
-    if place.local_ranks > count:
+    place, count = get_world(), getattr(torch, kind).device_count()
+    if place.local_world_size > count:
         raise PartitaError(
-            f"{place.local_ranks} processes on {place.node}, and {count} devices of {kind}: start as many processes "
+            f"{place.local_world_size} processes on {place.node}, and {count} devices of {kind}: start as many "
+            "processes "
             "as there are devices, or write model_parameters: {device: cpu}"
         )
     return place.local_rank
 
 
-def own_threads(place: Place, *, cores: int, environment: dict[str, str]) -> int:
+def own_threads(world: World, *, cores: int, environment: dict[str, str]) -> int:
     """Threads of a process: what a person wrote into OMP_NUM_THREADS, else its share of the cores."""
     written = environment.get("OMP_NUM_THREADS", "")
     by_torchrun = written == "1" and "TORCHELASTIC_RUN_ID" in environment and THREADS_BY_HAND not in environment
     if written.isdigit() and int(written) > 0 and not by_torchrun:
         return int(written)
-    return max(1, cores // place.local_ranks)
+    return max(1, cores // world.local_world_size)
 
 
 def available_cores() -> int:

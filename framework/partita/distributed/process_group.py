@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from partita.distributed.place import Place
+from partita.distributed.world import World
 from partita_schema.errors import LostRankError, OtherRankError
 from partita_trainers.batch_size.memory import is_out_of_memory
 
@@ -24,26 +24,26 @@ BUCKET_BYTES = 32 * 2**20
 """Tensors smaller than this are summed together, this many bytes at a time."""
 
 
-class Group:
-    """A `partita_trainers.team.Team` of several processes; a process joins one in its life."""
+class DistributedGroup:
+    """A `partita_trainers.process_group.ProcessGroup` of several processes; a process joins one in its life."""
 
-    def __init__(self, place: Place, *, device: torch.device, timeout_seconds: float) -> None:
+    def __init__(self, world: World, *, device: torch.device, timeout_seconds: float) -> None:
         """Waits for all ranks. Raises OtherRankError where some do not come in time."""
-        self.rank, self.ranks, self.local_ranks = place.rank, place.ranks, place.local_ranks
+        self.rank, self.world_size, self.local_world_size = world.rank, world.world_size, world.local_world_size
         timeout = timedelta(seconds=timeout_seconds)
         with waiting("the start"):
             if not dist.is_initialized():  # Ray starts it itself
                 network = NETWORKS.get(device.type)
                 backend = f"cpu:gloo,{device.type}:{network}" if network else "gloo"
-                dist.init_process_group(backend, rank=place.rank, world_size=place.ranks, timeout=timeout)
+                dist.init_process_group(backend, rank=world.rank, world_size=world.world_size, timeout=timeout)
             self.control = dist.new_group(backend="gloo", timeout=timeout)
             # The one that the processes met at; torch has no public name for it.
             self.store = dist.distributed_c10d._get_default_store()
         self.counters = 0
 
-    def gather(self, mine: T, about: str) -> list[T]:
+    def all_gather_object(self, mine: T, about: str) -> list[T]:
         """What each rank gave, in the order of ranks. Raises OtherRankError where a rank is gone."""
-        found: list[Any] = [None] * self.ranks
+        found: list[Any] = [None] * self.world_size
         with waiting(about):
             dist.all_gather_object(found, (about, mine), group=self.control)
         others = {name for name, _ in found}
@@ -51,7 +51,7 @@ class Group:
             raise AssertionError(f"ranks do not stand in the same place: {', '.join(sorted(others))}")
         return [given for _, given in found]
 
-    def lead(self, call: Callable[[], T], about: str) -> T:
+    def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
         """What `call` gives on rank 0."""
         given: T | None = None
         error: Exception | None = None
@@ -60,22 +60,22 @@ class Group:
                 given = call()
             except Exception as raised:
                 error = raised
-        found = self.gather((given, error is not None), about)
+        found = self.all_gather_object((given, error is not None), about)
         if error is not None:
             raise error
         if found[0][1]:
             raise OtherRankError(f"rank 0 failed at {about}; its own message says why")
         return found[0][0]  # type: ignore[return-value]  # rank 0's is a T
 
-    def agree(self, error: Exception | None, about: str) -> None:
+    def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
         """Go on where no rank has an error; the first one that has raises it."""
-        failed = [rank for rank, bad in enumerate(self.gather(error is not None, about)) if bad]
+        failed = [rank for rank, bad in enumerate(self.all_gather_object(error is not None, about)) if bad]
         if error is not None and failed[0] == self.rank:
             raise error
         if failed:
             raise OtherRankError(f"rank {failed[0]} failed at {about}; its own message says why")
 
-    def counter(self, about: str) -> Callable[[int], int]:
+    def shared_counter(self, about: str) -> Callable[[int], int]:
         """A number in the job's store. Ranks ask for their counters in the same order."""
         self.counters += 1
         name = f"partita {self.counters} {about}"
@@ -86,7 +86,7 @@ class Group:
 
         return add
 
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
+    def all_reduce_sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Put the sum over all ranks in place of each tensor."""
         with waiting("the sum of the gradients"):
             for bucket in buckets(tensors):

@@ -15,16 +15,16 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 @contextmanager
-def unchanged(lm: LanguageModel) -> Iterator[None]:
+def preserved_state(lm: LanguageModel) -> Iterator[None]:
     """Afterwards the model and all random generators are what they were, whatever happened inside.
 
     Trained weights and what else a checkpoint holds wait in a temporary folder. Besides: buffers, the plain values that
     modules keep (training mode, the longest row that rotary positions have seen), and no gradients.
     """
     state = random_state()
-    put_back = remember(lm.module)
+    put_back = snapshot(lm.module)
     with tempfile.TemporaryDirectory() as folder:
-        keep(lm, Path(folder))
+        save_trained_state(lm, Path(folder))
         try:
             yield
         finally:
@@ -34,7 +34,7 @@ def unchanged(lm: LanguageModel) -> Iterator[None]:
             restore_random_state(state)
 
 
-def keep(lm: LanguageModel, folder: Path) -> None:
+def save_trained_state(lm: LanguageModel, folder: Path) -> None:
     """Write what training changes. Raises WriteError where there is no room for it."""
     try:
         lm.save_checkpoint(folder)
@@ -45,7 +45,7 @@ def keep(lm: LanguageModel, folder: Path) -> None:
         ) from error
 
 
-def remember(module: torch.nn.Module) -> Callable[[], None]:
+def snapshot(module: torch.nn.Module) -> Callable[[], None]:
     """A function that puts back the buffers and plain attributes that all parts of `module` have now."""
     buffers = [
         (part, name, buffer, buffer.detach().to("cpu", copy=True))

@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
-from partita_trainers.base import Batch, TrialWork
+from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.batch_size.clock import now
-from partita_trainers.batch_size.trial import Purpose, Timing, Volume
+from partita_trainers.batch_size.probe import Purpose, Timing, Volume
 from partita_trainers.batch_size.worst_batch import worst_batch
-from partita_trainers.unchanged import clear_gradients, unchanged
+from partita_trainers.preserved_state import clear_gradients, preserved_state
 
 TakeStep = Callable[[Sequence[Batch]], object]
 """Takes one step on some batches."""
@@ -20,8 +20,8 @@ WARM_UP_TOKENS = 16
 """Tokens of the row that optimizers make their state with."""
 
 
-class TrainingTrial:
-    """A `Trial` of training, and the context in which it can run.
+class TrainingProbe:
+    """A `Probe` of training, and the context in which it can run.
 
     Optimizer state stays allocated from the first run to the end of the context, as it will in training: what else
     shares the device is to be tried beside it. When the context ends, weights, whatever else a checkpoint holds,
@@ -31,15 +31,15 @@ class TrainingTrial:
     purpose: Purpose = "training"
     new_tokens = 0
 
-    def __init__(self, work: TrialWork, begin: Begin) -> None:
-        self.work, self.begin = work, begin
+    def __init__(self, context: ProbeContext, begin: Begin) -> None:
+        self.work, self.begin = context, begin
         self.take_step: TakeStep | None = None
         self.has_state = False
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(unchanged(self.work.lm))
+            stack.enter_context(preserved_state(self.work.lm))
             self.take_step = stack.enter_context(self.begin())
             self.stack = stack.pop_all()
         return self
@@ -58,7 +58,7 @@ class TrainingTrial:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the longest row."""
-        return self.work.longest_row
+        return self.work.max_row_tokens
 
     def warm_up(self) -> None:
         """A step with one short row, unless there was one: it makes optimizer state."""
@@ -77,7 +77,7 @@ class TrainingTrial:
             raise AssertionError("a trial runs inside its own context only")
         work = self.work
         batch = worst_batch(
-            rows, tokens=tokens, learned=work.most_learned, token_ids=work.token_ids, packed=work.packed
+            rows, tokens=tokens, learned=work.max_loss_tokens, token_ids=work.token_ids, packed=work.packed
         )
         try:
             started = now(work.device)

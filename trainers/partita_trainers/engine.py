@@ -17,14 +17,14 @@ from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.optimizers import build_optimizers, set_learning_rate
-from partita_trainers.sharding import Shards, exchanging, whole, whole_of, whole_state
-from partita_trainers.team import ALONE, Team
-from partita_trainers.unchanged import clear_gradients
+from partita_trainers.preserved_state import clear_gradients
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+from partita_trainers.sharding import Shards, communication_errors, full_params, full_state, full_tensor
 
 WRAPPING = ("forward", "_original_forward", "_is_accelerate_prepared")
 """What accelerate writes into a module. While the last one is there, no other accelerator prepares the module."""
 PLANNED_STEPS = 1000
-"""Steps that a rehearsal is said to be the first of."""
+"""Steps that a dry run is said to be the first of."""
 IDLE = Batch(
     input_ids_BT=torch.zeros(1, 2, dtype=torch.int64),
     labels_BT=torch.tensor([[-100, 0]]),
@@ -36,7 +36,7 @@ MOST_SKIPPED = 32
 """Steps that fp16's loss scale may skip until it is small enough."""
 
 
-class Learner:
+class TrainEngine:
     """A model, ready to take steps. It holds the memory of the optimizers until `release`."""
 
     def __init__(
@@ -45,16 +45,20 @@ class Learner:
         lm: LanguageModel,
         *,
         device: torch.device,
-        team: Team = ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
         sharded: bool = False,
     ) -> None:
-        """`lm.prepare_training` has been called. With `sharded` the ranks of the team share the weights.
+        """`lm.prepare_training` has been called. With `sharded` the ranks of the process group share the weights.
 
         Raises ConfigError where the device lacks the precision.
         """
-        self.config, self.lm, self.device, self.team = config, lm, device, team
+        self.config, self.lm, self.device, self.process_group = config, lm, device, process_group
         self.accelerator = build_accelerator(config, device)
-        self.shards = Shards(lm.module, device=device, ranks=team.ranks) if sharded and team.ranks > 1 else None
+        self.shards = (
+            Shards(lm.module, device=device, ranks=process_group.world_size)
+            if sharded and process_group.world_size > 1
+            else None
+        )
         self.optimizers: list[torch.optim.Optimizer] = []
         self.before = {name: vars(lm.module)[name] for name in WRAPPING if name in vars(lm.module)}
         module = torch.compile(lm.module) if config.compile else lm.module
@@ -74,17 +78,17 @@ class Learner:
         self.optimizers.extend(self.accelerator.prepare_optimizer(one, device_placement=False) for one in built)
 
     @property
-    def plain_optimizers(self) -> list[torch.optim.Optimizer]:
+    def raw_optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers without accelerate's wrapper, whose state is saved."""
         return [getattr(optimizer, "optimizer", optimizer) for optimizer in self.optimizers]
 
     @property
-    def in_16_bits(self) -> bool:
+    def uses_half_precision(self) -> bool:
         """Whether weights are held, or products computed, in 16 bits."""
         dtypes = {parameter.dtype for parameter in self.lm.module.parameters()}
         return self.accelerator.mixed_precision != "no" or bool(dtypes & {torch.float16, torch.bfloat16})
 
-    def add_gradients(self, batches: Sequence[Batch], *, loss_tokens: int, sums: list[torch.Tensor]) -> None:
+    def forward_backward(self, batches: Sequence[Batch], *, loss_tokens: int, sums: list[torch.Tensor]) -> None:
         """Forward and backward of each batch. The sum of its loss goes to the end of `sums` as soon as it is done.
 
         Gradients are those of the sum over all batches divided by `loss_tokens`.
@@ -98,7 +102,7 @@ class Learner:
             self.accelerator.backward(objective)
             sums.append(total.detach())
 
-    def keep_pace(self) -> None:
+    def forward_backward_idle(self) -> None:
         """A pass that changes no gradient, for ranks that share weights with others that have more to do."""
         total = self.lm.loss(self.module, IDLE)
         self.accelerator.backward(total * 0.0)
@@ -107,30 +111,30 @@ class Learner:
         """Of each trained parameter, whether it has a gradient."""
         return [parameter.grad is not None for parameter in self.lm.module.parameters() if parameter.requires_grad]
 
-    def add_up_gradients(self, there_are: Sequence[Sequence[bool]]) -> None:
+    def all_reduce_gradients(self, there_are: Sequence[Sequence[bool]]) -> None:
         """The gradients of all ranks together, on each of them, from what `has_gradients` gave on each.
 
         A parameter that has none on any rank keeps none. Shared ones are summed by the backward pass.
         """
-        if self.team.ranks == 1 or self.shards is not None:
+        if self.process_group.world_size == 1 or self.shards is not None:
             return
         parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         for parameter, somewhere in zip(parameters, map(any, zip(*there_are, strict=True)), strict=True):
             if somewhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.team.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
+        self.process_group.all_reduce_sum_([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def clip(self) -> float:
         """Limit the gradients; their norm before that comes back."""
         clipping = self.config.gradient_clipping
         parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
-        norm = float(whole_of(self.accelerator.clip_grad_norm_(parameters, limit)))
+        norm = float(full_tensor(self.accelerator.clip_grad_norm_(parameters, limit)))
         if clipping.clipvalue is not None:
             self.accelerator.clip_grad_value_(parameters, clipping.clipvalue)
         return norm
 
-    def change_weights(self, number: int) -> None:
+    def optimizer_step(self, number: int) -> None:
         """Step number `number` of the optimizers; the gradients are None afterwards."""
         for optimizer in self.optimizers:
             optimizer.step()
@@ -138,20 +142,20 @@ class Learner:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def rehearse(self, batches: Sequence[Batch]) -> None:
+    def dry_run_step(self, batches: Sequence[Batch]) -> None:
         """A step at a learning rate of 0, unless fp16's loss scale is still too large: then as many as that takes.
 
         Whatever the loss is, the weights stay finite. Gradients are None afterwards, also where memory ended.
         """
-        set_learning_rate(self.plain_optimizers, 0.0)
+        set_learning_rate(self.raw_optimizers, 0.0)
         loss_tokens = sum(batch.loss_tokens for batch in batches)
         try:
             with self.lm.training():
                 for _ in range(MOST_SKIPPED):
-                    self.add_gradients(batches, loss_tokens=loss_tokens, sums=[])
+                    self.forward_backward(batches, loss_tokens=loss_tokens, sums=[])
                     if not math.isfinite(self.clip()) and self.accelerator.scaler is None:
                         clear_gradients(self.lm.module, to_zero=True)
-                    self.change_weights(1)
+                    self.optimizer_step(1)
                     if not any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
                         break
         finally:
@@ -160,17 +164,18 @@ class Learner:
                 # Where the optimizer ran out of memory the scaler waits for its update, and refuses the next step.
                 self.accelerator.scaler._per_optimizer_states.clear()
 
-    def whole_weights(self) -> AbstractContextManager[None]:
-        """Inside, this rank has all weights, to use them or to write them; all ranks of the team enter together."""
-        return whole(self.shards)
+    def summon_full_params(self) -> AbstractContextManager[None]:
+        """Inside, this rank has all weights, to use them or to write them; all ranks of the process group enter
+        together."""
+        return full_params(self.shards)
 
     def optimizer_states(self) -> list[Any]:
         """What a checkpoint holds of each optimizer. All ranks ask; where they share weights, only rank 0 is told."""
-        states = [optimizer.state_dict() for optimizer in self.plain_optimizers]
+        states = [optimizer.state_dict() for optimizer in self.raw_optimizers]
         if self.shards is None:
             return states
-        with exchanging("the state of the optimizers"):
-            return [whole_state(state, keep=self.team.rank == 0) for state in states]
+        with communication_errors("the state of the optimizers"):
+            return [full_state(state, keep=self.process_group.rank == 0) for state in states]
 
     def release(self, *, failed: bool = False) -> None:
         """The module as it was before, without accelerate's casts, and the optimizers' memory given back.
@@ -187,42 +192,48 @@ class Learner:
             self.optimizers.clear()
             self.accelerator.free_memory()
         if self.shards is not None and not failed:
-            self.shards.end()
+            self.shards.unwrap()
             self.shards = None
 
 
 @contextmanager
-def rehearsal(
-    config: FinetuneTrainer, lm: LanguageModel, *, device: torch.device, team: Team = ALONE, sharded: bool = False
+def dry_run(
+    config: FinetuneTrainer,
+    lm: LanguageModel,
+    *,
+    device: torch.device,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+    sharded: bool = False,
 ) -> Iterator[Callable[[Sequence[Batch]], None]]:
     """Inside, a function that takes a step as `finetune` does; optimizer state stays until the end.
 
     Where ranks share the weights, they take the step together, and each has all weights afterwards, as evaluations do.
     """
     lm.prepare_training(PLANNED_STEPS)
-    learner = Learner(config, lm, device=device, team=team, sharded=sharded)
-    shards, failed = learner.shards, True
+    engine = TrainEngine(config, lm, device=device, process_group=process_group, sharded=sharded)
+    shards, failed = engine.shards, True
     if shards is not None:
-        shards.gather()
+        shards.unshard()
 
-    def rehearse_together(batches: Sequence[Batch]) -> None:
+    def dry_run_together(batches: Sequence[Batch]) -> None:
         assert shards is not None
-        shards.deal()
-        _, full = attempt(lambda: learner.rehearse(batches))
+        shards.reshard()
+        _, full = attempt(lambda: engine.dry_run_step(batches))
         if full is not None:
             raise TrainingError(
-                f"the memory of rank {team.rank} ended in a first step on a short row, with the weights shared by "
-                f"{team.ranks} processes; take more processes, an adapter, or a smaller base_model"
+                f"the memory of rank {process_group.rank} ended in a first step on a short row, with the weights "
+                "shared by "
+                f"{process_group.world_size} processes; take more processes, an adapter, or a smaller base_model"
             ) from full
-        shards.gather()
+        shards.unshard()
 
     try:
-        yield learner.rehearse if shards is None else rehearse_together
+        yield engine.dry_run_step if shards is None else dry_run_together
         failed = False
     finally:
         if shards is not None and not failed:
-            shards.deal()
-        learner.release(failed=failed)
+            shards.reshard()
+        engine.release(failed=failed)
         if config.compile:
             torch.compiler.reset()  # what the probes taught the compiler about shapes would change the kernels
 
