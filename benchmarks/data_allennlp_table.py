@@ -87,7 +87,7 @@ def of_ours(paths: dict[int, Path], model: Path, count: int, workers: int, delay
         "loader": {"workers": workers},
     }
     if delay:
-        data["shaper"] = "workloads_data:SlowShaper"
+        data["formatter"] = "workloads_data:SlowShaper"
     found: list[Times] = []
 
     def consume(batches: Any) -> None:

@@ -64,10 +64,10 @@ def dialogues(count: int) -> Iterator[Row]:
 def wrong_rows(context: Row, wanted: list[str]) -> int:
     """Rows of an episode of four exchanges that are not as they should be."""
     from partita.data.dialogue.expand import Expander
-    from partita.data.dialogue.squash import Context
+    from partita.data.dialogue.squash import HistoryLimits
 
     said = [{"role": role, "content": f"{mark}{i}"} for i in range(1, 5) for role, mark in PAIR]
-    expander = Expander(column="messages", form="auto", mode="squash", context=Context(**context))
+    expander = Expander(column="messages", form="auto", mode="squash", context=HistoryLimits(**context))
     made = [row["messages"] for _, row in expander.expand({"messages": said}, "episode")]
     found = [(" ".join(message["content"] for message in row["messages"]), row["labels"]) for row in made]
     right = [(shown, [f"y{number}"]) for number, shown in enumerate(wanted, start=1)]

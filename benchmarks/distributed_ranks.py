@@ -19,7 +19,7 @@ from forked import import_all, run_ranks
 from harness import Limit, about, parse_arguments, report
 from workloads_data import WHOLE, make_model, settings, snli_rows, write_rows, write_shards
 
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.formatter import Formatter
 
 Row = dict[str, Any]
 STEPS = 48
@@ -29,14 +29,14 @@ COUNTED = "PARTITA_COUNTED"
 """Names the file in which encoded rows are counted."""
 
 
-class CountingShaper(Shaper):
-    """Writes rows as the product does, and a byte for each into a file: `data.shaper`."""
+class CountingShaper(Formatter):
+    """Writes rows as the product does, and a byte for each into a file: `data.formatter`."""
 
-    def shape_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
+    def format_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
         descriptor = os.open(os.environ[COUNTED], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, b"." * len(rows))
         os.close(descriptor)
-        return super().shape_all(rows, keys, supervised=supervised)
+        return super().format_all(rows, keys, supervised=supervised)
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def scores_of(run: Path) -> Row:
 def rows_encoded(folder: Path, config: Row, count: int) -> Row:
     """How often a row is encoded, on 1 and 4 processes, and on two machines of two with a cache each."""
     folder.mkdir()
-    counted = config | {"data": config["data"] | {"shaper": "distributed_ranks:CountingShaper"}}
+    counted = config | {"data": config["data"] | {"formatter": "distributed_ranks:CountingShaper"}}
     counted["data"].pop("test")
     counted["trainer"] = config["trainer"] | {"max_steps": 4}
     cached = counted | {"data": counted["data"] | {"encode": "cache"}}

@@ -229,14 +229,14 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
 def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
     """Answers of which each ends at a length of its own."""
     from partita.inference.engine import generate_requests
-    from partita.inference.halving import BatchLimit, Capacity
+    from partita.inference.oom_backoff import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
 
-    assembly = model._runtime.ready()
+    pipeline = model._runtime.ready()
     requests = [GenerationRequest(prompt, limit) for prompt, limit in zip(ids, limits, strict=True)]
     with model._runtime.sizing.work("generation", model._runtime.sizing.known["generation"].size):
         found = generate_requests(
-            assembly.lm, requests, options=assembly.generation, capacity=Capacity(rows, BatchLimit(rows)), seed=0
+            pipeline.lm, requests, options=pipeline.generation, capacity=Capacity(rows, BatchLimit(rows)), seed=0
         )
     return {row: list(answer.ids) for row, answer in enumerate(found)}
 

@@ -79,17 +79,17 @@ def in_slots(folder: str, *, batch: int) -> tuple[Any, int]:
     import numpy as np
 
     from partita.inference.engine import generate_requests
-    from partita.inference.halving import BatchLimit, Capacity
+    from partita.inference.oom_backoff import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
 
     model = load(folder)
-    assembly = model._runtime.ready()
+    pipeline = model._runtime.ready()
     batch = batch or model._runtime.sizing.generation(np.full(20_000, PROMPT_TOKENS)).rows
 
     def answer(chosen: list[list[int]]) -> int:
         requests = [GenerationRequest(ids, NEW_TOKENS) for ids in chosen]
         held = Capacity(batch, BatchLimit(batch))
-        found = generate_requests(assembly.lm, requests, options=assembly.generation, capacity=held, seed=0)
+        found = generate_requests(pipeline.lm, requests, options=pipeline.generation, capacity=held, seed=0)
         return sum(len(one.ids) for one in found)
 
     return answer, batch

@@ -25,8 +25,8 @@ from harness import SHARED, Limit, about, parse_arguments, report
 
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
 from partita_trainers.bags import Bags, chosen
-from partita_trainers.hogwild_worker import CONTEXT, Counts, Shared, change, first_sums, train_epoch
-from partita_trainers.hogwild_workers import Workers, share
+from partita_trainers.hogwild_worker import CONTEXT, SharedCounters, SharedState, change, first_sums, train_epoch
+from partita_trainers.hogwild_workers import HogwildWorkers, share
 
 Row = dict[str, Any]
 BATCH_SIZE = 16
@@ -120,19 +120,19 @@ def read_bags(source: Path) -> tuple[Bags, Bags, int]:
     return made[0], made[1], len(services)
 
 
-def make_shared(rows: Bags, labels: int) -> Shared:
+def make_shared(rows: Bags, labels: int) -> SharedState:
     """New weights, always the same, in shared memory."""
     torch.manual_seed(SEED)
     module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=labels)
     sums = first_sums(module)
     share((*module.parameters(), *sums, *rows.tensors))
-    return Shared(module, sums, rows, SEED, BATCH_SIZE, LEARNING_RATE, Counts())
+    return SharedState(module, sums, rows, SEED, BATCH_SIZE, LEARNING_RATE, SharedCounters())
 
 
 # The cases
 
 
-def measure(shared: Shared, test: Bags, kind: str, processes: int, *, epochs: int) -> Row:
+def measure(shared: SharedState, test: Bags, kind: str, processes: int, *, epochs: int) -> Row:
     """Seconds of all epochs, and how good the weights are behind them."""
     if kind == "one process":
         with torch.sparse.check_sparse_tensor_invariants(False):
@@ -155,7 +155,7 @@ def measure(shared: Shared, test: Bags, kind: str, processes: int, *, epochs: in
     }
 
 
-def times_alone(shared: Shared, epochs: int) -> tuple[float, float]:
+def times_alone(shared: SharedState, epochs: int) -> tuple[float, float]:
     """Wall and CPU seconds of a worker's loop in this process."""
     started, used = time.perf_counter(), time.process_time()
     for epoch in range(epochs):
@@ -163,20 +163,20 @@ def times_alone(shared: Shared, epochs: int) -> tuple[float, float]:
     return time.perf_counter() - started, time.process_time() - used
 
 
-def times_of_workers(shared: Shared, workers: int, epochs: int) -> tuple[float, float]:
+def times_of_workers(shared: SharedState, workers: int, epochs: int) -> tuple[float, float]:
     """The same of hogwild's workers, once they are ready."""
 
     def look() -> None:
         """Nothing is shown."""
 
-    with Workers(shared, workers) as started_workers:
+    with HogwildWorkers(shared, workers) as started_workers:
         started_workers.answers(look=look)
         started = time.perf_counter()
         used = sum(started_workers.run((epoch + 1) * shared.steps_per_epoch, look=look) for epoch in range(epochs))
         return time.perf_counter() - started, used
 
 
-def times_of_waiting(shared: Shared, processes: int, epochs: int, *, dense: bool) -> tuple[float, float]:
+def times_of_waiting(shared: SharedState, processes: int, epochs: int, *, dense: bool) -> tuple[float, float]:
     """The same of processes that exchange gradients; the first one's weights are those of `shared`."""
     with tempfile.TemporaryDirectory() as folder:
         links, ranks = [], []
@@ -193,7 +193,7 @@ def times_of_waiting(shared: Shared, processes: int, epochs: int, *, dense: bool
 
 
 def wait_for_others(
-    shared: Shared, rank: int, ranks: int, epochs: int, dense: bool, meeting: Path, link: Connection
+    shared: SharedState, rank: int, ranks: int, epochs: int, dense: bool, meeting: Path, link: Connection
 ) -> None:
     """A process with weights of its own that takes its part of each batch."""
     torch.set_num_threads(1)

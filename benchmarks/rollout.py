@@ -208,7 +208,7 @@ class Ours:
     def run(self, count: int, *, batch: int, keeps: bool = True, removes: bool = True) -> dict[str, list[str]]:
         """What the model said in each of so many dialogues, a batch at a time."""
         from partita.simulation.rollout import Rollout
-        from partita.simulation.slots import DialogueSlots
+        from partita.simulation.slots import DialogueScheduler
 
         begin = Rollout.begin
 
@@ -216,14 +216,14 @@ class Ours:
             if not rollout.live:
                 begin(rollout)
 
-        DialogueSlots.keeps = keeps
+        DialogueScheduler.keeps = keeps
         Rollout.begin = begin if removes else begin_together  # type: ignore[method-assign]
         try:
             with tempfile.TemporaryDirectory() as output:
                 self.work.ours(count).simulate(output, batch_size=batch)
                 return said_in(Path(output))
         finally:
-            DialogueSlots.keeps = True
+            DialogueScheduler.keeps = True
             Rollout.begin = begin  # type: ignore[method-assign]
 
 

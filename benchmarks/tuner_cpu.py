@@ -192,8 +192,8 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
     from partita.lm.base import GenerationRequest
 
     model = load(folder, name)
-    assembly = model._runtime.ready()
-    prompts = [assembly.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
+    pipeline = model._runtime.ready()
+    prompts = [pipeline.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
     longest = max(prompts, key=len)
     chance = random.Random(0)
     killed = 0
@@ -204,7 +204,7 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
         requests = [GenerationRequest(ids, NEW_TOKENS) for ids in others]
         child = os.fork()
         if child == 0:
-            os._exit(0 if generates(assembly, requests, int(room)) else 3)
+            os._exit(0 if generates(pipeline, requests, int(room)) else 3)
         status = os.waitpid(child, 0)[1]
         killed += os.WIFSIGNALED(status)
         return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
@@ -219,12 +219,12 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
     return {"rows": low, "killed": killed}
 
 
-def generates(assembly: Any, requests: list[Any], room: int) -> bool:
+def generates(pipeline: Any, requests: list[Any], room: int) -> bool:
     """Whether rows are answered at once with so many bytes more, memory given back as soon as it is free."""
     import ctypes
 
     from partita.inference.engine import generate_requests
-    from partita.inference.halving import BatchLimit, Capacity
+    from partita.inference.oom_backoff import BatchLimit, Capacity
     from partita_schema.errors import PartitaError
 
     library = ctypes.CDLL(None)
@@ -235,7 +235,7 @@ def generates(assembly: Any, requests: list[Any], room: int) -> bool:
     held = BatchLimit(len(requests))
     try:
         generate_requests(
-            assembly.lm, requests, options=assembly.generation, capacity=Capacity(len(requests), held), seed=0
+            pipeline.lm, requests, options=pipeline.generation, capacity=Capacity(len(requests), held), seed=0
         )
     except (RuntimeError, MemoryError, PartitaError):
         return False

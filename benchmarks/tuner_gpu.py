@@ -114,12 +114,12 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     import torch
 
     from partita.inference.engine import generate_requests
-    from partita.inference.halving import BatchLimit, Capacity
+    from partita.inference.oom_backoff import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
     from partita_schema.errors import OutOfMemory
 
     model = load(folder)
-    assembly = model._runtime.ready()
+    pipeline = model._runtime.ready()
     os.environ["PARTITA_CACHE"] = f"{folder}/cache"
     started = time.perf_counter()
     found = model._runtime.sizing.generation(np.full(ROWS, length))
@@ -131,7 +131,7 @@ def measure(folder: str, length: int) -> dict[str, Any]:
         requests = [GenerationRequest(prompt, NEW_TOKENS) for prompt in ids]
         held = BatchLimit(rows)
         try:
-            generate_requests(assembly.lm, requests, options=assembly.generation, capacity=Capacity(rows, held), seed=0)
+            generate_requests(pipeline.lm, requests, options=pipeline.generation, capacity=Capacity(rows, held), seed=0)
         except OutOfMemory:
             return False
         finally:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.formatter import Formatter
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "ai") for c in ("", "n", "ra", "sto")]
 LONGEST = 2048
@@ -196,12 +196,12 @@ def batches_hash(batches: Any) -> str:
     return state.hexdigest()
 
 
-class SlowShaper(Shaper):
-    """Writes rows as the product does and takes SECONDS_A_ROW for each: `data.shaper` of slow rows."""
+class SlowShaper(Formatter):
+    """Writes rows as the product does and takes SECONDS_A_ROW for each: `data.formatter` of slow rows."""
 
-    def shape_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
+    def format_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
         time.sleep(float(os.environ["SECONDS_A_ROW"]) * len(rows))
-        return super().shape_all(rows, keys, supervised=supervised)
+        return super().format_all(rows, keys, supervised=supervised)
 
 
 class Spent:

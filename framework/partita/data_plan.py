@@ -6,14 +6,14 @@ from typing import Any
 
 from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
 from partita.data.dialogue.expand import expanded
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.preview import preview_encoder
 from partita.data.reading.mixed import mixed_order
 from partita.data.run_data import open_run_data
-from partita.data.streams.lane import LanePlan
 from partita.data.streams.loader import count_lanes
+from partita.data.streams.shard_group import ShardPlan
+from partita.data.tokenized import TokenizedDataset
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_schema.config import Config
 from partita_schema.counted import counted
@@ -45,7 +45,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     encoder = preview_encoder(config, rows, folder=folder, supervised=True)
     made = expanded(rows, encoder.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
-    encoded = EncodedRows.build(made, encoder, ledger=ledger, options=config.data.loader)
+    encoded = TokenizedDataset.build(made, encoder, ledger=ledger, options=config.data.loader)
     mixed = mixed_order(config.data, encoded.keys) if data.mixed and data.streams is None else None
     order = mixed.order if mixed is not None else None
     shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
@@ -80,7 +80,7 @@ def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loa
     )
 
 
-def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: LanePlan) -> DataPlan:
+def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: ShardPlan) -> DataPlan:
     """The plan of rows that are read while they are used."""
     trainer = config.trainer
     return plan_of_stream(

@@ -11,19 +11,19 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.data.dialogue.expand import expanded, for_scores
-from partita.data.encoded import EncodedRows
 from partita.data.evaluation_batches import EvaluationBatches, evenly
 from partita.data.ledger import Ledger
 from partita.data.reading.mixed import places_by_source
 from partita.data.rows import Rows
 from partita.data.splits import check_columns
 from partita.data.token_cache import TokenCache
-from partita.inference.halving import BatchLimit, in_parts
-from partita.inference.metrics import Scorer, Scores
-from partita.inference.predict import ShowProgress, answer_rows
+from partita.data.tokenized import TokenizedDataset
+from partita.inference.metrics import OutputScores, Scorer
+from partita.inference.oom_backoff import BatchLimit, run_with_oom_backoff
+from partita.inference.predict import ShowProgress, generate_for_rows
 from partita.inference.predictions import answer_of
+from partita.pipeline import EndpointPipeline, Pipeline, RayPipeline
 from partita_schema.counted import counted
 from partita_schema.data import Data
 from partita_schema.errors import OutOfMemory
@@ -35,32 +35,32 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 TOKENS_OF_RANKS = ".tokens-"
 """How folders begin in which the ranks of a job share tokens."""
 
-AnyParts = TypeVar("AnyParts", bound=Assembly | ServedAssembly | FleetAssembly)
+AnyParts = TypeVar("AnyParts", bound=Pipeline | EndpointPipeline | RayPipeline)
 
 
 @dataclass(frozen=True)
-class Examination:
+class EvalDataset:
     """Rows of a split, checked and encoded once."""
 
     rows: Rows
     """The good rows."""
-    encoded: EncodedRows
+    encoded: TokenizedDataset
     """The same, encoded with their answers."""
 
 
-def prepare(
-    assembly: Assembly | ServedAssembly | FleetAssembly, rows: Rows, *, split: str, ledger: Ledger
-) -> Examination:
+def build_eval_dataset(
+    pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, split: str, ledger: Ledger
+) -> EvalDataset:
     """Check and encode rows with answers, of dialogues one for each answer.
 
     Raises DataError where a column is missing, or too many rows are bad.
     """
-    check_columns(rows, assembly.config, supervised=True)
-    if assembly.encoder.expander is not None:
-        rows = expanded(rows, for_scores(assembly.encoder.expander))
-    encode = EncodedRows.build if assembly.tokens is None else assembly.tokens.encode
-    encoded = encode(rows, assembly.encoder, ledger=ledger, split=split)
-    return Examination(rows=rows.select(encoded.places_N), encoded=encoded)
+    check_columns(rows, pipeline.config, supervised=True)
+    if pipeline.encoder.expander is not None:
+        rows = expanded(rows, for_scores(pipeline.encoder.expander))
+    encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
+    encoded = encode(rows, pipeline.encoder, ledger=ledger, split=split)
+    return EvalDataset(rows=rows.select(encoded.indices_N), encoded=encoded)
 
 
 def remove_tokens(folder: Path) -> None:
@@ -93,8 +93,8 @@ def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Pa
 
 
 def mean_loss(
-    assembly: Assembly,
-    encoded: EncodedRows,
+    pipeline: Pipeline,
+    encoded: TokenizedDataset,
     *,
     batch_size: int,
     limit: BatchLimit | None = None,
@@ -107,7 +107,7 @@ def mean_loss(
     of a mix have `loss/source` for each source as well. The ranks of `process_group` share the rows. Raises OutOfMemory
     where a row does not fit alone.
     """
-    lm = assembly.lm
+    lm = pipeline.lm
     lm.check_loss()
     limit = BatchLimit(batch_size) if limit is None else limit
     found = places_by_source(data, encoded.keys) if data is not None else {}
@@ -144,7 +144,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
         return f"{counted(len(places), 'row')} of {counted(longest(places), 'token')}"
 
     total = 0.0
-    for part in in_parts(batch.rows, work, limit=limit, tokens=longest, describe=describe):
+    for part in run_with_oom_backoff(batch.rows, work, limit=limit, tokens=longest, describe=describe):
         if part.result is None:
             place = part.places[0]
             raise OutOfMemory(
@@ -164,7 +164,7 @@ def some_rows(batch: Batch, places: range) -> Batch:
 
 
 def score(
-    assembly: Assembly | ServedAssembly | FleetAssembly,
+    pipeline: Pipeline | EndpointPipeline | RayPipeline,
     rows: Rows,
     *,
     batch_size: int,
@@ -172,24 +172,24 @@ def score(
     progress: ShowProgress | None = None,
     limit: BatchLimit | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
-) -> Scores:
+) -> OutputScores:
     """Generate an answer for every row, or for `max_rows` at even distances, and compare it with the right one.
 
     `limit` cuts the batches that `batch_size` plans, and falls where memory runs out. The ranks of `process_group`
     share the rows, and have the same scores.
     """
-    config = assembly.config
+    config = pipeline.config
     chosen = evenly(len(rows), max_rows)
     asked = rows if len(chosen) == len(rows) else rows.select(chosen)
     schema = row_schema(config, supervised=True)
-    answers = answer_rows(
-        lm=assembly.lm,
+    answers = generate_for_rows(
+        lm=pipeline.lm,
         rows=asked,
-        encoder=assembly.encoder,
+        encoder=pipeline.encoder,
         schema=row_schema(config, supervised=False),
-        decoder=assembly.decoder,
-        generation=assembly.generation,
-        max_new_tokens=assembly.max_new_tokens,
+        decoder=pipeline.decoder,
+        generation=pipeline.generation,
+        max_new_tokens=pipeline.max_new_tokens,
         batch_size=batch_size,
         seed=config.seed if config.generation.seed is None else config.generation.seed,
         progress=progress,
@@ -200,7 +200,7 @@ def score(
     scorer = Scorer(config)
     if process_group.world_size > 1:
         told = process_group.all_gather_object([answer.record for answer in answers], "the answers")
-        answers = (answer_of(record, assembly.decoder) for records in told for record in records)
+        answers = (answer_of(record, pipeline.decoder) for records in told for record in records)
     for answer in answers:
         scorer.add(schema.load(asked.get([answer.row])[0]), answer)
     return scorer.scores()

@@ -4,20 +4,20 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.data.rows import Rows, digest
 from partita.lm.fingerprint import folder_digest
+from partita.pipeline import EndpointPipeline, Pipeline, RayPipeline
 from partita_schema.config import Config
 
 
 def answer_fingerprint(
-    assembly: Assembly | ServedAssembly | FleetAssembly, rows: Rows, *, config: Config, result: Path | None
+    pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, config: Config, result: Path | None
 ) -> dict[str, str]:
     """What decides the answers to these rows, by part; `result` is the folder of trained weights, if there is one."""
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
-    form = assembly.generation.form
+    form = pipeline.generation.form
     return {
-        "model": model_fingerprint(assembly, config=config, result=result),
+        "model": model_fingerprint(pipeline, config=config, result=result),
         "dataset": rows.fingerprint,
         **{name: digest(json.dumps(value)) for name, value in settings.items()},
         "output_features": digest(
@@ -27,11 +27,11 @@ def answer_fingerprint(
 
 
 def model_fingerprint(
-    assembly: Assembly | ServedAssembly | FleetAssembly, *, config: Config, result: Path | None
+    pipeline: Pipeline | EndpointPipeline | RayPipeline, *, config: Config, result: Path | None
 ) -> str:
     """The same for a model that was just trained and for one that was loaded from its run."""
     if result is None:
-        return assembly.lm.fingerprint
+        return pipeline.lm.fingerprint
     return digest(folder_digest(result), config.model_dump_json(include={"model_parameters", "quantization"}))
 
 

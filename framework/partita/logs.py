@@ -8,7 +8,7 @@ import warnings
 
 from partita.distributed.world import LAUNCHED
 
-OF_ONE_DEVICE = ("partita_trainers.step", "partita.inference.slots", "partita.inference.halving")
+OF_ONE_DEVICE = ("partita_trainers.step", "partita.inference.scheduler", "partita.inference.oom_backoff")
 """What these warn of happens on one process; all other warnings are the same on every one."""
 WARNING_LIBRARIES = (
     *("accelerate", "bitsandbytes", "datasets", "huggingface_hub", "matplotlib", "peft", "pyarrow", "ray"),

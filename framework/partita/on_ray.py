@@ -11,18 +11,18 @@ from uuid import uuid4
 
 import numpy as np
 
-from partita.assembly import FleetAssembly, Labels, assemble_fleet
-from partita.data.encoded import EncodedRows
 from partita.data.evaluation_batches import EvaluationBatches
 from partita.data.rows import Rows
-from partita.distributed.follow import follow
-from partita.distributed.ray import RayCrew, RayRanks
+from partita.data.tokenized import TokenizedDataset
+from partita.distributed.rank_monitor import follow
+from partita.distributed.ray import RayRankLauncher, RayWorkerBackend
 from partita.distributed.world import get_world
-from partita.evaluation import Examination, score
-from partita.inference.fleet.fleet import Fleet
-from partita.inference.fleet.messages import ModelOrder
-from partita.inference.halving import BatchLimit, Capacity
+from partita.evaluation import EvalDataset, score
+from partita.inference.fleet.messages import LoadRequest
+from partita.inference.fleet.worker_pool import WorkerPool
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.predict import ShowProgress
+from partita.pipeline import Labels, RayPipeline, build_ray_pipeline
 from partita.runs.files import writing
 from partita.tuning.run import asked_prompts, most_learned
 from partita_schema.backend import RayBackend
@@ -78,7 +78,7 @@ def done_by_ranks(
     backend = config.backend
     if not isinstance(backend, RayBackend):
         raise AssertionError("only a file with backend: {type: ray} has ranks on Ray")
-    ranks = RayRanks(
+    ranks = RayRankLauncher(
         backend,
         work,
         device=config.model_parameters.device,
@@ -121,62 +121,64 @@ def seen_by_all(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def assemble_on_ray(
+def build_pipeline_on_ray(
     config: Config, *, folder: Path, labels: Labels, training: Rows | None, saved: Path | None
-) -> FleetAssembly:
+) -> RayPipeline:
     """All parts of a run whose workers are started for it. Raises ConfigError where Ray is not installed."""
     backend = config.backend
     if not isinstance(backend, RayBackend):
         raise AssertionError("only a file with backend: {type: ray} has its model on Ray")
-    crew = RayCrew(backend, device=config.model_parameters.device)
+    crew = RayWorkerBackend(backend, device=config.model_parameters.device)
 
-    def start(tokenizer: "PreTrainedTokenizerFast") -> Fleet:
+    def start(tokenizer: "PreTrainedTokenizerFast") -> WorkerPool:
         new = isinstance(config.base_model, ScratchModel) and saved is None
-        order = ModelOrder(
+        order = LoadRequest(
             config=config,
             folder=folder.resolve(),
             tokenizer=tokenizer if new else None,
             saved=None if saved is None else saved.resolve(),
             threads=os.environ.get("OMP_NUM_THREADS", ""),
         )
-        return Fleet(crew, order, tokenizer=tokenizer, workers=crew.workers, timeout_seconds=backend.timeout_seconds)
+        return WorkerPool(
+            crew, order, tokenizer=tokenizer, workers=crew.workers, timeout_seconds=backend.timeout_seconds
+        )
 
-    assembly = assemble_fleet(config, start, folder=folder, labels=labels, training=training, saved=saved)
+    pipeline = build_ray_pipeline(config, start, folder=folder, labels=labels, training=training, saved=saved)
     workers = crew.workers
     logger.info("%s with the model on Ray", counted(workers, "worker"))
-    return assembly
+    return pipeline
 
 
-def fleet_capacity(assembly: FleetAssembly, lengths: np.ndarray, *, shared_tokens: int, rows: int | None) -> Capacity:
+def fleet_capacity(pipeline: RayPipeline, lengths: np.ndarray, *, shared_tokens: int, rows: int | None) -> Capacity:
     """Rows that each worker answers at a time: `rows` if the caller says so, else what the smallest of them holds.
 
     `lengths` are tokens of prompts, which all begin with the same `shared_tokens`.
     """
-    offer = assembly.lm.offer(
-        assembly.generation,
+    offer = pipeline.lm.offer(
+        pipeline.generation,
         lengths=lengths,
         shared_tokens=shared_tokens,
         rows=rows,
-        max_new_tokens=assembly.max_new_tokens,
+        max_new_tokens=pipeline.max_new_tokens,
     )
     size = offer.size
     return Capacity(size.rows, BatchLimit(size.rows), room_tokens=offer.room_tokens)
 
 
 def evaluate_on_ray(
-    assembly: FleetAssembly, examination: Examination, *, rows: int | None, progress: ShowProgress
+    pipeline: RayPipeline, examination: EvalDataset, *, rows: int | None, progress: ShowProgress
 ) -> dict[str, dict[str, float]]:
     """Metrics by output, and `loss` under the key `model`; `rows` at a time if the caller says so."""
-    loss = mean_loss_on_ray(assembly, examination.encoded, rows=rows)
-    lengths, shared = asked_prompts(assembly, [examination.rows])
-    capacity = fleet_capacity(assembly, lengths, shared_tokens=shared, rows=rows)
-    scores = score(assembly, examination.rows, batch_size=capacity.rows, progress=progress)
+    loss = mean_loss_on_ray(pipeline, examination.encoded, rows=rows)
+    lengths, shared = asked_prompts(pipeline, [examination.rows])
+    capacity = fleet_capacity(pipeline, lengths, shared_tokens=shared, rows=rows)
+    scores = score(pipeline, examination.rows, batch_size=capacity.rows, progress=progress)
     return {**{name: dict(values) for name, values in scores.outputs.items()}, "model": loss}
 
 
-def mean_loss_on_ray(assembly: FleetAssembly, encoded: EncodedRows, *, rows: int | None) -> dict[str, float]:
+def mean_loss_on_ray(pipeline: RayPipeline, encoded: TokenizedDataset, *, rows: int | None) -> dict[str, float]:
     """`loss` as `partita.evaluation.mean_loss` tells it: batches are the same, and so is the order of the sum."""
-    fleet = assembly.lm
+    fleet = pipeline.lm
     offers: list[BatchSize] = fleet.ask("evaluation_size", encoded.lengths, most_learned([encoded]), rows=rows)
     size = min(offers, key=lambda offer: offer.rows)
     batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=fleet.tokenizer.pad_token_id)

@@ -24,9 +24,9 @@ def seat_models(runtime: ModelRuntime) -> dict[str, SeatModel]:
 
 def seat_model(runtime: ModelRuntime) -> SeatModel:
     """A model for a seat of a simulation."""
-    assembly = runtime.ready()
-    fingerprint = model_fingerprint(assembly, config=runtime.config, result=runtime.result)
-    return SeatModel(assembly, runtime.sizing, fingerprint)
+    pipeline = runtime.ready()
+    fingerprint = model_fingerprint(pipeline, config=runtime.config, result=runtime.result)
+    return SeatModel(pipeline, runtime.sizing, fingerprint)
 
 
 def other_models(model: ModelRuntime) -> dict[str, ModelRuntime]:

@@ -2,23 +2,23 @@
 
 from collections.abc import Sequence
 
-from partita.assembly import Assembly
 from partita.lm.base import GenerationRequest
+from partita.pipeline import Pipeline
 from partita_schema.errors import DataError
 
 
 def plain_requests(
-    assembly: Assembly, prompts: str | Sequence[str], *, max_new_tokens: int | None
+    pipeline: Pipeline, prompts: str | Sequence[str], *, max_new_tokens: int | None
 ) -> list[GenerationRequest]:
     """A request for each prompt, or for the only one; new tokens as many as the context leaves.
 
     Raises DataError where a prompt is empty or fills the context.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    wanted = max_new_tokens or assembly.max_new_tokens
-    context = assembly.lm.context_length
+    wanted = max_new_tokens or pipeline.max_new_tokens
+    context = pipeline.lm.context_length
     requests: list[GenerationRequest] = []
-    for ids in (assembly.lm.tokenizer(text)["input_ids"] for text in texts):
+    for ids in (pipeline.lm.tokenizer(text)["input_ids"] for text in texts):
         if not ids:
             raise DataError("a prompt is empty; write at least a character")
         if context is not None and len(ids) >= context:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.assembly import Assembly, FleetAssembly, Labels, ServedAssembly, assemble, assemble_served
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.shaping.labels import find_labels
 from partita.distributed.init import get_process_group
-from partita.on_ray import assemble_on_ray, is_on_ray
+from partita.on_ray import build_pipeline_on_ray, is_on_ray
+from partita.pipeline import EndpointPipeline, Labels, Pipeline, RayPipeline, build_endpoint_pipeline, build_pipeline
 from partita.runs.directory import RunDirectory, open_run_of_group
 from partita.runs.finding import ChosenRun, choose_folder, find_finished, runs_beside
 from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
@@ -53,8 +53,8 @@ class ModelRuntime:
         """The manifest that the configuration comes from, where the caller has not allowed the code that it names."""
         self.allows_saved_code = self.config.trust_remote_code
         """Whether code may run that other saved models name, which speak in a simulation of this one."""
-        self.assembly: Assembly | None = None
-        self.served: ServedAssembly | FleetAssembly | None = None
+        self.pipeline: Pipeline | None = None
+        self.served: EndpointPipeline | RayPipeline | None = None
         self.found_sizing: BatchSizeTuner | None = None
         self.splits: dict[str, Rows] = {}
 
@@ -105,7 +105,7 @@ class ModelRuntime:
 
     def drop_model(self) -> None:
         """Keep nothing of the model in memory; the next use reads it again."""
-        self.assembly = self.served = self.found_sizing = None
+        self.pipeline = self.served = self.found_sizing = None
 
     @property
     def config(self) -> Config:
@@ -117,16 +117,16 @@ class ModelRuntime:
         """Name of the file, for the directory of its runs."""
         return Path(self.loaded.file).stem if self.loaded.file else "run"
 
-    def ready(self) -> Assembly:
+    def ready(self) -> Pipeline:
         """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
-        if self.assembly is None:
+        if self.pipeline is None:
             with synchronized_errors(self.process_group, "loading the model"):
                 self.use_finished_run()
                 labels, training = self.known_labels()
-                self.assembly = self.assemble(labels, training, trainable=False)
-        return self.assembly
+                self.pipeline = self.build_pipeline(labels, training, trainable=False)
+        return self.pipeline
 
-    def answering(self) -> Assembly | ServedAssembly | FleetAssembly:
+    def answering(self) -> Pipeline | EndpointPipeline | RayPipeline:
         """The parts that answer, with a model in this process, on a server or on workers."""
         if not (is_served(self.config) or is_on_ray(self.config)):
             return self.ready()
@@ -141,12 +141,12 @@ class ModelRuntime:
             if is_on_ray(self.config):
                 self.use_finished_run()
                 labels, training = self.known_labels()
-                self.served = assemble_on_ray(
+                self.served = build_pipeline_on_ray(
                     self.config, folder=folder, labels=labels, training=training, saved=self.result
                 )
             else:
                 labels, training = self.known_labels()
-                self.served = assemble_served(self.config, folder=folder, labels=labels, training=training)
+                self.served = build_endpoint_pipeline(self.config, folder=folder, labels=labels, training=training)
         return self.served
 
     def refuse_code(self, of: str) -> None:
@@ -196,10 +196,10 @@ class ModelRuntime:
             training = self.open_data().training
         return labels or find_labels(self.config, training), training
 
-    def assemble(
+    def build_pipeline(
         self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
-    ) -> Assembly:
-        return assemble(
+    ) -> Pipeline:
+        return build_pipeline(
             self.config,
             folder=self.loaded.folder,
             labels=labels,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from partita.assembly import Labels
+from partita.pipeline import Labels
 from partita.runs.files import write_atomically
 from partita.runs.manifest import MANIFESTS
 from partita_schema.config import Config

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from partita.assembly import ServedAssembly
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
+from partita.pipeline import EndpointPipeline
 from partita_schema.backend import EndpointBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
@@ -32,14 +32,14 @@ def refuse_served(config: Config, *, what: str) -> None:
         raise PartitaError(f"there is nothing to {verb} with backend: {{type: endpoint}}: {reason}")
 
 
-def served_capacity(assembly: ServedAssembly, rows: int | None) -> Capacity:
+def served_capacity(pipeline: EndpointPipeline, rows: int | None) -> Capacity:
     """Requests at the same time: `rows` if the caller says so, else the file's."""
-    at_a_time = rows or assembly.lm.backend.concurrency
+    at_a_time = rows or pipeline.lm.backend.concurrency
     return Capacity(at_a_time, BatchLimit(at_a_time))
 
 
 def written_texts(
-    assembly: ServedAssembly,
+    pipeline: EndpointPipeline,
     prompts: str | Sequence[str],
     *,
     max_new_tokens: int | None,
@@ -53,11 +53,11 @@ def written_texts(
     """
     if stream:
         raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")
-    found = assembly.lm.write(
+    found = pipeline.lm.write(
         [prompts] if isinstance(prompts, str) else list(prompts),
-        assembly.generation,
-        max_new_tokens=max_new_tokens or assembly.max_new_tokens,
-        concurrency=served_capacity(assembly, batch_size).rows,
+        pipeline.generation,
+        max_new_tokens=max_new_tokens or pipeline.max_new_tokens,
+        concurrency=served_capacity(pipeline, batch_size).rows,
         seed=seed,
     )
     return [generated.text for generated in found]

@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from partita.assembly import Assembly
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
 from partita.evaluation import mean_loss, remove_tokens, score, tokens_made_once
 from partita.inference.metrics import metric_names
-from partita.material import Material, read_material, training_loader
+from partita.pipeline import Pipeline
 from partita.runs.directory import RunDirectory
+from partita.training_datasets import TrainingDatasets, build_training_datasets, training_loader
 from partita.tuning.run import run_sizes
 from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_schema.config import Config
@@ -42,8 +42,8 @@ def train_in(
     *,
     trainer: Trainer,
     process_group: ProcessGroup,
-    assemble: Callable[[Path], Assembly],
-) -> tuple[Assembly, BatchSizeTuner, TrainResult]:
+    assemble: Callable[[Path], Pipeline],
+) -> tuple[Pipeline, BatchSizeTuner, TrainResult]:
     """A run inside its directory, from loading the model to its result; its status is still to be noted.
 
     `assemble` makes the parts; it is given the folder where a new model's tokenizer is kept.
@@ -55,16 +55,16 @@ def train_in(
             remove_tokens(folder)
         if process_group.rank == 0 and not directory.has_checkpoints:
             shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
-        assembly = assemble(tokenizer)
-    sizing = BatchSizeTuner(assembly, cache=Cache.of_user(), process_group=process_group)
-    with tokens_made_once(process_group, assembly, folder=folder) as parts:
+        pipeline = assemble(tokenizer)
+    sizing = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
+    with tokens_made_once(process_group, pipeline, folder=folder) as parts:
         result = run_trainer(trainer, parts, data, directory, sizing=sizing, process_group=process_group)
-    return assembly, sizing, result
+    return pipeline, sizing, result
 
 
 def run_trainer(
     trainer: Trainer,
-    assembly: Assembly,
+    pipeline: Pipeline,
     data: RunData,
     directory: RunDirectory,
     *,
@@ -72,14 +72,14 @@ def run_trainer(
     process_group: ProcessGroup,
 ) -> TrainResult:
     """Encode the rows, find the batch sizes, and let the trainer work."""
-    config = assembly.config
+    config = pipeline.config
     streamed = data.streams is not None
     # Every rank counts all rows; one keeps what is left out.
     kept = directory.folder if process_group.rank == 0 else None
     ledger = Ledger(kept, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
     with synchronized_errors(process_group, "reading the rows"):
-        material = read_material(
-            assembly,
+        material = build_training_datasets(
+            pipeline,
             data,
             ledger,
             progress=directory.progress,
@@ -88,20 +88,20 @@ def run_trainer(
         )
     tell_left_out(ledger, directory)
     begun = begun_sizes(directory, material)
-    sizes = run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
-    loader = training_loader(assembly, material, ledger, size=sizes.training, process_group=process_group)
+    sizes = run_sizes(trainer, pipeline, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
+    loader = training_loader(pipeline, material, ledger, size=sizes.training, process_group=process_group)
     if material.shape is not None and sizes.training is not None:
         directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
-    note_work(directory, assembly, data, ledger, batch_sizes={**sizes.records(), **begun})
+    note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **begun})
 
     work = TrainerContext(
         config=config,
-        lm=assembly.lm,
+        lm=pipeline.lm,
         batches=loader,
-        evaluate=Evaluations(assembly, data, material, directory, sizing, sizes, process_group),
+        evaluate=Evaluations(pipeline, data, material, directory, sizing, sizes, process_group),
         splits=tuple(data.record()),
         run=directory,
-        device=assembly.lm.device,
+        device=pipeline.lm.device,
         process_group=process_group,
     )
     try:
@@ -118,7 +118,7 @@ def run_trainer(
             note_left_out(directory, ledger)
             tell_left_out(ledger, directory)
     if config.trainer.type == "custom":
-        process_group.run_on_rank_zero(lambda: save_unless_saved(assembly, directory.folder / "model"), "the model")
+        process_group.run_on_rank_zero(lambda: save_unless_saved(pipeline, directory.folder / "model"), "the model")
     return result
 
 
@@ -126,9 +126,9 @@ def run_trainer(
 class Evaluations:
     """Metrics of a split while a run goes on: a `partita_trainers.base.Evaluate`."""
 
-    assembly: Assembly
+    pipeline: Pipeline
     data: RunData
-    material: Material
+    material: TrainingDatasets
     directory: RunDirectory
     sizing: BatchSizeTuner
     sizes: BatchSizes
@@ -141,17 +141,17 @@ class Evaluations:
             return {}
         with self.sizing.work("evaluation", self.sizes.evaluation) as capacity:
             metrics = mean_loss(
-                self.assembly,
+                self.pipeline,
                 examination.encoded,
                 batch_size=capacity.rows,
                 limit=capacity.limit,
-                data=self.assembly.config.data if self.data.mixed else None,
+                data=self.pipeline.config.data if self.data.mixed else None,
                 process_group=self.process_group,
             )
         if generated:
             with self.sizing.work("generation", self.sizes.generation) as capacity:
                 scores = score(
-                    self.assembly,
+                    self.pipeline,
                     examination.rows,
                     batch_size=capacity.rows,
                     limit=capacity.limit,
@@ -166,10 +166,10 @@ class Evaluations:
         return metrics
 
 
-def save_unless_saved(assembly: Assembly, folder: Path) -> None:
+def save_unless_saved(pipeline: Pipeline, folder: Path) -> None:
     """Save the model that a trainer of the user's has left unsaved."""
     if not folder.is_dir():
-        assembly.lm.save(folder)
+        pipeline.lm.save(folder)
 
 
 def finished_result(directory: RunDirectory) -> TrainResult:
@@ -205,7 +205,7 @@ def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: in
         )
 
 
-def begun_sizes(directory: RunDirectory, material: Material) -> dict[str, Any]:
+def begun_sizes(directory: RunDirectory, material: TrainingDatasets) -> dict[str, Any]:
     """Sizes that the run has taken steps with; not that of training where longer rows have come since."""
     begun: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
     measured = begun.get("training", {}).get("prompt_tokens")
@@ -244,12 +244,12 @@ def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) 
         raise ConfigError([Problem("trainer.target", message)])
 
 
-def find_sizes(trainer: Trainer, assembly: Assembly, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
+def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
     """The batch sizes that a run would begin with."""
-    ledger = Ledger(None, max_bad_rows=assembly.config.data.max_bad_rows)
+    ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows)
     with synchronized_errors(sizing.process_group, "reading the rows"):
-        material = read_material(assembly, data, ledger, ranks=sizing.process_group.world_size)
-    return run_sizes(trainer, assembly, sizing, shape=material.shape, examinations=material.examinations, begun={})
+        material = build_training_datasets(pipeline, data, ledger, ranks=sizing.process_group.world_size)
+    return run_sizes(trainer, pipeline, sizing, shape=material.shape, examinations=material.examinations, begun={})
 
 
 def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
@@ -290,7 +290,7 @@ def check_validation_metric(config: Config) -> None:
 
 def note_work(
     directory: RunDirectory,
-    assembly: Assembly,
+    pipeline: Pipeline,
     data: RunData,
     ledger: Ledger,
     *,
@@ -299,11 +299,11 @@ def note_work(
     """Write down what the run works on, and with which sizes."""
     note_left_out(directory, ledger)
     directory.note(
-        device=str(assembly.lm.device),
+        device=str(pipeline.lm.device),
         data=data.record(),
-        labels={name: list(labels) for name, labels in assembly.labels.items()},
+        labels={name: list(labels) for name, labels in pipeline.labels.items()},
         batch_sizes=batch_sizes,
-        token_cache=assembly.tokens.record() if assembly.tokens is not None else {},
-        parameters=sum(parameter.numel() for parameter in assembly.lm.module.parameters()),
-        trained_parameters=sum(p.numel() for p in assembly.lm.module.parameters() if p.requires_grad),
+        token_cache=pipeline.tokens.record() if pipeline.tokens is not None else {},
+        parameters=sum(parameter.numel() for parameter in pipeline.lm.module.parameters()),
+        trained_parameters=sum(p.numel() for p in pipeline.lm.module.parameters() if p.requires_grad),
     )

@@ -144,8 +144,8 @@ class Config(Base):
                     f"{key} has no place in a dialogue, whose messages are the prompt; remove it, or {instead}",
                     at=f"prompt.{key}",
                 )
-        if self.dialogue_input and self.data.shaper is not None:
-            raise broken("a shaper of yours takes rows of text; remove it, or write type: text", at="data.shaper")
+        if self.dialogue_input and self.data.formatter is not None:
+            raise broken("a formatter of yours takes rows of text; remove it, or write type: text", at="data.formatter")
         return self
 
     @model_validator(mode="after")

@@ -64,8 +64,8 @@ def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Ite
         yield f"{at}.decoder.scoring", "servers do not tell the probability of a given text; remove it"
     if len(config.output_features) > 1:
         yield f"{at}.decoder.scoring", "only the label of a single output is scored; remove it, or the other outputs"
-    if config.data.shaper is not None:
-        yield "data.shaper", "a shaper of yours writes answers that scoring does not know; remove it, or scoring"
+    if config.data.formatter is not None:
+        yield "data.formatter", "a formatter of yours writes answers that scoring does not know; remove it, or scoring"
     for part, key in (
         ("decoder", "match"),
         ("decoder", "fallback_label"),

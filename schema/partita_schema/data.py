@@ -99,7 +99,7 @@ class Data(Base):
     """How source is divided. Default: random 90/5/5, less what has a source of its own; a stream is not divided."""
     dialogue: Dialogue = Dialogue.model_construct()
     """How dialogues become rows."""
-    shaper: Annotated[str, AfterValidator(check_target)] | None = None
+    formatter: Annotated[str, AfterValidator(check_target)] | None = None
     """`module:Class` that writes rows as text in place of prompt."""
     batching: Batching = AutoBatching.model_construct()
     """How rows are cut into batches."""

@@ -69,8 +69,11 @@ def refused_prompts(config: "Config", backend: EndpointBackend) -> Iterator[Refu
         yield "backend.mode", "completion sends no chat; write mode: chat, or remove prompt.chat"
     if backend.mode == "chat" and config.prompt.chat is False:
         yield "backend.mode", "chat sends messages, and prompt.chat is false; write mode: completion, or remove one"
-    if config.data.shaper is not None:
-        yield "data.shaper", "a shaper of yours needs the tokenizer, which the server has; remove it, and write prompt"
+    if config.data.formatter is not None:
+        yield (
+            "data.formatter",
+            "a formatter of yours needs the tokenizer, which the server has; remove it, and write prompt",
+        )
     if sends_chat(config) is False and config.data.dialogue.mode == "packed_dialogue":
         yield (
             "data.dialogue.mode",

@@ -17,7 +17,7 @@ Refusal = tuple[str, str]
 
 SAME_IN_EVERY_ROW = ("task", "system", "examples", "retrieval", "chat")
 """Parts of a prompt that tell a language model what to do."""
-OTHER_ORDERS = ("batching", "collate", "mix", "resume", "shaper")
+OTHER_ORDERS = ("batching", "collate", "mix", "resume", "formatter")
 """Parts of `data` that batches of a language model are made by."""
 
 

@@ -15,6 +15,12 @@ from partita_schema.trainer import NOT_WITHOUT_LOCKS, HogwildTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 
 
+RENAMED_KEYS = {
+    "data.shaper": "formatter",
+}
+"""Earlier names of keys, until the first release."""
+
+
 @dataclass(frozen=True)
 class Advice:
     """A message about a key, and the key of the same section that is surely meant."""
@@ -30,6 +36,8 @@ def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, secti
     """
     key, own = str(path[-1]), keys_of(model)
     where = re.sub(r"\[\d+\]", "", dotted(path))
+    if where in RENAMED_KEYS:
+        return Advice(f"was renamed to {RENAMED_KEYS[where]}")
     if model is HogwildTrainer and key in NOT_WITHOUT_LOCKS:
         return Advice(NOT_WITHOUT_LOCKS[key])
     mangled = mangled_key(key, own)

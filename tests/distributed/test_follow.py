@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 
-from partita.distributed.board import Board, Came, Closed, Died, Left, Moved, Opened, Over, Posted, Said
-from partita.distributed.follow import END_SECONDS, follow
+from partita.distributed.event_queue import (
+    EventQueue,
+    JobFinished,
+    Posted,
+    ProgressClosed,
+    ProgressMoved,
+    ProgressOpened,
+    RankDied,
+    RankFinished,
+    RankLogged,
+    RankStarted,
+)
+from partita.distributed.rank_monitor import END_SECONDS, follow
 from partita_schema.errors import DataError, LostRankError, PartitaError, TrainingError
 
-BOTH: tuple[Posted, ...] = (("a", Came(0, 2, "node-0", 11)), ("b", Came(1, 2, "node-1", 12)))
-ANEW: tuple[Posted, ...] = (("c", Came(0, 2, "node-0", 21)), ("d", Came(1, 2, "node-0", 22)))
-DEATH: tuple[Posted, ...] = (("a", Left(LostRankError("gone"))), ("", Died([0, 1], ["a", "b"])))
+BOTH: tuple[Posted, ...] = (("a", RankStarted(0, 2, "node-0", 11)), ("b", RankStarted(1, 2, "node-1", 12)))
+ANEW: tuple[Posted, ...] = (("c", RankStarted(0, 2, "node-0", 21)), ("d", RankStarted(1, 2, "node-0", 22)))
+DEATH: tuple[Posted, ...] = (("a", RankFinished(LostRankError("gone"))), ("", RankDied([0, 1], ["a", "b"])))
 
 
 class Script:
@@ -24,7 +35,7 @@ class Script:
         self.parts, self.after_stop = list(parts), after_stop
         self.done: list[str] = []
 
-    def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+    def poll(self, timeout_seconds: float) -> Sequence[Posted]:
         """The next part."""
         if not self.parts:
             time.sleep(0.01)
@@ -70,12 +81,14 @@ def test_what_rank_0_has_made_is_what_comes_of_it(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     shown: list[Posted] = [
-        ("a", Opened(1, 4, "training", 1)),
-        ("a", Moved(1, 3, {"loss": 0.5})),
-        ("a", Said("partita.training", 30, "2 rows left out")),
-        ("a", Closed(1)),
+        ("a", ProgressOpened(1, 4, "training", 1)),
+        ("a", ProgressMoved(1, 3, {"loss": 0.5})),
+        ("a", RankLogged("partita.training", 30, "2 rows left out")),
+        ("a", ProgressClosed(1)),
     ]
-    ranks = Script(BOTH, shown, [("b", Left(None, "second")), ("a", Left(None, "first"))], [("", Over())])
+    ranks = Script(
+        BOTH, shown, [("b", RankFinished(None, "second")), ("a", RankFinished(None, "first"))], [("", JobFinished())]
+    )
 
     assert followed(ranks, quiet=False) == "first"
     assert capsys.readouterr() == ("", "training 4/4  loss 0.5\n")
@@ -84,7 +97,9 @@ def test_what_rank_0_has_made_is_what_comes_of_it(
 
 
 def test_an_error_is_raised_once_the_others_have_ended_with_it() -> None:
-    ranks = Script(BOTH, [("b", Left(DataError("row 7 is empty")))], [("a", Left(LostRankError("gone")))])
+    ranks = Script(
+        BOTH, [("b", RankFinished(DataError("row 7 is empty")))], [("a", RankFinished(LostRankError("gone")))]
+    )
 
     with pytest.raises(DataError, match="row 7 is empty"):
         followed(ranks)
@@ -94,14 +109,14 @@ def test_an_error_is_raised_once_the_others_have_ended_with_it() -> None:
 
 def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds() -> None:
     with pytest.raises(DataError, match="row 7 is empty"):
-        followed(Script(BOTH, [("b", Left(DataError("row 7 is empty")))]), end_seconds=0.05)
+        followed(Script(BOTH, [("b", RankFinished(DataError("row 7 is empty")))]), end_seconds=0.05)
 
 
 def test_a_death_is_told_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    late: list[Posted] = [("b", Said("partita", 40, "too late")), ("b", Left(DataError("too late")))]
-    end: list[Posted] = [("c", Left(None, "made")), ("d", Left(None)), ("", Over())]
+    late: list[Posted] = [("b", RankLogged("partita", 40, "too late")), ("b", RankFinished(DataError("too late")))]
+    end: list[Posted] = [("c", RankFinished(None, "made")), ("d", RankFinished(None)), ("", JobFinished())]
 
-    assert followed(Script(BOTH, [("a", Opened(1, 9, "training", 0))], DEATH, late, ANEW, end)) == "made"
+    assert followed(Script(BOTH, [("a", ProgressOpened(1, 9, "training", 0))], DEATH, late, ANEW, end)) == "made"
     assert caplog.messages == [
         "rank 1 (process 12 on node-1) is gone; all start again at the newest checkpoint (1 of 3 times)"
     ]
@@ -109,9 +124,9 @@ def test_a_death_is_told_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pyt
 
 def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) -> None:
     again: list[Posted] = [
-        ("c", Left(LostRankError("gone"))),
-        ("", Died([1], ["c", "d"])),
-        ("", Over("...", is_death=True)),
+        ("c", RankFinished(LostRankError("gone"))),
+        ("", RankDied([1], ["c", "d"])),
+        ("", JobFinished("...", is_death=True)),
     ]
 
     with pytest.raises(TrainingError) as error:
@@ -126,7 +141,7 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
 
 def test_what_ray_itself_ends_with_is_told() -> None:
     with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
-        followed(Script([("", Over("no room for workers"))]))
+        followed(Script([("", JobFinished("no room for workers"))]))
 
 
 def test_ranks_that_do_not_come_are_not_waited_for_without_an_end() -> None:
@@ -142,12 +157,12 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_an_end() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: signal.Signals) -> None:
     class Asked(Script):
-        def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+        def poll(self, timeout_seconds: float) -> Sequence[Posted]:
             if not self.parts and not self.done:
                 os.kill(os.getpid(), number)
-            return super().happened(timeout_seconds)
+            return super().poll(timeout_seconds)
 
-    ranks = Asked(BOTH, after_stop=[("a", Left(KeyboardInterrupt())), ("b", Left(KeyboardInterrupt()))])
+    ranks = Asked(BOTH, after_stop=[("a", RankFinished(KeyboardInterrupt())), ("b", RankFinished(KeyboardInterrupt()))])
 
     with pytest.raises(KeyboardInterrupt):
         followed(ranks)
@@ -157,28 +172,28 @@ def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: sig
 
 
 def test_nobody_starts_again_once_the_board_is_told_to_stop() -> None:
-    board = Board()
-    board.tell("a", Came(0, 1, "node-0", 11), "actor")
+    board = EventQueue()
+    board.tell("a", RankStarted(0, 1, "node-0", 11), "actor")
     assert not board.is_stopping()
     board.stop()
     assert board.is_stopping()
     assert board.lose([0])
-    assert not any(isinstance(message, Died) for _, message in board.fetch()[0])
+    assert not any(isinstance(message, RankDied) for _, message in board.fetch()[0])
 
 
 def test_the_board_says_whether_a_death_ends_all() -> None:
-    board = Board()
-    board.tell("a", Came(0, 2, "node-0", 11), "actor")
-    board.tell("a", Left(LostRankError("gone")), "actor")
+    board = EventQueue()
+    board.tell("a", RankStarted(0, 2, "node-0", 11), "actor")
+    board.tell("a", RankFinished(LostRankError("gone")), "actor")
     assert not board.lose([0, 1]), "it has ended with another one"
-    board.tell("c", Came(0, 2, "node-0", 21), "another")
+    board.tell("c", RankStarted(0, 2, "node-0", 21), "another")
     assert board.is_at_work()
-    board.tell("c", Left(DataError("row 7 is empty")), "another")
+    board.tell("c", RankFinished(DataError("row 7 is empty")), "another")
     assert not board.is_at_work()
     assert board.lose([0])
 
     told, ranks = board.fetch()
 
-    assert [message for _, message in told if isinstance(message, Died)] == [Died([0, 1], ["a"])]
+    assert [message for _, message in told if isinstance(message, RankDied)] == [RankDied([0, 1], ["a"])]
     assert ranks == {"a": "actor", "": None, "c": "another"}
     assert board.fetch()[0] == []

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from partita.distributed.board import Came, Closed, Left, Message, Moved, Opened, Said
+from partita.distributed.event_queue import (
+    Message,
+    ProgressClosed,
+    ProgressMoved,
+    ProgressOpened,
+    RankFinished,
+    RankLogged,
+    RankStarted,
+)
 from partita.distributed.rank import RankEndedError, run_rank
 from partita.runs.progress import show_progress
 from partita_schema.errors import DataError
@@ -29,7 +37,7 @@ def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, qui
         try:
             run_rank(work, tell=told.append, is_stopping=stopping.is_set, threads="1", quiet=quiet)
         except RankEndedError:
-            told.append(Said("raised", 0, ""))
+            told.append(RankLogged("raised", 0, ""))
 
     thread = threading.Thread(target=rank)
     thread.start()
@@ -47,14 +55,14 @@ def test_what_it_says_and_shows_is_told_in_order() -> None:
 
     came, *told = told_of(work)
 
-    assert isinstance(came, Came)
+    assert isinstance(came, RankStarted)
     assert (came.rank, came.ranks) == (0, 1)
     assert told == [
-        Said("partita.training", logging.INFO, "7 rows"),
-        Opened(1, 3, "training", 1),
-        Moved(1, 2, {"loss": 0.25}),
-        Closed(1),
-        Left(None, "made"),
+        RankLogged("partita.training", logging.INFO, "7 rows"),
+        ProgressOpened(1, 3, "training", 1),
+        ProgressMoved(1, 2, {"loss": 0.25}),
+        ProgressClosed(1),
+        RankFinished(None, "made"),
     ]
 
 
@@ -69,12 +77,12 @@ def test_an_error_is_told_with_its_traceback(error: Exception) -> None:
 
     *_, left, raised = told_of(fail)
 
-    assert isinstance(left, Left)
+    assert isinstance(left, RankFinished)
     assert type(left.error) is type(error)
     assert str(left.error) == str(error)
     assert "in fail" in left.error.__notes__[0]
     assert left.error.__notes__[0].startswith("raised in rank 0 on ")
-    assert raised == Said("raised", 0, "")
+    assert raised == RankLogged("raised", 0, "")
 
 
 def test_an_error_that_cannot_be_sent_is_told_by_its_name() -> None:
@@ -86,7 +94,7 @@ def test_an_error_that_cannot_be_sent_is_told_by_its_name() -> None:
 
     left = told_of(fail)[-2]
 
-    assert isinstance(left, Left)
+    assert isinstance(left, RankFinished)
     assert str(left.error) == "Local: of a class that only exists here"
 
 
@@ -104,7 +112,7 @@ def test_who_takes_steps_is_stopped_behind_one() -> None:
 
     left = told_of(work, stop=stop)[-1]
 
-    assert isinstance(left, Left)
+    assert isinstance(left, RankFinished)
     assert left.result >= 0
 
 
@@ -118,5 +126,5 @@ def test_anything_else_is_interrupted() -> None:
 
     left = told_of(work, stop=stop)[-2]
 
-    assert isinstance(left, Left)
+    assert isinstance(left, RankFinished)
     assert isinstance(left.error, KeyboardInterrupt)

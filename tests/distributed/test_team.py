@@ -11,7 +11,7 @@ import torch
 
 from partita.distributed.process_group import BUCKET_BYTES, buckets
 from partita.distributed.thread_group import ThreadGroup
-from partita.inference.claims import Claims, claimed
+from partita.inference.work_queue import WorkQueue, drain
 from partita_trainers.process_group import SINGLE_PROCESS, main_process_first, synchronized_errors
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def on_ranks(ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
 @pytest.mark.parametrize("total", [0, 1, 3, 1000])
 def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
     def claim(process_group: ThreadGroup) -> list[int]:
-        claims = Claims(total, process_group=process_group)
+        claims = WorkQueue(total, process_group=process_group)
         found: list[int] = []
         while claims.left:
             places = claims.take(16)
@@ -42,7 +42,7 @@ def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
 
 def test_plans_that_follow_each_other_are_dealt_apart() -> None:
     def claim(process_group: ThreadGroup) -> list[list[int]]:
-        return [list(claimed(Claims(7, process_group=process_group))) for _ in range(3)]
+        return [list(drain(WorkQueue(7, process_group=process_group))) for _ in range(3)]
 
     parts = on_ranks(2, claim)
 
@@ -53,7 +53,7 @@ def test_plans_that_follow_each_other_are_dealt_apart() -> None:
 def test_claims_become_small_towards_the_end() -> None:
     sizes: list[int] = []
     process_group = ThreadGroup.of(2)[0]
-    claims = Claims(100, process_group=process_group)
+    claims = WorkQueue(100, process_group=process_group)
     while claims.left:
         sizes.append(len(claims.take(64)))
 
@@ -65,7 +65,7 @@ def test_claims_become_small_towards_the_end() -> None:
 def test_a_slow_rank_claims_less_and_nobody_waits_for_it() -> None:
     def claim(process_group: ThreadGroup) -> int:
         found = 0
-        claims = Claims(400, process_group=process_group)
+        claims = WorkQueue(400, process_group=process_group)
         while claims.left:
             found += len(claims.take(4))
             time.sleep(0.3 if process_group.rank == 1 else 0.001)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from partita.data.collate import collate
-from partita.data.shaping.prompt import Segment, Shaped
+from partita.data.shaping.formatter import FormattedText, Segment
 from partita_schema.trainer import CustomTrainer
 from partita_trainers.base import Batch, TrainerContext, TrainResult
 
@@ -111,12 +111,14 @@ class Shout:
     def __init__(self, config: Any, *, tokenizer: Any) -> None:
         self.config = config
 
-    def shape_all(self, rows: Sequence[dict[str, Any]], keys: Sequence[str], *, supervised: bool) -> list[Shaped]:
+    def format_all(
+        self, rows: Sequence[dict[str, Any]], keys: Sequence[str], *, supervised: bool
+    ) -> list[FormattedText]:
         return [self.shape(row, supervised=supervised) for row in rows]
 
-    def shape(self, row: dict[str, Any], *, supervised: bool) -> Shaped:
+    def shape(self, row: dict[str, Any], *, supervised: bool) -> FormattedText:
         answer = (Segment(row["answer"], True),) if supervised else ()
-        return Shaped((Segment(self.text(row), False), *answer), begins=True, ends=supervised)
+        return FormattedText((Segment(self.text(row), False), *answer), begins=True, ends=supervised)
 
     def text(self, row: dict[str, Any]) -> str:
         return "box " + str(row["text"])

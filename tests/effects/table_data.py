@@ -159,7 +159,7 @@ DATA = [
             "preprocessing.sample_ratio": 0.5,
             "preprocessing.sample_size": 9,
             "preprocessing.global_max_sequence_length": 8,
-            "data.shaper": "programs_of_effects:Shout",
+            "data.formatter": "programs_of_effects:Shout",
             "data.collate": "programs_of_effects:Backwards",
             "data.max_row_bytes": Flip(80, given=data(max_bad_rows=20)),
             "data.max_bad_rows": Flip(0, given=data(source="gaps.jsonl", max_bad_rows=20), part="refusal"),

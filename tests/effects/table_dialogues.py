@@ -35,7 +35,7 @@ STREAM: Config = {
 
 
 def loader(**keys: Any) -> Config:
-    return {"data": {"loader": keys, "shaper": "programs_of_effects:Worker"}}
+    return {"data": {"loader": keys, "formatter": "programs_of_effects:Worker"}}
 
 
 def dialogue(keys: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ DIALOGUES = [
             "data.loader.start_method": Flip("spawn", given=loader(workers=1, start_method="fork")),
             "data.loader.prefetch": Flip(4, given=STREAM, part="read"),
             "data.loader.timeout": Flip(
-                0.2, given={"data": {"loader": {"workers": 1}, "shaper": "programs_of_effects:Slow"}}, part="refusal"
+                0.2, given={"data": {"loader": {"workers": 1}, "formatter": "programs_of_effects:Slow"}}, part="refusal"
             ),
         },
         long=True,

@@ -166,7 +166,7 @@ TRAINING = [
         FINETUNE
         | {
             "backend": {"type": "torchrun", "processes": 2},
-            "data": FINETUNE["data"] | {"shaper": "programs_of_effects:Met"},
+            "data": FINETUNE["data"] | {"formatter": "programs_of_effects:Met"},
             "trainer": FINETUNE["trainer"] | {"max_steps": 1, "batch_size": 2, "skip_all_evaluation": True},
         },
         "processes",

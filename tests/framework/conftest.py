@@ -94,7 +94,7 @@ def memory_ceiling() -> MemoryCeiling:
     Rows times length count, what lies in the cache included; of slots all tokens that they have room for. The context
     gives (rows, tokens) of each forward pass.
     """
-    from partita.lm.slot_pool import SlotPool
+    from partita.lm.slot_kv_cache import SlotKVCache
 
     @contextmanager
     def ceiling(module: torch.nn.Module, tokens: int) -> Iterator[list[tuple[int, int]]]:
@@ -103,7 +103,7 @@ def memory_ceiling() -> MemoryCeiling:
         def refuse(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             rows, length = kwargs["input_ids"].shape
             cache = kwargs.get("past_key_values")
-            if isinstance(cache, SlotPool):
+            if isinstance(cache, SlotKVCache):
                 held = rows * length + cache.place.slots * cache.place.tokens
             else:
                 held = rows * (length + (cache.get_seq_length() if cache is not None else 0))

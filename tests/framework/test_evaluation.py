@@ -14,8 +14,8 @@ import torch
 from partita import Model
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
-from partita.evaluation import Examination, mean_loss, prepare, score
-from partita.inference.halving import BatchLimit
+from partita.evaluation import EvalDataset, build_eval_dataset, mean_loss, score
+from partita.inference.oom_backoff import BatchLimit
 from partita.lm.scripted import ScriptedModel
 from partita.runtime import ModelRuntime
 from partita_schema.errors import DataError, OutOfMemory
@@ -23,7 +23,7 @@ from partita_schema.load import load_config
 
 
 @pytest.fixture(scope="module")
-def assembly(colours: Any) -> Any:
+def pipeline(colours: Any) -> Any:
     outputs = [
         {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}},
         {"name": "number", "type": "number"},
@@ -33,19 +33,21 @@ def assembly(colours: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def rows(colours: Any, assembly: Any) -> Examination:
+def rows(colours: Any, pipeline: Any) -> EvalDataset:
     table = colours.rows(30)
-    return prepare(assembly, open_rows(table, folder=Path()), split="test", ledger=Ledger(None, max_bad_rows=0))
+    return build_eval_dataset(
+        pipeline, open_rows(table, folder=Path()), split="test", ledger=Ledger(None, max_bad_rows=0)
+    )
 
 
 def test_the_loss_is_that_of_a_machine_without_limits(
-    assembly: Any, rows: Examination, memory_ceiling: Any, caplog: Any
+    pipeline: Any, rows: EvalDataset, memory_ceiling: Any, caplog: Any
 ) -> None:
-    free = mean_loss(assembly, rows.encoded, batch_size=8)["loss"]
+    free = mean_loss(pipeline, rows.encoded, batch_size=8)["loss"]
     longest = int(rows.encoded.lengths.max())
     limit = BatchLimit(8)
-    with memory_ceiling(assembly.lm.module, 3 * longest) as passes, caplog.at_level(logging.INFO):
-        cut = mean_loss(assembly, rows.encoded, batch_size=8, limit=limit)["loss"]
+    with memory_ceiling(pipeline.lm.module, 3 * longest) as passes, caplog.at_level(logging.INFO):
+        cut = mean_loss(pipeline, rows.encoded, batch_size=8, limit=limit)["loss"]
     assert math.isclose(cut, free, rel_tol=1e-6)
     assert (limit.rows, limit.out_of_memory) == (2, 2)
     # Thirty rows are 8, 8, 8 and 6, and a part of 3 is cut as well.
@@ -56,27 +58,27 @@ def test_the_loss_is_that_of_a_machine_without_limits(
     ]
 
 
-def test_halves_are_no_wider_than_their_longest_row(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
+def test_halves_are_no_wider_than_their_longest_row(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     lengths = sorted(rows.encoded.lengths.tolist(), reverse=True)
-    with memory_ceiling(assembly.lm.module, 10**6) as passes:
-        mean_loss(assembly, rows.encoded, batch_size=30, limit=BatchLimit(8))
+    with memory_ceiling(pipeline.lm.module, 10**6) as passes:
+        mean_loss(pipeline, rows.encoded, batch_size=30, limit=BatchLimit(8))
     # Thirty rows are cut into 15 and 15, and these into 8 and 7.
     assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
 
 
 @pytest.mark.long
-def test_a_row_that_does_not_fit_alone_is_named(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
+def test_a_row_that_does_not_fit_alone_is_named(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     longest = int(rows.encoded.lengths.max())
     place = int(rows.encoded.lengths.argmax())
-    with memory_ceiling(assembly.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
-        mean_loss(assembly, rows.encoded, batch_size=8)
+    with memory_ceiling(pipeline.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
+        mean_loss(pipeline, rows.encoded, batch_size=8)
     assert str(caught.value) == (
         f"row {rows.rows.key(place)} of {longest} tokens does not fit in memory even alone: write a smaller "
         "preprocessing.global_max_sequence_length, quantization or a smaller model"
     )
 
 
-def test_any_other_error_of_the_loss_is_passed_on(rows: Examination) -> None:
+def test_any_other_error_of_the_loss_is_passed_on(rows: EvalDataset) -> None:
     class Wrong(ScriptedModel):
         def loss(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
             raise IndexError("index out of range in self")
@@ -85,11 +87,11 @@ def test_any_other_error_of_the_loss_is_passed_on(rows: Examination) -> None:
         mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, batch_size=8)  # type: ignore[arg-type]
 
 
-def test_scores_are_those_of_a_machine_without_limits(assembly: Any, rows: Examination, memory_ceiling: Any) -> None:
+def test_scores_are_those_of_a_machine_without_limits(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     limit = BatchLimit(8)
-    free = score(assembly, rows.rows, batch_size=8)
-    with memory_ceiling(assembly.lm.base, 4 * (30 + 24)):
-        cut = score(assembly, rows.rows, batch_size=8, limit=limit)
+    free = score(pipeline, rows.rows, batch_size=8)
+    with memory_ceiling(pipeline.lm.base, 4 * (30 + 24)):
+        cut = score(pipeline, rows.rows, batch_size=8, limit=limit)
     assert cut.outputs == free.outputs
     assert limit.rows < 8
 
@@ -104,7 +106,7 @@ def hooks(*handles: Any) -> Iterator[None]:
 
 
 def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
-    assembly: Any, rows: Examination
+    pipeline: Any, rows: EvalDataset
 ) -> None:
     held: list[Any] = []
     alive: list[int] = []
@@ -119,12 +121,12 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
         if sizes[-1] > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    base = assembly.lm.base
+    base = pipeline.lm.base
     with hooks(
         base.get_input_embeddings().register_forward_hook(hold),
         base.get_output_embeddings().register_forward_pre_hook(refuse),
     ):
-        mean_loss(assembly, rows.encoded, batch_size=16)
+        mean_loss(pipeline, rows.encoded, batch_size=16)
     assert sizes[:4] == [16, 8, 4, 4]
     assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
 

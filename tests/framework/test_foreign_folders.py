@@ -62,7 +62,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
     # what is changed in the file, the verb that would run it, how it is named
     "custom code of the model": ({"trust_remote_code": True}, "load", "trust_remote_code: true"),
     "a pickle": ({"model_parameters": {"pickled_weights": True}}, "load", "model_parameters.pickled_weights: true"),
-    "a shaper": ({"data": {"shaper": "planted:Part"}}, "load", "data.shaper: planted:Part"),
+    "a formatter": ({"data": {"formatter": "planted:Part"}}, "load", "data.formatter: planted:Part"),
     "a cluster": ({"backend": {"type": "ray", "address": "there:1"}}, "load", "backend.address: there:1"),
     "a server": (
         {"base_model": "m", "trainer": {"type": "none"}, "backend": {"type": "endpoint", "url": "http://there/v1"}},
@@ -75,10 +75,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
         "train",
         "trainer.target: planted:Part",
     ),
-    "a shaper in several processes": (
-        {"data": {"shaper": "planted:Part"}, "backend": {"type": "torchrun", "processes": 2}},
+    "a formatter in several processes": (
+        {"data": {"formatter": "planted:Part"}, "backend": {"type": "torchrun", "processes": 2}},
         "load",
-        "data.shaper: planted:Part",
+        "data.formatter: planted:Part",
     ),
     "a collate": ({"data": {"collate": "planted:Part"}}, "train", "data.collate: planted:Part"),
     "a source": ({"data": {"source": CUSTOM}}, "evaluate", "data.source.target: planted:Part"),
@@ -166,7 +166,7 @@ def test_nothing_of_theirs_runs_without_a_word(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["a shaper", "a trainer", "a source", "a world"])
+@pytest.mark.parametrize("name", ["a formatter", "a trainer", "a source", "a world"])
 def test_the_callers_word_lets_it_run(
     name: str, theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_model_answers_although_its_trainer_is_theirs(
 def test_every_command_refuses_a_folder_that_names_code(
     forks: Forks, theirs: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
-    folder, rows = theirs({"data": {"shaper": "planted:Part"}}), write_rows(tmp_path)
+    folder, rows = theirs({"data": {"formatter": "planted:Part"}}), write_rows(tmp_path)
     verbs: dict[str, list[str]] = {
         "predict": ["--dataset", rows, "--output", "out.jsonl"],
         "evaluate": ["--dataset", rows],
@@ -236,7 +236,7 @@ def test_every_command_refuses_a_folder_that_names_code(
     for verb, words in verbs.items():
         done = forks.run(COMMAND, "partita", verb, folder, *words, folder=tmp_path)
         assert done.returncode == 2, (verb, done.stderr)
-        assert "(data.shaper: planted:Part); look at them" in done.stderr, verb
+        assert "(data.formatter: planted:Part); look at them" in done.stderr, verb
         assert not (tmp_path / "ran").exists(), verb
     for verb in ("train", "validate", "explain", "convert", "preview"):  # these take files
         done = forks.run(COMMAND, "partita", verb, folder, folder=tmp_path)
@@ -248,7 +248,7 @@ def test_every_command_refuses_a_folder_that_names_code(
 
 def test_the_file_on_the_command_line_is_the_users_word(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANTED.format(mark=str(tmp_path / "ran")), encoding="utf8")
-    file = FILE | {"data": {"source": write_rows(tmp_path), "shaper": "planted:Part"}}
+    file = FILE | {"data": {"source": write_rows(tmp_path), "formatter": "planted:Part"}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
     forks.run(
         COMMAND, "partita", "predict", "own.yaml", "--dataset", "rows.jsonl", "--output", "o.jsonl", folder=tmp_path
@@ -260,7 +260,7 @@ def test_a_run_in_a_seat_of_the_users_file_is_not_the_users_word(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = theirs(DIALOGUE | {"data": {"shaper": None}, "trust_remote_code": True})
+    folder = theirs(DIALOGUE | {"data": {"formatter": None}, "trust_remote_code": True})
     own = FILE | simulation(seats={"user": {"type": "model", "run": str(folder), "prompt": "Ask."}})
     own |= {"data": {"source": write_rows(tmp_path)}}
     with pytest.raises(ConfigError, match=r"simulation.seats.user.run: .*\(trust_remote_code: true\)"):
@@ -307,7 +307,7 @@ def test_every_key_that_takes_a_class_is_a_text_that_is_looked_at() -> None:
                     visit(inner, done)
 
     visit(Config, set())
-    assert sorted(set(seen)) == ["collate", "program", "rollout", "shaper", "target", "transcripts", "type"]
+    assert sorted(set(seen)) == ["collate", "formatter", "program", "rollout", "target", "transcripts", "type"]
     assert isinstance(Simulation.model_fields["rollout"].metadata[0], AfterValidator)
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from partita.rounds import Rounds
 from partita.runs.directory import RunDirectory
+from partita.self_training import SelfTraining
 from partita_schema.config import Config
 from partita_trainers.process_group import SINGLE_PROCESS
 
 
-def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on: Any) -> Rounds:
+def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on: Any) -> SelfTraining:
     """The rounds of a file, before the first of them."""
     config = Config.model_validate(
         {
@@ -31,7 +31,9 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on:
     assert config.simulation.train_on is not None
     unused: Any = None
     directory = RunDirectory(folder / "run", config=config)
-    return Rounds(config, config.simulation.train_on, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused)
+    return SelfTraining(
+        config, config.simulation.train_on, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_a_round_is_worse_where_fewer_dialogues_succeed_than_its_guard_allows(
     assert rounds.is_worse({"success": after}, [{"dialogues": {"success": before}}]) is worse
 
 
-def weights(rounds: Rounds, number: int) -> dict[str, float]:
+def weights(rounds: SelfTraining, number: int) -> dict[str, float]:
     """Weights of the sources of a round by their names; without a mix the path of the source."""
     found = rounds.round_data(number)
     return {part["name"]: part["weight"] for part in found["mix"]} if found["mix"] else {found["source"]["path"]: 1.0}

@@ -161,11 +161,11 @@ def predicted(name: str) -> dict[str, Any]:
     from collections import Counter
 
     from partita.data.reading.sources import open_rows
-    from partita.data.shaping.encoder import Encoder
-    from partita.data.shaping.prompt import Shaper
+    from partita.data.shaping.formatter import Formatter
+    from partita.data.shaping.row_tokenizer import RowTokenizer
     from partita.data.splits import check_columns
     from partita.inference.decode import Decoder
-    from partita.inference.halving import BatchLimit, Capacity
+    from partita.inference.oom_backoff import BatchLimit, Capacity
     from partita.inference.predict import predict_rows
     from partita.lm.base import GenerationOptions
     from partita.lm.scripted import ScriptedModel
@@ -177,7 +177,7 @@ def predicted(name: str) -> dict[str, Any]:
     predict_rows(
         lm=lm,
         rows=rows,
-        encoder=Encoder(Shaper(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        encoder=RowTokenizer(Formatter(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         schema=row_schema(plan, supervised=False),
         decoder=Decoder(plan, labels={}),
         config=plan,

@@ -146,6 +146,9 @@ def test_options_of_generation_have_no_effect_on_scoring(options: dict[str, Any]
 
 
 def test_a_shaper_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:
-    found = problems(LABEL, data={"shaper": "mine.py:shape"})
+    found = problems(LABEL, data={"formatter": "mine.py:shape"})
     assert len(found) == 1
-    assert "data.shaper: a shaper of yours writes answers that scoring does not know; remove it, or scoring" in found[0]
+    assert (
+        "data.formatter: a formatter of yours writes answers that scoring does not know; remove it, or scoring"
+        in found[0]
+    )

@@ -77,7 +77,7 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
             {"source": "a.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.05, 0.06]}},
             "data.split.probabilities: probabilities sum to 1.01; write three shares with the sum 1",
         ),
-        ({"shaper": "x"}, "data.shaper: got 'x'; write module:Class, such as my_package.parts:MyClass"),
+        ({"formatter": "x"}, "data.formatter: got 'x'; write module:Class, such as my_package.parts:MyClass"),
         ({"collate": "x"}, "data.collate: got 'x'; write module:Class, such as my_package.parts:MyClass"),
         (
             {"source": {"type": "custom", "target": "x"}},
@@ -186,7 +186,7 @@ def test_a_token_budget_and_a_batch_size_are_not_both_written() -> None:
         {"batching": {"type": "token_budget", "max_tokens": "auto", "max_rows": 9, "multiple_of": 8}},
         {"batching": {"type": "pack", "max_tokens": 512, "window": 100}},
         {"loader": {"workers": 3, "prefetch": 1, "start_method": "spawn", "timeout": 5}},
-        {"shaper": "my.parts:Shaper", "collate": "parts:Collate"},
+        {"formatter": "my.parts:Shaper", "collate": "parts:Collate"},
     ],
 )
 def test_every_key_of_the_data_section_can_be_written(data: dict[str, Any]) -> None:

@@ -78,9 +78,9 @@ TEXT = HEAD + "input_features: [{name: a}]\n" + REPLY
             "retrieval has no place in a dialogue, whose messages are the prompt; remove it, or put the examples into",
         ),
         (
-            GOOD + "data: {shaper: 'a:B'}",
-            "data.shaper",
-            "a shaper of yours takes rows of text; remove it, or write type",
+            GOOD + "data: {formatter: 'a:B'}",
+            "data.formatter",
+            "a formatter of yours takes rows of text; remove it, or write type",
         ),
         (
             GOOD + "data: {dialogue: {mode: packed_dialogue, context_length: 3}}",

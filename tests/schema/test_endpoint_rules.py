@@ -169,8 +169,11 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
             "backend.mode: chat sends messages, and prompt.chat is false; write mode: completion, or remove one",
         ),
         (
-            {"data": {"shaper": "mine:Shaper"}},
-            "data.shaper: a shaper of yours needs the tokenizer, which the server has; remove it, and write prompt",
+            {"data": {"formatter": "mine:Shaper"}},
+            (
+                "data.formatter: a formatter of yours needs the tokenizer, which the server has; remove it, and write "
+                "prompt"
+            ),
         ),
         (
             {

@@ -7,7 +7,7 @@ import torch
 
 from partita.lm.embedding_bag import EmbeddingBagClassifier
 from partita_trainers.bags import Bags, chosen, joined
-from partita_trainers.hogwild_worker import FIRST_SUM, Counts, Shared, first_sums, learn, train_epoch
+from partita_trainers.hogwild_worker import FIRST_SUM, SharedCounters, SharedState, first_sums, learn, train_epoch
 
 
 def make_rows(count: int, *, seed: int = 3) -> Bags:
@@ -19,17 +19,17 @@ def make_rows(count: int, *, seed: int = 3) -> Bags:
     return Bags(ids_K, starts_N1, torch.randint(0, 3, (count,), generator=chance))
 
 
-def make_shared(rows: Bags, *, adagrad: bool, batch_size: int = 4) -> Shared:
+def make_shared(rows: Bags, *, adagrad: bool, batch_size: int = 4) -> SharedState:
     torch.manual_seed(0)
     module = EmbeddingBagClassifier(embeddings=40, dim=8, labels=3)
-    return Shared(
+    return SharedState(
         module=module,
         sums=first_sums(module) if adagrad else (),
         rows=rows,
         seed=1,
         batch_size=batch_size,
         learning_rate=0.3,
-        counts=Counts(),
+        counts=SharedCounters(),
     )
 
 
@@ -77,7 +77,7 @@ def test_a_loss_that_is_no_number_ends_the_epoch() -> None:
 
 
 def test_no_two_workers_claim_the_same_batch() -> None:
-    counts, found = Counts(), list[int]()
+    counts, found = SharedCounters(), list[int]()
 
     def claim() -> None:
         while (number := counts.claim(300)) is not None:
@@ -94,7 +94,7 @@ def test_no_two_workers_claim_the_same_batch() -> None:
 
 
 def test_nothing_is_claimed_once_it_is_told_to_stop() -> None:
-    counts = Counts()
+    counts = SharedCounters()
     counts.stop.value = 1
     assert counts.claim(5) is None
 

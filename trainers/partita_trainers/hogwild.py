@@ -25,8 +25,8 @@ from partita_trainers.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
-from partita_trainers.hogwild_worker import Counts, Shared, first_sums
-from partita_trainers.hogwild_workers import Workers, share
+from partita_trainers.hogwild_worker import SharedCounters, SharedState, first_sums
+from partita_trainers.hogwild_workers import HogwildWorkers, share
 from partita_trainers.interrupt import Interruption, interruption
 from partita_trainers.result import save_result
 
@@ -67,7 +67,7 @@ class HogwildRun:
         self.lm, self.run = cast(BagModel, context.lm), context.run  # the file has no other model beside this trainer
         self.learning_rate = config.learning_rate or LEARNING_RATES[config.optimizer.type]
         self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
-        self.counts = Counts()
+        self.counts = SharedCounters()
         self.resumed_from = newest_intact(self.run.checkpoints)
         self.step = self.resumed_from or 0
         self.run.truncate_log(self.step)
@@ -79,11 +79,11 @@ class HogwildRun:
         self.run.note(learning_rate=self.learning_rate, workers=config.workers)
         self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
 
-    def shared(self) -> Shared:
+    def shared(self) -> SharedState:
         """What the workers are given; it lies in shared memory from now on."""
         self.lm.module.zero_grad()  # a gradient would be shared as well, and be that of whoever wrote last
         share((*self.lm.module.parameters(), *self.sums, *self.rows.tensors))
-        return Shared(
+        return SharedState(
             module=self.lm.module,
             sums=self.sums,
             rows=self.rows,
@@ -111,7 +111,7 @@ class HogwildRun:
         with (
             interruption("stopping after this batch") as asked,
             self.run.progress(total, "training", completed=self.step) as progress,
-            Workers(shared, self.config.workers) as workers,
+            HogwildWorkers(shared, self.config.workers) as workers,
         ):
             shown = self.step
 

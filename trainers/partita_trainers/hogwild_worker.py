@@ -26,7 +26,7 @@ FIRST_SUM = 1e-6
 
 
 @dataclass
-class Counts:
+class SharedCounters:
     """What all workers count together; each access but those of the parent between epochs holds the lock."""
 
     step: Any = field(default_factory=lambda: CONTEXT.Value("q", 0))
@@ -58,7 +58,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedState:
     """What workers are given: tensors in shared memory, numbers and counters."""
 
     module: torch.nn.Module
@@ -70,7 +70,7 @@ class Shared:
     seed: int
     batch_size: int
     learning_rate: float
-    counts: Counts
+    counts: SharedCounters
 
     @property
     def steps_per_epoch(self) -> int:
@@ -82,7 +82,7 @@ class Shared:
         return torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(len(self.rows)))
 
 
-def work(shared: Shared, link: Connection) -> None:
+def work(shared: SharedState, link: Connection) -> None:
     """The life of a worker: an epoch for each number that comes, which says where it ends; None is the end.
 
     The CPU seconds that an epoch took go back, or the traceback of what was raised.
@@ -105,7 +105,7 @@ def work(shared: Shared, link: Connection) -> None:
         link.send(traceback.format_exc())
 
 
-def train_epoch(shared: Shared, *, until: int) -> None:
+def train_epoch(shared: SharedState, *, until: int) -> None:
     """Claim batches of one epoch until there is none before `until`. Raises FloatingPointError for a loss of nan."""
     per_epoch, size, counts = shared.steps_per_epoch, shared.batch_size, shared.counts
     order_N = shared.order((until - 1) // per_epoch)
@@ -118,7 +118,7 @@ def train_epoch(shared: Shared, *, until: int) -> None:
         counts.add(loss, len(batch))
 
 
-def learn(shared: Shared, batch: Bags) -> float:
+def learn(shared: SharedState, batch: Bags) -> float:
     """One change of the weights by the mean loss of some rows; the sum of their losses."""
     logits_NC = shared.module(batch.ids_K, batch.starts_N1[:-1])
     total = torch.nn.functional.cross_entropy(logits_NC, batch.labels_N, reduction="sum")

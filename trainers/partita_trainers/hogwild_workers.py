@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from partita_schema.errors import TrainingError
-from partita_trainers.hogwild_worker import CONTEXT, Shared, work
+from partita_trainers.hogwild_worker import CONTEXT, SharedState, work
 
 LOOK_SECONDS = 0.2
 """How often progress is looked at."""
@@ -24,10 +24,10 @@ SHARED_MEMORY = Path("/dev/shm")
 GO_ON = "train again with the same --run to go on from the last checkpoint"
 
 
-class Workers:
+class HogwildWorkers:
     """Processes that train until they are told that it is enough. None of them outlives this one."""
 
-    def __init__(self, shared: Shared, count: int) -> None:
+    def __init__(self, shared: SharedState, count: int) -> None:
         self.shared = shared
         self.links: list[Connection] = []
         self.processes: list[Any] = []

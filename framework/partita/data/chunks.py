@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.data.ledger import UsedRows
 from partita.data.reading.json_reader import json_row
-from partita.data.shaping.encoder import Encoder, Example
+from partita.data.shaping.row_tokenizer import Example, RowTokenizer
 from partita_schema.errors import RowError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class EncodedChunk:
 class ChunkEncoder:
     """Checks and encodes rows. Can be sent to other processes."""
 
-    def __init__(self, encoder: Encoder, *, most_tokens: int | None = None) -> None:
+    def __init__(self, encoder: RowTokenizer, *, most_tokens: int | None = None) -> None:
         """Rows with examples of more than `most_tokens` are bad, and those examples left out."""
         self.encoder = encoder
         self.most_tokens = most_tokens
@@ -87,7 +87,7 @@ class ChunkEncoder:
         """What a row must be."""
         from partita_schema.rows import row_schema
 
-        return row_schema(self.encoder.shaper.config, supervised=True)
+        return row_schema(self.encoder.formatter.config, supervised=True)
 
     @cached_property
     def unknown(self) -> int | None:
@@ -95,7 +95,7 @@ class ChunkEncoder:
 
         Byte-level tokenizers know all text: those that name an unknown token name their end token again.
         """
-        tokenizer = self.encoder.shaper.tokenizer
+        tokenizer = self.encoder.formatter.tokenizer
         token: int | None = getattr(tokenizer, "unk_token_id", None)
         return None if token == getattr(tokenizer, "eos_token_id", None) else token
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from partita.data.encoded import EncodedRows
 from partita.data.planning.plan import PlannedBatch
-from partita.data.shaping.encoder import IGNORED
+from partita.data.shaping.row_tokenizer import IGNORED
+from partita.data.tokenized import TokenizedDataset
 from partita_trainers.base import Batch
 
-Collate = Callable[[EncodedRows, PlannedBatch], Batch]
+Collate = Callable[[TokenizedDataset, PlannedBatch], Batch]
 """Makes the tensors of a planned batch."""
 
 
-def collate(encoded: EncodedRows, planned: PlannedBatch, *, pad_token_id: int) -> Batch:
+def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: int) -> Batch:
     """The rows as a batch. Without rows it has B = 0 and T = 0.
 
     No row's first token is learned: nothing stands before it, and in a line another row does. Positions are given, and
@@ -41,7 +41,7 @@ def collate(encoded: EncodedRows, planned: PlannedBatch, *, pad_token_id: int) -
     input_ids[cells_K] = ids_K
     labels = np.full(shape[0] * shape[1], IGNORED, dtype=np.int64)
     for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
-        for start, end in encoded.spans(row).tolist():
+        for start, end in encoded.loss_spans(row).tolist():
             labels[cell + start : cell + end] = input_ids[cell + start : cell + end]
     labels[cells_n] = IGNORED
     positions_BT = None

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from partita.data.collate import Collate, collate
-from partita.data.encoded import EncodedRows
 from partita.data.parts import load_part, source_digest
 from partita.data.planning.plan import PlannedBatch
+from partita.data.tokenized import TokenizedDataset
 from partita_schema.counted import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
@@ -23,7 +23,7 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int)
         return lambda encoded, planned: collate(encoded, planned, pad_token_id=pad_token_id)
     made = load_part(target, key="data.collate", folder=folder)()
 
-    def custom(encoded: EncodedRows, planned: PlannedBatch) -> Batch:
+    def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
         batch: Batch = made(encoded, planned, pad_token_id)
         check_batch(batch, wanted=tuple(encoded.keys.take(planned.rows)), lines=planned.lines, target=target)
         return batch

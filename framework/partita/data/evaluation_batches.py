@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from partita.data.collate import collate
-from partita.data.encoded import EncodedRows
 from partita.data.planning.plan import alone
+from partita.data.tokenized import TokenizedDataset
 from partita_trainers.base import Batch
 
 
@@ -14,7 +14,7 @@ class EvaluationBatches:
     """Every row exactly once, the longest first, so that what does not fit memory fails at once."""
 
     def __init__(
-        self, encoded: EncodedRows, *, batch_size: int, pad_token_id: int, places: np.ndarray | None = None
+        self, encoded: TokenizedDataset, *, batch_size: int, pad_token_id: int, places: np.ndarray | None = None
     ) -> None:
         """`places` are the rows that are wanted; None for all."""
         self._encoded = encoded

@@ -62,7 +62,7 @@ class UsedRows:
 
 
 @dataclass
-class Counts:
+class RowCounts:
     """Numbers of one split."""
 
     rows: int = 0
@@ -78,7 +78,7 @@ class Counts:
     reasons: Counter[str] = field(default_factory=Counter)
     """Rows left out by reason; a row with two reasons counts in both."""
 
-    def add(self, other: "Counts") -> None:
+    def add(self, other: "RowCounts") -> None:
         """Count what another has counted."""
         for name in NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -107,11 +107,11 @@ class Ledger:
         self._begun = False
         self._beside: TextIO | None = None
         self._first: dict[str, str] = {}
-        self.splits: dict[str, Counts] = {}
+        self.splits: dict[str, RowCounts] = {}
 
-    def split(self, name: str) -> Counts:
+    def split(self, name: str) -> RowCounts:
         """The counts of a split."""
-        return self.splits.setdefault(name, Counts())
+        return self.splits.setdefault(name, RowCounts())
 
     def use(self, used: UsedRows, *, split: str) -> None:
         """Count rows that are used."""
@@ -148,7 +148,7 @@ class Ledger:
 
     def adopt(self, folder: Path, *, split: str) -> None:
         """Count what another ledger has counted of a split and saved in `folder`, and quarantine its rows here too."""
-        counts = read_counts(folder).get(split, Counts())
+        counts = read_counts(folder).get(split, RowCounts())
         self.split(split).add(counts)
         for record in read_quarantine(folder / QUARANTINE):
             self._remember(record)
@@ -287,15 +287,15 @@ class Ledger:
             file.write(line + "\n")
 
 
-def numbers(saved: Mapping[str, int]) -> Counts:
+def numbers(saved: Mapping[str, int]) -> RowCounts:
     """Counts without reasons."""
-    counts = Counts()
+    counts = RowCounts()
     for name in NUMBERS:
         setattr(counts, name, int(saved[name]))
     return counts
 
 
-def unknown_share(counts: Counts) -> str:
+def unknown_share(counts: RowCounts) -> str:
     """The share of unknown tokens among the loss tokens, in words."""
     share = counts.unknown_tokens / counts.loss_tokens
     return (
@@ -304,7 +304,7 @@ def unknown_share(counts: Counts) -> str:
     )
 
 
-def read_counts(folder: Path) -> dict[str, Counts]:
+def read_counts(folder: Path) -> dict[str, RowCounts]:
     """The counts that a ledger has saved in a folder, by split. Raises DataError where they cannot be read."""
     path = folder / LEDGER
     try:

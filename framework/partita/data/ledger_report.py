@@ -6,11 +6,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from partita.data.dialogue.expand import expanded, for_scores
-from partita.data.encoded import encoded_chunks, note_chunk
-from partita.data.ledger import LEDGER, QUARANTINE, Counts, Ledger, read_counts, read_quarantine
+from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
 from partita.data.preview import preview_encoder
 from partita.data.reading.sources import open_rows
 from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
+from partita.data.tokenized import encoded_chunks, note_chunk
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 
@@ -19,7 +19,7 @@ from partita_schema.errors import DataError
 class LedgerReport:
     """Counts by split, and a row for each reason."""
 
-    splits: dict[str, Counts]
+    splits: dict[str, RowCounts]
     examples: dict[tuple[str, str], str]
     """Key of the first row left out, by split and reason."""
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from partita.data.collate import Collate, collate
-from partita.data.encoded import EncodedRows
 from partita.data.planning.cursor import Cursor, Resume, batching_parts, continued, short_parts
 from partita.data.planning.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
 from partita.data.planning.policies import build_policy
 from partita.data.statistics import Statistics
+from partita.data.tokenized import TokenizedDataset
 from partita_schema.batching import Batching
 from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import GlobalBatch
@@ -26,7 +26,7 @@ class Loader:
 
     def __init__(
         self,
-        encoded: EncodedRows,
+        encoded: TokenizedDataset,
         *,
         batching: Batching,
         batch_size: int,

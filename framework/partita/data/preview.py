@@ -10,9 +10,9 @@ from partita.data.dialogue.expand import expanded
 from partita.data.evaluation_batches import evenly
 from partita.data.rows import Rows
 from partita.data.run_data import open_run_data
-from partita.data.shaping.encoder import Encoder, Example, build_encoder
 from partita.data.shaping.labels import find_labels
 from partita.data.shaping.retrieval import build_retriever
+from partita.data.shaping.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.data.splits import has_answers
 from partita_schema.config import Config
 from partita_schema.model import ScratchModel
@@ -22,7 +22,7 @@ MEASURED_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Piece:
+class PreviewSpan:
     """A run of tokens as text."""
 
     text: str
@@ -34,7 +34,7 @@ class PreviewRow:
     """One row as the model sees it, or why it cannot be used."""
 
     key: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[PreviewSpan, ...] = ()
     tokens: int = 0
     learned_tokens: int = 0
     cut_tokens: int = 0
@@ -88,20 +88,20 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         num_rows=len(rows),
         left_out=sum(bool(row.reasons) for row in measured),
         limit=encoder.max_length,
-        chat=encoder.shaper.chat,
+        chat=encoder.formatter.chat,
         supervised=supervised,
         mode=encoder.expander.mode if encoder.expander is not None else "",
         streamed=data.streams is not None,
     )
 
 
-def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: bool) -> Encoder:
+def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: bool) -> RowTokenizer:
     """The encoder of a run as far as it is known without the model; `rows` are the first that the run reads."""
-    from partita.data.encoded import texts
+    from partita.data.tokenized import texts
     from partita.lm.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
-    return build_encoder(
+    return build_row_tokenizer(
         config,
         tokenizer=tokenizer,
         context_length=context_of(config, tokenizer),
@@ -119,7 +119,7 @@ def context_of(config: Config, tokenizer: Any) -> int | None:
     return known if known < 1_000_000_000 else None  # transformers writes 1e30 for "not known"
 
 
-def preview_rows(rows: Rows, encoder: Encoder, schema: Any, *, supervised: bool) -> list[PreviewRow]:
+def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: bool) -> list[PreviewRow]:
     """Rows as the model sees them, in their order."""
     from partita_schema.rows import check_rows
 
@@ -127,7 +127,7 @@ def preview_rows(rows: Rows, encoder: Encoder, schema: Any, *, supervised: bool)
     found = {place: PreviewRow(rows.key(place), reasons=reasons) for place, reasons in checked.bad.items()}
     places = list(checked.clean)
     clean, keys = list(checked.clean.values()), [rows.key(place) for place in places]
-    tokenizer = encoder.shaper.tokenizer
+    tokenizer = encoder.formatter.tokenizer
     if supervised:
         for place, key, example in zip(places, keys, encoder.encode_rows(clean, keys), strict=True):
             good = isinstance(example, Example)
@@ -135,7 +135,7 @@ def preview_rows(rows: Rows, encoder: Encoder, schema: Any, *, supervised: bool)
     else:
         for place, prompt in zip(places, encoder.encode_prompts(clean, keys), strict=True):
             reasons = (prompt.error,) if prompt.error else ()
-            piece = Piece(prompt.text, False)
+            piece = PreviewSpan(prompt.text, False)
             found[place] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
     return [found[place] for place in sorted(found)]
 
@@ -146,7 +146,7 @@ def learned_row(example: Any, tokenizer: Any) -> PreviewRow:
     for start, end in (*example.spans, (len(example.input_ids), len(example.input_ids))):
         for ids, learned in ((example.input_ids[done:start], False), (example.input_ids[start:end], True)):
             if ids:
-                pieces.append(Piece(tokenizer.decode(ids), learned))
+                pieces.append(PreviewSpan(tokenizer.decode(ids), learned))
         done = end
     learned_tokens = sum(end - max(start, 1) for start, end in example.spans)
     return PreviewRow(example.key, tuple(pieces), len(example.input_ids), learned_tokens, example.cut_tokens)

@@ -18,11 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
-from partita.data.encoded import IN_THIS_PROCESS, EncodedRows, encoded_chunks, note_chunk
 from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
-from partita.data.shaping.encoder import Encoder
+from partita.data.shaping.row_tokenizer import RowTokenizer
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
+from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk
 from partita.runs.files import WRITE_ERRORS, sync_folder
 from partita.runs.lock import not_inherited
 from partita_schema.data import LoaderOptions
@@ -76,15 +76,15 @@ class TokenCache:
     def encode(
         self,
         rows: Rows,
-        encoder: Encoder,
+        encoder: RowTokenizer,
         *,
         ledger: Ledger,
         split: str = "training",
         options: LoaderOptions = IN_THIS_PROCESS,
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
-    ) -> EncodedRows:
-        """The same as `EncodedRows.build`, from the disk where the same was made before.
+    ) -> TokenizedDataset:
+        """The same as `TokenizedDataset.build`, from the disk where the same was made before.
 
         Raises WriteError where tokens cannot be written, or another process that makes them gives no sign of life.
         """
@@ -125,7 +125,7 @@ class TokenCache:
 
     def _open_or_make(
         self, folder: Path, made_from: Mapping[str, str], make: Callable[[Path, Callable[[], None]], None]
-    ) -> tuple[EncodedRows, bool]:
+    ) -> tuple[TokenizedDataset, bool]:
         """The rows of a folder, and whether they were there before anything was made or waited for."""
         try:
             return read_tokens(folder, made_from=made_from), True
@@ -207,11 +207,11 @@ class TokenCache:
             time.sleep(LOOK_EVERY)
 
 
-def key_parts(rows: Rows, encoder: Encoder, *, split: str) -> dict[str, str]:
+def key_parts(rows: Rows, encoder: RowTokenizer, *, split: str) -> dict[str, str]:
     """All that decides the tokens of a split, the ledger's counts and the rows of its quarantine, by name."""
-    config = encoder.shaper.config
+    config = encoder.formatter.config
     sections = {"prompt", "input_features", "output_features", "defaults", "preprocessing"}
-    settings = config.model_dump_json(include=sections) + config.data.model_dump_json(include={"dialogue", "shaper"})
+    settings = config.model_dump_json(include=sections) + config.data.model_dump_json(include={"dialogue", "formatter"})
     bad = [f"{row.key} {row.number} {row.reason} {row.raw}" for row in rows.bad]
     packages = [f"{name} {version(name)}" for name in PACKAGES]
     return {
@@ -222,7 +222,7 @@ def key_parts(rows: Rows, encoder: Encoder, *, split: str) -> dict[str, str]:
         "settings": digest(settings, str(config.seed)),
         "packages": ", ".join(packages),
         "counted": ", ".join(NUMBERS),
-        "examples": getattr(encoder.shaper, "examples_from", ""),
+        "examples": getattr(encoder.formatter, "examples_from", ""),
         **{f"encoder's {name}": value for name, value in encoder.parts().items()},
     }
 

@@ -16,9 +16,9 @@ from zlib import crc32
 import numpy as np
 
 from partita.data.chunks import EncodedChunk
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import LEDGER, QUARANTINE
 from partita.data.rows import RowKeys
+from partita.data.tokenized import TokenizedDataset
 from partita_schema.sealed import DamagedError, sealed, unsealed
 
 FORMAT = 2
@@ -121,7 +121,7 @@ class TokenWriter:
         self._sums[name] = crc32(data, self._sums[name])
 
 
-def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> EncodedRows:
+def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDataset:
     """The rows that lie in a folder, memory mapped; every byte was compared with its sum.
 
     Raises FileNotFoundError without the folder, DamagedTokens where it is not whole or was made from something else.
@@ -134,13 +134,13 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> EncodedRows:
         check_file(folder / name, contents)
     arrays = {name: mapped(folder / name) for name in ARRAYS}
     parts = arrays["key_parts"] if len(arrays["key_parts"]) else None
-    return EncodedRows(
+    return TokenizedDataset(
         ids_L=arrays["ids"],
         starts_N1=arrays["starts"],
-        spans_S2=arrays["spans"].reshape(-1, 2),
+        loss_spans_S2=arrays["spans"].reshape(-1, 2),
         span_starts_N1=arrays["span_starts"],
         keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], parts=parts),
-        places_N=arrays["places"],
+        indices_N=arrays["places"],
         parts=contents["parts"],
     )
 

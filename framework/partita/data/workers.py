@@ -34,7 +34,7 @@ _work: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """What a chunk ended with in place of a result."""
 
     error: bytes | None
@@ -58,7 +58,7 @@ class InWorker(Exception):  # noqa: N818 -- it says where
     """Where a worker raised what this is the cause of."""
 
 
-class Workers(Generic[Given, Made]):
+class EncodingWorkers(Generic[Given, Made]):
     """Hands chunks to processes. Without any, a chunk is worked on when its result is asked for."""
 
     def __init__(self, work: Callable[[Given], Made], options: LoaderOptions) -> None:
@@ -102,21 +102,21 @@ class Workers(Generic[Given, Made]):
         while pending:
             yield pending.popleft()()
 
-    def _note(self, future: "Future[bytes | Failure]") -> None:
+    def _note(self, future: "Future[bytes | WorkerFailure]") -> None:
         """Some process gave something."""
         self._finished = time.monotonic()
 
-    def _result(self, future: "Future[bytes | Failure]") -> Made:
+    def _result(self, future: "Future[bytes | WorkerFailure]") -> Made:
         try:
             found = self._waited_for(future)
         except BrokenProcessPool as error:
             raise self._died(error) from error
-        if isinstance(found, Failure):
+        if isinstance(found, WorkerFailure):
             raise found.exception()
         made: Made = pickle.loads(found)
         return made
 
-    def _waited_for(self, future: "Future[bytes | Failure]") -> bytes | Failure:
+    def _waited_for(self, future: "Future[bytes | WorkerFailure]") -> bytes | WorkerFailure:
         """The result, as long as chunks are finished: this one may stand behind many others."""
         began = time.monotonic()
         while True:
@@ -192,13 +192,13 @@ def packed(chunk: Any) -> bytes:
         ) from error
 
 
-def run_work(chunk: bytes) -> bytes | Failure:
+def run_work(chunk: bytes) -> bytes | WorkerFailure:
     """The pickled result of a pickled chunk."""
     try:
         return pickle.dumps(_work(pickle.loads(chunk)), pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # whatever it is, the program must hear of it
         said = "".join(traceback.format_exception_only(error)).strip()
-        return Failure(sent(error), said, "".join(traceback.format_exception(error)).rstrip())
+        return WorkerFailure(sent(error), said, "".join(traceback.format_exception(error)).rstrip())
 
 
 def sent(error: BaseException) -> bytes | None:

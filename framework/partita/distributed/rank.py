@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from partita.distributed.board import Came, Closed, Left, Message, Moved, Opened, Said
+from partita.distributed.event_queue import (
+    Message,
+    ProgressClosed,
+    ProgressMoved,
+    ProgressOpened,
+    RankFinished,
+    RankLogged,
+    RankStarted,
+)
 from partita.distributed.init import available_cores, own_threads
 from partita.distributed.world import get_world
 from partita.logs import show_log
@@ -50,18 +58,18 @@ def run_rank(
     `threads` is OMP_NUM_THREADS where the command was started. Raises RankEndedError where the work was not done.
     """
     place = get_world()
-    tell(Came(place.rank, place.world_size, place.node, os.getpid()))
+    tell(RankStarted(place.rank, place.world_size, place.node, os.getpid()))
     take_own_devices(threads)
     say_to(tell, rank=place.rank, quiet=quiet)
     try:
         with stopped_by(is_stopping), shown_by(Displays(tell).show):
             result = work()
     except BaseException as error:
-        tell(Left(as_told(error)))
+        tell(RankFinished(as_told(error)))
         if isinstance(error, OtherRankError):
             time.sleep(LET_IT_END)
         raise RankEndedError(f"{type(error).__name__}: {error}") from None
-    tell(Left(None, result))
+    tell(RankFinished(None, result))
 
 
 def take_own_devices(threads: str) -> None:
@@ -90,7 +98,7 @@ def as_told(error: BaseException) -> BaseException:
 # What it says and shows
 
 
-class Teller(logging.Handler):
+class LogForwarder(logging.Handler):
     """Tells what is logged."""
 
     def __init__(self, tell: Tell) -> None:
@@ -99,14 +107,14 @@ class Teller(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell a record."""
-        self.tell(Said(record.name, record.levelno, self.format(record)))
+        self.tell(RankLogged(record.name, record.levelno, self.format(record)))
 
 
 def say_to(tell: Tell, *, rank: int, quiet: bool) -> None:
     """Tell what partita's packages log, of what `show_log` would show of it in this rank."""
     show_log(quiet=quiet, rank=rank)
     for name in ("partita", "partita_trainers", "partita_schema"):
-        logger, teller = logging.getLogger(name), Teller(tell)
+        logger, teller = logging.getLogger(name), LogForwarder(tell)
         teller.setFormatter(logger.handlers[0].formatter)
         logger.handlers = [teller]
     logging.getLogger("partita.file").setLevel(logging.ERROR)  # the process of the command has told it
@@ -124,12 +132,12 @@ class Displays:
         """A display, as `partita.runs.progress.show_progress` has them."""
         self.opened += 1
         display = Display(self.opened, self.tell)
-        self.tell(Opened(display.number, total, description, completed))
+        self.tell(ProgressOpened(display.number, total, description, completed))
         try:
             yield display
         finally:
             display.flush()
-            self.tell(Closed(display.number))
+            self.tell(ProgressClosed(display.number))
 
 
 class Display:
@@ -151,7 +159,7 @@ class Display:
     def flush(self) -> None:
         """Tell what was not told yet."""
         if self.amount:
-            self.tell(Moved(self.number, self.amount, self.shown))
+            self.tell(ProgressMoved(self.number, self.amount, self.shown))
             self.amount, self.told = 0, time.monotonic()
 
 

@@ -17,12 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from partita.distributed.board import Board, Message, Over, Posted
+from partita.distributed.event_queue import EventQueue, JobFinished, Message, Posted
 from partita.distributed.init import available_cores
 from partita.distributed.rank import run_rank
-from partita.inference.fleet.crew import Ended, Event, Failed, Lost, Replied, Told
-from partita.inference.fleet.messages import Errand
-from partita.inference.fleet.parcels import Parcel
+from partita.inference.fleet.messages import WorkerJob
+from partita.inference.fleet.work_items import WorkItem
+from partita.inference.fleet.worker_backend import (
+    Event,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReplied,
+    WorkerReported,
+)
 from partita_schema.backend import RayBackend
 from partita_schema.errors import ConfigError, DataError, JobError, PartitaError, Problem, TrainingError
 
@@ -58,8 +65,9 @@ SETTINGS = {
 """Variables that Ray reads when it is imported, unless somebody has set them."""
 
 
-class RayCrew:
-    """A `partita.inference.fleet.crew.Crew` of actors. They end with this object, or with the process."""
+class RayWorkerBackend:
+    """A `partita.inference.fleet.worker_backend.WorkerBackend` of actors. They end with this object, or with the
+    process."""
 
     def __init__(self, backend: RayBackend, *, device: str) -> None:
         """Connects to Ray, or starts one. `device` is the one that the file asks for.
@@ -78,7 +86,7 @@ class RayCrew:
         self.waiting: list[tuple[Any, int, str]] = []
         """What will come, of which worker, from which method."""
 
-    def hire(self) -> int:
+    def start(self) -> int:
         """A new actor, on a GPU of its own where there are any."""
         number = next(self.numbers)
         self.actors[number] = self.kind.options(
@@ -91,12 +99,12 @@ class RayCrew:
         """Call a method of the actor."""
         self.waiting.append((getattr(self.actors[worker], method).remote(*given, **named), worker, method))
 
-    def begin(self, worker: int, errand: Errand) -> None:
+    def start_job(self, worker: int, errand: WorkerJob) -> None:
         """Begin the stream of its results."""
         stream = self.actors[worker].answer.options(num_returns="streaming").remote(errand)
         self.waiting.append((stream, worker, "answer"))
 
-    def hand(self, worker: int, number: int, parcels: Sequence[Parcel]) -> None:
+    def submit(self, worker: int, number: int, parcels: Sequence[WorkItem]) -> None:
         """Rows, to the thread that takes them."""
         self.post(worker, "hand", number, list(parcels))
 
@@ -109,7 +117,7 @@ class RayCrew:
         call = getattr(self.actors[worker], method).options(concurrency_group=POST)
         self.waiting.append((call.remote(*given, **named), worker, method))
 
-    def dismiss(self, worker: int) -> None:
+    def stop(self, worker: int) -> None:
         """Kill the actor."""
         self.waiting = [entry for entry in self.waiting if entry[1] != worker]
         self.ray.kill(self.actors.pop(worker))
@@ -129,18 +137,18 @@ class RayCrew:
         event: Event | None
         try:
             if method == "answer":
-                yield Told(worker, self.ray.get(next(coming)))
+                yield WorkerReported(worker, self.ray.get(next(coming)))
                 return
             value = self.ray.get(coming)
-            event = Replied(worker, method, value) if method not in POSTED else None
+            event = WorkerReplied(worker, method, value) if method not in POSTED else None
         except StopIteration:
-            event = Ended(worker)
+            event = WorkerEnded(worker)
         except errors.RayTaskError as error:
             cause = error.cause
-            event = Failed(worker, cause if isinstance(cause, PartitaError) else error)
+            event = WorkerFailed(worker, cause if isinstance(cause, PartitaError) else error)
         except errors.RayError as error:  # the process, its machine, or what it had sent is gone
             # That its results have ended says it as well, and behind those that have come.
-            event = Lost(worker, " ".join(str(error).split())) if method not in POSTED else None
+            event = WorkerLost(worker, " ".join(str(error).split())) if method not in POSTED else None
         self.waiting.remove(entry)
         if event is not None:
             yield event
@@ -150,8 +158,9 @@ class RayCrew:
         return resources(self.ray)
 
 
-class RayRanks:
-    """`partita.distributed.follow.Ranks` that Ray Train's TorchTrainer starts; they end with the process."""
+class RayRankLauncher:
+    """`partita.distributed.rank_monitor.RankLauncher` that Ray Train's TorchTrainer starts; they end with the
+    process."""
 
     def __init__(
         self, backend: RayBackend, work: Callable[[], Any], *, device: str, threads: str, quiet: bool, storage: Path
@@ -168,7 +177,7 @@ class RayRanks:
         here = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self.ray.get_runtime_context().get_node_id(), soft=False
         )
-        self.board = self.ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        self.board = self.ray.remote(num_cpus=0, scheduling_strategy=here)(EventQueue).remote()
         self.known: dict[str, Any] = {}
         try:
             sent = self.ray.put(work)
@@ -204,15 +213,15 @@ class RayRanks:
 
     def fit(self) -> None:
         """Train, and tell that it is over; in a thread of its own."""
-        over = Over()
+        over = JobFinished()
         try:
             self.trainer.fit()
         except Exception as error:  # of Ray's own; what a rank raised was told by the rank
-            over = Over(" ".join(str(error).split()), type(error).__name__ == "WorkerGroupError")
+            over = JobFinished(" ".join(str(error).split()), type(error).__name__ == "WorkerGroupError")
         with suppress(Exception):  # where the process ends, Ray may be gone before
             self.ray.get(self.board.tell.remote("", over))
 
-    def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+    def poll(self, timeout_seconds: float) -> Sequence[Posted]:
         """What has been told. Raises JobError where Ray does not answer any more."""
         self.thread.join(timeout_seconds)
         try:
@@ -236,7 +245,7 @@ class RayRanks:
         if self.thread.is_alive():
             with suppress(self.ray.exceptions.RayError, TrainingError):
                 self.stop()
-                self.happened(0)
+                self.poll(0)
             for sender in [sender for sender, rank in self.known.items() if rank is not None]:
                 self.end(sender)
             self.thread.join(END_SECONDS)

@@ -18,12 +18,12 @@ import torch
 from partita.distributed.init import available_cores, own_threads
 from partita.distributed.world import World
 from partita.evaluation import batch_loss
-from partita.inference.fleet.messages import Errand, ModelFacts, ModelOrder, Offer, Remark, Whereabouts
-from partita.inference.fleet.parcels import Parcel
-from partita.inference.halving import BatchLimit
+from partita.inference.fleet.messages import LoadRequest, LogMessage, ModelFacts, Offer, WorkerJob, WorkerLocation
+from partita.inference.fleet.work_items import WorkItem
+from partita.inference.oom_backoff import BatchLimit
 from partita.inference.results import BatchResult
-from partita.inference.slots import SlotRun, Work
-from partita.inference.static import PlannedBatch
+from partita.inference.scheduler import RowRequests, Scheduler
+from partita.inference.static_batches import StaticBatch
 from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer
@@ -39,7 +39,7 @@ NO_OPTIONS = GenerationOptions({})
 """Where nothing is generated."""
 
 
-class Neighbours(SingleProcess):
+class SharedMachine(SingleProcess):
     """A team of one, among other processes of its machine with which it shares memory and cores."""
 
     def __init__(self, local_ranks: int) -> None:
@@ -47,7 +47,7 @@ class Neighbours(SingleProcess):
 
 
 @dataclass(frozen=True)
-class Answerer:
+class GenerationModel:
     """What answers, and how: all that batch sizes hang on."""
 
     config: Config
@@ -64,20 +64,20 @@ class Worker:
         """Loads nothing yet."""
         self.mail = Mail(0)
         self.changing = threading.Lock()
-        self.remarks: deque[Remark] = deque()
+        self.remarks: deque[LogMessage] = deque()
         listen(self.remarks)
         self.kept: BatchSizeTuner | None = None
 
-    def where(self) -> Whereabouts:
+    def where(self) -> WorkerLocation:
         """This process, and its machine."""
-        return Whereabouts(os.uname().nodename, os.getpid())
+        return WorkerLocation(os.uname().nodename, os.getpid())
 
-    def load(self, order: ModelOrder, *, local_rank: int, local_ranks: int) -> ModelFacts:
+    def load(self, order: LoadRequest, *, local_rank: int, local_ranks: int) -> ModelFacts:
         """Load the model, as one of so many workers on this machine. Raises what that raises."""
         place = World(local_rank, local_ranks, local_rank, local_ranks)
         threads = own_threads(place, cores=available_cores(), environment={"OMP_NUM_THREADS": order.threads})
         torch.set_num_threads(threads)
-        self.order, self.neighbours = order, Neighbours(local_ranks)
+        self.order, self.neighbours = order, SharedMachine(local_ranks)
         tokenizer = order.tokenizer
         if tokenizer is None:
             tokenizer = load_tokenizer(order.config, folder=order.folder, texts=tuple, saved=order.saved)
@@ -116,7 +116,7 @@ class Worker:
             self.lm.module.eval()
             return batch_loss(self.lm, batch, limit=capacity.limit)
 
-    def answer(self, errand: Errand) -> Iterator[BatchResult | Remark]:
+    def answer(self, errand: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Results of what is handed to this worker, as they come, until the end is told; with what there is to say."""
         sizing = self.sizing(errand.options, errand.max_new_tokens)
         size = errand.size or BatchSize(rows=errand.batch_size, origin="file", device=str(self.lm.device))
@@ -129,7 +129,7 @@ class Worker:
         sizing.after(BatchSizes(generation=size))
         yield from self.said()
 
-    def hand(self, number: int, parcels: Sequence[Parcel]) -> None:
+    def hand(self, number: int, parcels: Sequence[WorkItem]) -> None:
         """More to answer, of the errand with this number."""
         self.mail_of(number).put(parcels)
 
@@ -146,12 +146,12 @@ class Worker:
                 self.mail = Mail(number)
             return self.mail if number == self.mail.number else Mail(number)  # nobody waits for an errand that is over
 
-    def in_slots(self, errand: Errand, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
+    def in_slots(self, errand: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
         """Rows in slots, which stay open as long as there are any."""
         rows = HandedRows(mail, errand.rows)
-        work = Work(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=errand.prefix)
+        work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=errand.prefix)
         while mail.wait():
-            run = SlotRun(
+            run = Scheduler(
                 self.lm,
                 work,
                 errand.options,
@@ -163,24 +163,24 @@ class Worker:
                 stopping=lambda: mail.is_left_alone,
                 source=rows,
             )
-            for batch in run.answers():
+            for batch in run.completions():
                 rows.forget(result.row for result in batch.results)
                 yield batch
 
-    def in_batches(self, errand: Errand, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
+    def in_batches(self, errand: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
         """Sorted batches, one after the other."""
         while mail.wait():
             parcel = mail.next()
             prompts = dict(zip(parcel.rows, parcel.prompts, strict=True))
             keys = dict(zip(parcel.rows, parcel.keys, strict=True))
-            yield from PlannedBatch(
+            yield from StaticBatch(
                 self.lm,
                 partial(chosen, prompts),
                 errand.options,
                 rows=np.array(parcel.rows),
                 lengths=np.array([len(ids) for ids in parcel.prompts]),
                 new_tokens=np.array(parcel.new_tokens),
-                wanted=np.array(parcel.wanted),
+                wanted=np.array(parcel.max_new_tokens),
                 key=keys.__getitem__,
                 seed=errand.seed,
                 limit=limit,
@@ -188,12 +188,12 @@ class Worker:
 
     def sizing(self, options: GenerationOptions, max_new_tokens: int) -> BatchSizeTuner:
         """What finds sizes and guards memory for such answers; the same as long as they stay the same."""
-        wanted = Answerer(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
-        if self.kept is None or self.kept.assembly != wanted:
+        wanted = GenerationModel(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
+        if self.kept is None or self.kept.pipeline != wanted:
             self.kept = BatchSizeTuner(wanted, cache=Cache.of_user(), process_group=self.neighbours)
         return self.kept
 
-    def said(self) -> Iterator[Remark]:
+    def said(self) -> Iterator[LogMessage]:
         """What was logged since the last time."""
         while self.remarks:
             yield self.remarks.popleft()
@@ -205,13 +205,13 @@ class Mail:
     def __init__(self, number: int) -> None:
         """`number` is the errand's."""
         self.number = number
-        self.parcels: deque[Parcel] = deque()
+        self.parcels: deque[WorkItem] = deque()
         self.changed = threading.Condition()
         self.is_ended = False
         self.is_left_alone = False
         """Whether what was not begun is to be left."""
 
-    def put(self, parcels: Sequence[Parcel]) -> None:
+    def put(self, parcels: Sequence[WorkItem]) -> None:
         """Add what has come."""
         with self.changed:
             self.parcels += parcels
@@ -229,12 +229,12 @@ class Mail:
             self.changed.wait_for(lambda: self.parcels or self.is_ended)
             return bool(self.parcels) and not self.is_left_alone
 
-    def next(self) -> Parcel:
+    def next(self) -> WorkItem:
         """The first parcel; only after `wait`."""
         with self.changed:
             return self.parcels.popleft()
 
-    def take(self) -> list[Parcel]:
+    def take(self) -> list[WorkItem]:
         """All that is there, which may be nothing."""
         with self.changed:
             taken = list(self.parcels)
@@ -284,16 +284,16 @@ class HandedRows:
 class Listener(logging.Handler):
     """Keeps what is logged as a warning, for the process that people look at."""
 
-    def __init__(self, remarks: deque[Remark]) -> None:
+    def __init__(self, remarks: deque[LogMessage]) -> None:
         super().__init__(logging.WARNING)
         self.remarks = remarks
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""
-        self.remarks.append(Remark(record.levelno, record.getMessage()))
+        self.remarks.append(LogMessage(record.levelno, record.getMessage()))
 
 
-def listen(remarks: deque[Remark]) -> None:
+def listen(remarks: deque[LogMessage]) -> None:
     """Keep the warnings of partita's packages, and the libraries' chatter off the screen."""
     show_log(quiet=True)
     for name in ("partita", "partita_trainers", "partita_schema"):

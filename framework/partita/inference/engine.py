@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.endpoint.server import Server
-from partita.inference.fleet.fleet import Fleet
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.endpoint.server import EndpointClient
+from partita.inference.fleet.worker_pool import WorkerPool
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.prompts import Lengths, PromptSource, common_beginning
 from partita.inference.results import BatchResult
-from partita.inference.slots import SlotRun, Work
-from partita.inference.static import generate_in_batches, requests_in_batches, way_for
+from partita.inference.scheduler import RowRequests, Scheduler
+from partita.inference.static_batches import generate_in_batches, requests_in_batches, way_for
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita_schema.errors import ModelError
 from partita_trainers.interrupt import never
@@ -32,7 +32,7 @@ Engine = Literal["slots", "static", "server"]
 
 
 def room_for(
-    lm: "GenerativeModel | Server | Fleet", lengths: Lengths, *, max_new_tokens: int
+    lm: "GenerativeModel | EndpointClient | WorkerPool", lengths: Lengths, *, max_new_tokens: int
 ) -> tuple[Lengths, npt.NDArray[np.integer]]:
     """Tokens of each prompt, 0 for those that fill the context, and most new tokens of each row."""
     room = lm.context_length
@@ -43,10 +43,14 @@ def room_for(
 
 
 def choose_engine(
-    lm: "GenerativeModel | Server | Fleet", lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int
+    lm: "GenerativeModel | EndpointClient | WorkerPool",
+    lengths: Lengths,
+    *,
+    options: GenerationOptions,
+    max_new_tokens: int,
 ) -> Engine:
     """The engine for prompts of these lengths; the log says why it is not the slots."""
-    if isinstance(lm, Server):
+    if isinstance(lm, EndpointClient):
         return "server"
     kept, new_tokens = room_for(lm, lengths, max_new_tokens=max_new_tokens)
     reason = lm.why_no_slots(options, tokens=int((kept + new_tokens)[kept > 0].max(initial=0)))
@@ -66,7 +70,7 @@ def refuse_without_slots(options: GenerationOptions, reason: str) -> None:
 
 
 def generate_rows(
-    lm: "GenerativeModel | Server | Fleet",
+    lm: "GenerativeModel | EndpointClient | WorkerPool",
     prompts: PromptSource,
     *,
     engine: Engine,
@@ -91,7 +95,7 @@ def generate_rows(
     lengths, new_tokens = room_for(lm, prompts.lengths, max_new_tokens=max_new_tokens)
     limit = BatchLimit(batch_size) if limit is None else limit
     key = prompts.sampling_key if options.samples else unused_key
-    if engine == "static" and not isinstance(lm, Server | Fleet):
+    if engine == "static" and not isinstance(lm, EndpointClient | WorkerPool):
         yield from generate_in_batches(
             lm,
             prompts,
@@ -107,7 +111,7 @@ def generate_rows(
             process_group=process_group,
         )
         return
-    work = Work(
+    work = RowRequests(
         lengths,
         new_tokens,
         fetch=prompts.prompts,
@@ -115,11 +119,11 @@ def generate_rows(
         prefix=prompts.prefix,
         digests=None if options.samples else prompts.digests,
     )
-    if isinstance(lm, Server):
+    if isinstance(lm, EndpointClient):
         yield from lm.answers(work, options, concurrency=batch_size, seed=seed, left=~done)
         return
-    if isinstance(lm, Fleet):
-        yield from lm.answers(
+    if isinstance(lm, WorkerPool):
+        yield from lm.completions(
             work,
             options,
             engine=engine,
@@ -131,7 +135,7 @@ def generate_rows(
             stopping=stopping,
         )
         return
-    run = SlotRun(
+    run = Scheduler(
         lm,
         work,
         options,
@@ -143,7 +147,7 @@ def generate_rows(
         stopping=stopping,
         process_group=process_group,
     )
-    yield from run.answers()
+    yield from run.completions()
 
 
 def unused_key(row: int) -> bytes:
@@ -165,7 +169,7 @@ def generate_requests(
     if not requests or choose_engine(lm, lengths, options=options, max_new_tokens=most) == "static":
         return requests_in_batches(lm, requests, options=options, capacity=capacity, seed=seed)
     run = run_of_requests(lm, requests, options=options, capacity=capacity, seed=seed)
-    found = {result.row: result for batch in run.answers() for result in batch.results}
+    found = {result.row: result for batch in run.completions() for result in batch.results}
     return [answer_of(found[row].generated, found[row].error) for row in range(len(requests))]
 
 
@@ -176,10 +180,10 @@ def run_of_requests(
     options: GenerationOptions,
     capacity: Capacity,
     seed: int,
-) -> SlotRun:
+) -> Scheduler:
     """The slots that answer requests; what one raises is raised."""
     prompts = [list(request.input_ids) for request in requests]
-    work = Work(
+    work = RowRequests(
         lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
         new_tokens=np.array([request.max_new_tokens for request in requests]),
         fetch=lambda rows: [prompts[row] for row in rows],
@@ -187,7 +191,7 @@ def run_of_requests(
         prefix=common_beginning(prompts),
     )
     left = np.ones(len(prompts), dtype=np.bool_)
-    return SlotRun(
+    return Scheduler(
         lm,
         work,
         options,

@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 from partita.inference.decode import Decoder
 from partita.inference.engine import Engine, generate_rows
-from partita.inference.halving import BatchLimit
 from partita.inference.journal import Journal
+from partita.inference.oom_backoff import BatchLimit
 from partita.inference.predictions import Answer, PredictionStats, answer_of
 from partita.inference.prompts import PromptSource
-from partita.inference.record import Record, Status
+from partita.inference.record import PredictionRecord, Status
 from partita.inference.results import BatchResult, RowResult, unanswerable
 from partita.lm.base import GenerationOptions
 from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
-    from partita.inference.endpoint.server import Server
-    from partita.inference.fleet.fleet import Fleet
+    from partita.inference.endpoint.server import EndpointClient
+    from partita.inference.fleet.worker_pool import WorkerPool
     from partita.lm.base import GenerativeModel
 
 
@@ -116,7 +116,7 @@ class Tally:
 class Job:
     """Everything that decides the answers of a call."""
 
-    lm: "GenerativeModel | Server | Fleet"
+    lm: "GenerativeModel | EndpointClient | WorkerPool"
     prompts: PromptSource
     decoder: Decoder
     options: GenerationOptions
@@ -133,7 +133,7 @@ class Job:
     process_group: ProcessGroup = SINGLE_PROCESS
     """The processes that share the rows."""
 
-    def answers(
+    def completions(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
     ) -> Iterator[list[Answer]]:
         """Answers of the rows that are not `done` [rows]: first those known without the model, then batch by batch.
@@ -151,7 +151,7 @@ class Job:
             *((row, "error", reason) for row, reason in errors.items()),
         ]
         left = [
-            Record(key=self._key(row), row=row, status=status, error=reason, attempt=number(row))
+            PredictionRecord(key=self._key(row), row=row, status=status, error=reason, attempt=number(row))
             for row, status, reason in known
             if not done[row] and self.process_group.rank == 0
         ]
@@ -185,14 +185,14 @@ class Job:
         key: bytes = self.prompts.keys[row].tobytes()
         return key.hex()
 
-    def _record(self, result: RowResult, *, attempt: int, milliseconds: float) -> Record:
+    def _record(self, result: RowResult, *, attempt: int, milliseconds: float) -> PredictionRecord:
         generated, row = result.generated, result.row
         if generated is None:
             key = self._key(row)
-            return Record(
+            return PredictionRecord(
                 key=key, row=row, status="error", error=result.error, attempt=attempt, milliseconds=milliseconds
             )
-        return Record(
+        return PredictionRecord(
             key=self._key(row),
             row=row,
             status="ok",
@@ -205,7 +205,7 @@ class Job:
             milliseconds=milliseconds,
         )
 
-    def _answer(self, record: Record) -> Answer:
+    def _answer(self, record: PredictionRecord) -> Answer:
         """The record with the values that stand in it."""
         answer = answer_of(record, self.decoder)
         return Answer(replace(record, values=answer.decoded.values), answer.decoded)

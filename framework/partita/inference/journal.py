@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.reading import clipped
-from partita.inference.record import STATUSES, Record, Status, json_line, read_record
+from partita.inference.record import STATUSES, PredictionRecord, Status, json_line, read_record
 from partita.runs.files import open_private, why_not_written
 from partita_schema.errors import ResumeError, WriteError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
@@ -152,7 +152,7 @@ class Journal:
         """How often each row was tried, [rows]."""
         return self._attempts.copy()
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[PredictionRecord]) -> None:
         """Keep records, all of them or none. Raises WriteError, such as on a full disk; what was kept before stays."""
         lines = [sealed_line(json_line(vars(record))) for record in records]
         start = self._size
@@ -189,7 +189,7 @@ class Journal:
                     logger.warning("%s: %s damaged records; their rows count as not done", path, damaged)
             path.unlink()
 
-    def record(self, row: int) -> Record | None:
+    def record(self, row: int) -> PredictionRecord | None:
         """The last record of a row, None where there is none."""
         if self._offsets[row] == ABSENT:
             return None
@@ -310,7 +310,7 @@ def _lock(descriptor: int, path: Path) -> None:
         ) from None
 
 
-def _is_of(record: Record, keys: "npt.NDArray[np.uint8]") -> bool:
+def _is_of(record: PredictionRecord, keys: "npt.NDArray[np.uint8]") -> bool:
     """Whether a record is of the row that it names, as the data has it now."""
     return bool(bytes.fromhex(record.key) == keys[record.row].tobytes())
 

@@ -46,7 +46,7 @@ WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
-class Scores:
+class OutputScores:
     """Metrics by output; empty where no row was scored."""
 
     outputs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class Scorer:
         self._rows += 1
         self._all_right += all(right)
 
-    def scores(self) -> Scores:
+    def scores(self) -> OutputScores:
         """The scores of all rows so far."""
         if not self._rows:
-            return Scores()
+            return OutputScores()
         outputs = {name: sums.metrics(self._rows) | self._counts[name].metrics() for name, sums in self._sums.items()}
-        return Scores(outputs, {"exact_match": self._all_right / self._rows, "n": float(self._rows)})
+        return OutputScores(outputs, {"exact_match": self._all_right / self._rows, "n": float(self._rows)})
 
     def _add_output(self, name: str, truth: Any, answer: Answer, *, answered: bool) -> bool:
         decoded = answer.decoded
@@ -271,7 +271,7 @@ class _Words:
 
 
 def metric_names(config: Config) -> tuple[str, ...]:
-    """Names that `Scores.flat` may hold, those of single JSON fields aside, with `loss` before them."""
+    """Names that `OutputScores.flat` may hold, those of single JSON fields aside, with `loss` before them."""
     outputs = config.output_features
     named = [f"{output.name}.{metric}" for output in outputs for metric in (*METRICS[output.type], *SHARED_METRICS)]
     return ("loss", *named, "exact_match", "n")

@@ -18,9 +18,9 @@ from partita.data.rows import BadRow
 from partita.inference.all_rows import AllRows
 from partita.inference.decode import Decoder
 from partita.inference.engine import choose_engine
-from partita.inference.halving import BatchLimit, Capacity
 from partita.inference.job import Job, Tally
 from partita.inference.journals import JobJournal, open_journals
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.predictions import Answer, Predictions, PredictionStats
 from partita.inference.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
 from partita.inference.record import fingerprint_of
@@ -34,8 +34,8 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 if TYPE_CHECKING:
     from marshmallow import Schema
 
-    from partita.inference.endpoint.server import Server
-    from partita.inference.fleet.fleet import Fleet
+    from partita.inference.endpoint.server import EndpointClient
+    from partita.inference.fleet.worker_pool import WorkerPool
     from partita.lm.base import GenerativeModel
     from partita_trainers.base import Progress
 
@@ -57,7 +57,7 @@ class ShowProgress(Protocol):
 
 def predict_rows(
     *,
-    lm: "GenerativeModel | Server | Fleet",
+    lm: "GenerativeModel | EndpointClient | WorkerPool",
     rows: PromptRows,
     encoder: PromptEncoder,
     schema: "Schema",
@@ -166,7 +166,7 @@ def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> P
         _display(progress, "predicting", total=total, completed=resumed) as display,
     ):
         job = replace(job, stopping=stopping)
-        for answers in job.answers(done=done, attempts=journals.attempts, tally=tally):
+        for answers in job.completions(done=done, attempts=journals.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
             tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
             now = resumed + answered(len(answers)) + len(answers)
@@ -184,9 +184,9 @@ def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> P
     )
 
 
-def answer_rows(
+def generate_for_rows(
     *,
-    lm: "GenerativeModel | Server | Fleet",
+    lm: "GenerativeModel | EndpointClient | WorkerPool",
     rows: PromptRows,
     encoder: PromptEncoder,
     schema: "Schema",
@@ -221,7 +221,7 @@ def answer_rows(
     )
     tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
-        for answers in job.answers(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
+        for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
             now = answered(len(answers)) + len(answers)
             display.advance(now - shown, **tally.shown)
@@ -231,7 +231,7 @@ def answer_rows(
             display.advance(len(rows) - shown, **tally.shown)
 
 
-class _NoProgress:
+class _HiddenProgress:
     def advance(self, amount: int = 1, **shown: Any) -> None:
         """Shows nothing."""
 
@@ -239,7 +239,7 @@ class _NoProgress:
 def _display(
     progress: ShowProgress | None, description: str, *, total: int, completed: int = 0
 ) -> "AbstractContextManager[Progress]":
-    return nullcontext(_NoProgress()) if progress is None else progress(total, description, completed=completed)
+    return nullcontext(_HiddenProgress()) if progress is None else progress(total, description, completed=completed)
 
 
 def default_new_tokens(

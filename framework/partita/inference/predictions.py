@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from partita.inference.decode import Decoded, Decoder
 from partita.inference.journal import Journal
 from partita.inference.prompts import PromptRows
-from partita.inference.record import Record
+from partita.inference.record import PredictionRecord
 from partita.inference.tables import CHUNK_ROWS, ColumnType, arrow_tables, column_types, write_table
 from partita_schema.config import Config
 from partita_schema.counted import counted
@@ -32,7 +32,7 @@ OUTPUT_TYPES: dict[str, ColumnType] = {"text": "text", "category": "text", "numb
 class Answer:
     """One row's record, and the values in its answer."""
 
-    record: Record
+    record: PredictionRecord
     decoded: Decoded
 
     @property
@@ -51,7 +51,7 @@ class Answer:
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or None
 
 
-def answer_of(record: Record, decoder: Decoder) -> Answer:
+def answer_of(record: PredictionRecord, decoder: Decoder) -> Answer:
     """A record with its values."""
     if record.text is None:
         return Answer(record, decoder.without_answer(record.error or record.status))

@@ -15,7 +15,7 @@ KEY_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Record:
+class PredictionRecord:
     """What became of one row."""
 
     key: str
@@ -44,7 +44,7 @@ class Record:
     """Time for the row: its batch's, divided by the rows of the batch."""
 
 
-RECORD_FIELDS = tuple(field.name for field in fields(Record))
+RECORD_FIELDS = tuple(field.name for field in fields(PredictionRecord))
 
 
 def row_key(text: str, *, row: str, fingerprint: str) -> bytes:
@@ -70,7 +70,7 @@ def json_line(value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def read_record(line: bytes, *, rows: int) -> Record | None:
+def read_record(line: bytes, *, rows: int) -> PredictionRecord | None:
     """The record in a line, None where the line is damaged."""
     try:
         record = parse_record(unsealed_line(line))
@@ -80,6 +80,6 @@ def read_record(line: bytes, *, rows: int) -> Record | None:
     return record if whole else None
 
 
-def parse_record(raw: dict[str, Any]) -> Record:
+def parse_record(raw: dict[str, Any]) -> PredictionRecord:
     """The record in a JSON object; keys that a newer version adds are left aside."""
-    return Record(**{name: raw[name] for name in RECORD_FIELDS if name in raw})
+    return PredictionRecord(**{name: raw[name] for name in RECORD_FIELDS if name in raw})

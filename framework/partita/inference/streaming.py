@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partita.inference.engine import answer_of, choose_engine, run_of_requests
-from partita.inference.halving import Capacity
-from partita.inference.static import requests_in_batches
+from partita.inference.oom_backoff import Capacity
+from partita.inference.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.continuation import decode_continuation
 

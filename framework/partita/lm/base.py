@@ -123,7 +123,7 @@ class Generated:
     """stop: the model ended it or a stop text did; length: the limit was reached."""
     logprob: float | None = None
     """Natural logarithm of the probability of all its tokens, the one that ended it included; None if not asked."""
-    told_tokens: int | None = None
+    reported_num_tokens: int | None = None
     """Number of new tokens where a server tells only that, and `ids` is empty; None where those are known."""
     scores: Mapping[str, float] | None = None
     """The log probability of each label, where one was chosen by it."""
@@ -131,7 +131,7 @@ class Generated:
     @property
     def num_tokens(self) -> int:
         """Number of new tokens."""
-        return len(self.ids) if self.told_tokens is None else self.told_tokens
+        return len(self.ids) if self.reported_num_tokens is None else self.reported_num_tokens
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ TOO_SMALL = (
 )
 
 
-class Forced:
+class ForcedLogits:
     """A logits processor of transformers that chooses the tokens of given rows, whatever the model would choose."""
 
     def __init__(self, rows: list[list[int]]) -> None:
@@ -174,7 +174,7 @@ def logits_of(lm: "HuggingFaceModel", rows: list[list[int]]) -> torch.Tensor | N
         output_logits=True,
         return_dict_in_generate=True,
     )
-    forced = LogitsProcessorList([Forced([[*row[-STEPS:], row[-1]] for row in rows])])
+    forced = LogitsProcessorList([ForcedLogits([[*row[-STEPS:], row[-1]] for row in rows])])
     try:
         with lm.evaluating():
             lm.forget_rows()

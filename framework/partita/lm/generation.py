@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
-from partita.lm.choosing import NOT_NUMBERS, Chooser, Row, row_processors
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation_defaults import BEAMS, SAMPLING, effective_generation
+from partita.lm.sampler import NOT_NUMBERS, Row, Sampler, row_processors
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
 from partita_schema.prompt import Generation
@@ -129,7 +129,7 @@ class RowLimits:
 class RowChoices:
     """A logits processor of transformers that leaves each row one token: the one that it is given in slots."""
 
-    def __init__(self, chooser: Chooser, requests: Sequence[GenerationRequest], *, prompt_length: int) -> None:
+    def __init__(self, chooser: Sampler, requests: Sequence[GenerationRequest], *, prompt_length: int) -> None:
         """`prompt_length` counts the padding."""
         self.chooser = chooser
         self.seen = prompt_length
@@ -201,7 +201,7 @@ def generate_batch(
     options: GenerationOptions,
     *,
     inputs: dict[str, Any],
-    chooser: Chooser,
+    chooser: Sampler,
     tokenizer: "PreTrainedTokenizerFast",
 ) -> list[Generated]:
     """Answers to the requests whose padded prompts are `inputs`; the model is in evaluation mode.
@@ -241,7 +241,7 @@ def generate_batch(
 
 
 def score_processor(
-    options: GenerationOptions, requests: Sequence[GenerationRequest], *, chooser: Chooser, prompt_length: int
+    options: GenerationOptions, requests: Sequence[GenerationRequest], *, chooser: Sampler, prompt_length: int
 ) -> RowChoices | BeamScores:
     """What changes the scores of a batch: it chooses the token of a row, unless beams are compared."""
     if options.beams > 1:

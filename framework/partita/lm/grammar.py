@@ -18,7 +18,7 @@ from partita_schema.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from partita.lm.choosing import Row
+    from partita.lm.sampler import Row
 
 NO_TOKEN = "no token of this model can go on as decoder.constrain asks"
 NO_END = "decoder.constrain: the model has no token that ends an answer; write generation.stop_token_ids"

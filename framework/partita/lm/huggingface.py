@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from partita.lm.adalora import AdaloraBudget
 from partita.lm.adapter_inits import initial_adapter
 from partita.lm.adapters import add_adapter, check_type, read_adapter
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
-from partita.lm.choosing import Chooser, row_seed
 from partita.lm.exporting import export
 from partita.lm.fingerprint import digest, tensors_digest
+from partita.lm.freezing import freeze, recompute_activations, trained_parameters
 from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs, quiet_settings
 from partita.lm.grammar import Grammar
 from partita.lm.hub import find_sources, quiet_libraries
@@ -24,13 +25,13 @@ from partita.lm.identity import changed_tensors, identity
 from partita.lm.loading import context_length, find_device, load_base
 from partita.lm.lora_linear import fuse_lora
 from partita.lm.loss import AnswerPositions, answer_loss, padding_mask
-from partita.lm.memory_formula import forward_bytes, generation_bytes, training_bytes
-from partita.lm.noise import EmbeddingNoise
+from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
+from partita.lm.neftune import EmbeddingNoise
+from partita.lm.onednn_linear import use_onednn
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
-from partita.lm.products import widen_products
 from partita.lm.quantization import choose_kernels
 from partita.lm.randomness import seeded
-from partita.lm.rank_budget import RankBudget
+from partita.lm.sampler import Sampler, row_seed
 from partita.lm.saving import (
     INITIAL,
     check_initial,
@@ -41,7 +42,6 @@ from partita.lm.saving import (
 from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, unsupported
 from partita.lm.slots import Slots, SlotWay
-from partita.lm.trained import freeze, recompute_activations, trained_parameters
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
 from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
@@ -167,12 +167,12 @@ class HuggingFaceModel:
             self.virtual_tokens = int(settings.num_virtual_tokens)
             self.embedded = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
-        self.wide = widen_products(module) > 0
+        self.wide = use_onednn(module) > 0
         self.positions = AnswerPositions(self.base.get_output_embeddings())
         noise_alpha = config.model_parameters.neftune_noise_alpha
         self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None
         trains_ranks = isinstance(config.adapter, AdaloraAdapter) and bool(trained_parameters(module))
-        self.budget = RankBudget(self.adapted, config.adapter) if trains_ranks else None  # type: ignore[arg-type]
+        self.budget = AdaloraBudget(self.adapted, config.adapter) if trains_ranks else None  # type: ignore[arg-type]
         self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
         self._identity: str | None = None
         self._fingerprint: str | None = None
@@ -310,7 +310,7 @@ class HuggingFaceModel:
             stack.enter_context(seeded(row_seed(seed, requests[0].key) % 2**63, device=self.device))
             stack.enter_context(self.evaluating())
             ends = {*end_token_ids(self.base, tokenizer=self.tokenizer), *options.stop_token_ids}
-            chooser = Chooser(options, ends=tuple(ends), seed=seed, device=self.device)
+            chooser = Sampler(options, ends=tuple(ends), seed=seed, device=self.device)
             for group in groups:
                 self.forget_rows()
                 chosen = [requests[index] for index in group]

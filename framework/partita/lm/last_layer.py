@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.lm.slot_pool import SlotLayer, SlotPool
+from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 
 
-class Written(Exception):  # noqa: N818 - it is no error
+class WrittenKeys(Exception):  # noqa: N818 - it is no error
     """The layer has written its keys and values."""
 
 
@@ -31,7 +31,7 @@ class StoppingLayer(SlotLayer):
         """Write, and raise Written or give what the new tokens see."""
         found = super().update(key_states, value_states, *args, **kwargs)
         if self.stops:
-            raise Written
+            raise WrittenKeys
         return found
 
 
@@ -42,11 +42,11 @@ class LastTokens:
         """`layer` is the last of `number` layers."""
         self.layer, self.number = layer, number
         self.signature = inspect.signature(layer.forward)
-        self.pool: SlotPool | None = None
+        self.pool: SlotKVCache | None = None
         self.ends_N = self.positions_N1 = self.mask_N11W = torch.zeros(0)
         self.handle = layer.register_forward_pre_hook(self.narrow, with_kwargs=True)
 
-    def aim(self, pool: SlotPool, ends_N: torch.Tensor, positions_N1: torch.Tensor, mask_N11W: torch.Tensor) -> None:
+    def aim(self, pool: SlotKVCache, ends_N: torch.Tensor, positions_N1: torch.Tensor, mask_N11W: torch.Tensor) -> None:
         """Switch it on for a pass whose last tokens are these of the L, stand there in their slots, and see W."""
         self.pool, self.ends_N, self.positions_N1, self.mask_N11W = pool, ends_N, positions_N1, mask_N11W
 
@@ -80,7 +80,7 @@ class LastTokens:
         last.stops = True
         try:
             self.layer.forward(*given.args, **given.kwargs)
-        except Written:
+        except WrittenKeys:
             return
         finally:
             last.stops = False

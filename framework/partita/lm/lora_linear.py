@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.products import WideLinear
+from partita.lm.onednn_linear import OneDnnLinear
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -106,7 +106,9 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
     if drops or name in layer.lora_variant or layer.lora_bias[name]:
         return None
     base, parts = layer.base_layer, (layer.base_layer, layer.lora_A[name], layer.lora_B[name])
-    if any(type(part) not in (nn.Linear, WideLinear) or any(getattr(part, hooks) for hooks in HOOKS) for part in parts):
+    if any(
+        type(part) not in (nn.Linear, OneDnnLinear) or any(getattr(part, hooks) for hooks in HOOKS) for part in parts
+    ):
         return None
     tensors = [base.weight, *(part.weight for part in parts[1:])]
     frozen = not base.weight.requires_grad and (base.bias is None or not base.bias.requires_grad)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.lm.products import wide_products, widen_products
+from partita.lm.onednn_linear import use_onednn, using_onednn
 from partita_trainers.batch_size.clock import now
 
 logger = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ def faster_dtype(device: torch.device) -> torch.dtype:
 def product_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
     """Seconds of a product of 64 rows with a layer of 1024 x 1024; the median of a few."""
     layer = nn.Linear(1024, 1024, bias=False, dtype=dtype, device=device)
-    widen_products(layer)
+    use_onednn(layer)
     rows = torch.ones(64, 1024, dtype=dtype, device=device)
     seconds = []
-    with torch.no_grad(), wide_products():
+    with torch.no_grad(), using_onednn():
         for _ in range(7):
             started = now(device)
             layer(rows)

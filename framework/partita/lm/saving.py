@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from partita.lm.trained import trained_parameters
+from partita.lm.freezing import trained_parameters
 from partita_schema.errors import ResumeError
 from partita_trainers.sharding import shard_like
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, SlotRequest
-from partita.lm.choosing import NOT_NUMBERS
 from partita.lm.generation import end_token_ids
+from partita.lm.sampler import NOT_NUMBERS
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import ModelError
 

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from partita.lm.slot_pool import Place
+from partita.lm.slot_kv_cache import CacheLayout
 
 NAME = "partita_slots"
 CHUNKS, SMALLEST_CHUNK = 4, 16
@@ -36,7 +36,7 @@ def attends(base: Any) -> bool:
 
 
 @contextmanager
-def attending(base: Any, place: Place) -> Iterator[None]:
+def attending(base: Any, place: CacheLayout) -> Iterator[None]:
     """Inside, the model attends to slots in this way where it can."""
     before = base.config._attn_implementation
     if not attends(base):
@@ -62,7 +62,7 @@ def slot_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Keeps the contract of the library's attention functions."""
-    place: Place | None = getattr(current, "place", None)
+    place: CacheLayout | None = getattr(current, "place", None)
     if place is None or attention_mask is None or kwargs.get("position_bias") is not None:
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -73,7 +73,7 @@ def slot_attention(
     rows, heads, _, size = key.shape
     factor = size**-0.5 if scaling is None else scaling
     query_NHGD = (query * factor).reshape(rows, heads, -1, size)
-    common = Common(query_NHGD, *beginning(place, key, value)) if place.prefix else None
+    common = SharedPrefix(query_NHGD, *beginning(place, key, value)) if place.prefix else None
     parts = []
     for start, end, width in place.chunks:
         chunk, own = slice(start, end), slice(place.prefix, width)
@@ -88,7 +88,7 @@ def slot_attention(
 
 
 def read(
-    place: Place,
+    place: CacheLayout,
     query_NHLD: torch.Tensor,
     key_NHWD: torch.Tensor,
     value_NHWD: torch.Tensor,
@@ -96,7 +96,7 @@ def read(
     scaling: float | None,
 ) -> torch.Tensor:
     """What tokens of prompts see [N, L, H, D]; the common beginning is put before a few rows at a time."""
-    apart = place.lean and place.prefix > 0
+    apart = place.prefix_in_first_slot and place.prefix > 0
     rows = max(1, place.copied_tokens // key_NHWD.shape[2]) if apart else len(query_NHLD)
     parts = []
     for start in range(0, len(query_NHLD), rows):
@@ -119,14 +119,16 @@ def read(
     return found_NHLD.transpose(1, 2).contiguous()
 
 
-def beginning(place: Place, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def beginning(
+    place: CacheLayout, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values that all rows begin with [H, P, D]: of the layer that was written last, or the first row's."""
-    if place.lean and place.layer is not None:
+    if place.prefix_in_first_slot and place.layer is not None:
         key_NHWD, value_NHWD = place.layer.keys, place.layer.values
     return key_NHWD[0, :, : place.prefix], value_NHWD[0, :, : place.prefix]
 
 
-class Common:
+class SharedPrefix:
     """What all rows see of the P tokens that they begin with, in two products of matrices for each head."""
 
     def __init__(self, query_NHGD: torch.Tensor, key_HPD: torch.Tensor, value_HPD: torch.Tensor) -> None:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.choosing import Chooser, Row
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation import end_token_ids, finish, first_stop
-from partita.lm.kept_rows import KeptRows
 from partita.lm.last_layer import LastTokens, last_layer
-from partita.lm.products import rounded, wide_products
+from partita.lm.onednn_linear import rounded, using_onednn
+from partita.lm.prefix_cache import PrefixCache
+from partita.lm.sampler import Row, Sampler
 from partita.lm.slot_attention import attending, chunks
-from partita.lm.slot_pool import SlotPool
+from partita.lm.slot_kv_cache import SlotKVCache
 
 if TYPE_CHECKING:
     from partita.lm.huggingface import HuggingFaceModel
@@ -47,9 +47,9 @@ FEW_ROWS = 8
 class SlotWay(NamedTuple):
     """How rows can be answered in slots by a model."""
 
-    narrows: bool = False
+    narrows_reads: bool = False
     """Whether only last tokens go through the last layer while prompts are read."""
-    lean: bool = False
+    shares_prefix: bool = False
     """Whether what all prompts begin with stands in the first slot alone."""
     reason: str | None = None
     """Why they cannot."""
@@ -84,13 +84,13 @@ class Slots:
         self.wide = lm.wide and not (exact or options.logprobs or options.samples)
         self.careful = not (options.logprobs or options.samples)
         """Whether rows that stay are read again where a token hangs on last digits."""
-        self.chooser = Chooser(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
+        self.chooser = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
-        found = last_layer(lm.base) if way.narrows else None
+        found = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
-        self.pool = SlotPool(slots=slots, tokens=tokens)
-        self.pool.place.lean = way.lean
-        self.kept = KeptRows(self.pool)
+        self.pool = SlotKVCache(slots=slots, tokens=tokens)
+        self.pool.place.prefix_in_first_slot = way.shares_prefix
+        self.kept = PrefixCache(self.pool)
         self.rows: list[Row] = []
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
         self.shortest_pass = self.largest_pass = shortest_pass
@@ -103,8 +103,8 @@ class Slots:
         try:
             with self.sums_of_the_library():
                 self.forward([prefix], first=0, start=0)
-            if not self.pool.place.lean:
-                self.pool.spread(len(prefix))
+            if not self.pool.place.prefix_in_first_slot:
+                self.pool.broadcast_prefix(len(prefix))
         except BaseException:
             self.close()
             raise
@@ -175,19 +175,19 @@ class Slots:
         doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
         tokens_N, doubtful = self.chooser.choose(logits_NV, rows, doubts=doubts)
         for place in doubtful:
-            logits_1V = self.read_again(rows[place], slot=first + place)
+            logits_1V = self.recompute(rows[place], slot=first + place)
             tokens_N[place] = self.chooser.choose(logits_1V, [rows[place]])[0][0]
         if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False
             if self.wide:
                 for slot, row in enumerate([*self.rows[:first], *rows]):
-                    self.read_again(row, slot=slot)
+                    self.recompute(row, slot=slot)
                 self.kept.rows.clear()
             self.wide = False
         return tokens_N
 
-    def read_again(self, row: Row, *, slot: int) -> torch.Tensor:
+    def recompute(self, row: Row, *, slot: int) -> torch.Tensor:
         """Read a row, its answer so far included, with the library's sums; logits of what comes next [1, V].
 
         No more tokens at once than were read at once before, so that it fits in memory as well; of rows that stay
@@ -274,7 +274,7 @@ class Slots:
         """A forward pass over the pool; logits."""
         self.tokens_read += ids_NL.numel()
         try:
-            with attending(self.lm.base, self.pool.place), wide_products(self.wide):
+            with attending(self.lm.base, self.pool.place), using_onednn(self.wide):
                 logits: torch.Tensor = self.lm.base(
                     input_ids=ids_NL,
                     position_ids=positions_NL,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerationRequest, SlotRequest
-from partita.lm.choosing import Chooser, Row
 from partita.lm.generation import generation_settings, may_run_past_context, prompt_inputs, score_processor
+from partita.lm.sampler import Row, Sampler
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
 
@@ -36,7 +36,7 @@ FULLER = 1.02
 """How many times more tokens a pass of shorter prompts reads for it to count."""
 
 
-class Clock:
+class ForwardClock:
     """A stopping criterion of transformers that stops nothing: it notes the time after every token."""
 
     def __init__(self, device: torch.device) -> None:
@@ -77,7 +77,7 @@ def generate_worst_case(
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
     inputs = prompt_inputs(lm, requests, beams=options.beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
-    clock = Clock(lm.device)
+    clock = ForwardClock(lm.device)
     cache = run(lm, inputs, options, new_tokens=1 if short else new_tokens, clock=clock)
     seconds = clock.seconds
     if not short:
@@ -85,11 +85,11 @@ def generate_worst_case(
     length = prompt_tokens + new_tokens - STEPS
     if not lengthen(cache, length - 1):
         del cache
-        clock = Clock(lm.device)
+        clock = ForwardClock(lm.device)
         run(lm, inputs, options, new_tokens=new_tokens, clock=clock)
         return Timing(prefill_seconds=clock.seconds[0], decode_seconds=median(clock.seconds[1:]))
     prefill = seconds[0]
-    clock = Clock(lm.device)
+    clock = ForwardClock(lm.device)
     run(lm, longer(inputs, length), options, new_tokens=STEPS, clock=clock, cache=cache)
     return Timing(prefill_seconds=prefill, decode_seconds=median(clock.seconds[1:]))
 
@@ -114,16 +114,16 @@ def time_decode_step(
     way = lm.batch_way(options, tokens=length + TIMED_STEPS)
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, way=way)
     inputs = prompt_inputs(lm, start, beams=options.beams)
-    clock = Clock(lm.device)
+    clock = ForwardClock(lm.device)
     if can_skip(lm, options):
         cache = run(lm, inputs, options, new_tokens=1, clock=clock)
         if lengthen(cache, max(3, length - 1)):
-            clock = Clock(lm.device)
+            clock = ForwardClock(lm.device)
             run(lm, longer(inputs, max(4, length)), options, new_tokens=TIMED_STEPS, clock=clock, cache=cache)
             return min(clock.seconds[1:])
         del cache
     requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS, way=way)
-    clock = Clock(lm.device)
+    clock = ForwardClock(lm.device)
     run(lm, prompt_inputs(lm, requests, beams=options.beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return min(clock.seconds[1:])
 
@@ -188,7 +188,7 @@ class WorstSlots:
         """Put something into every place that a slot has; so many tokens are the same in all of them."""
         place = self.slots.pool.place
         place.prefix = shared
-        start = shared if place.lean else 0
+        start = shared if place.prefix_in_first_slot else 0
         if not self.slots.pool.layers:
             self.slots.forward([[int(self.ids_B[0])]], first=0, start=0)
         for held in self.slots.pool.held:
@@ -262,7 +262,7 @@ def run(
     options: GenerationOptions,
     *,
     new_tokens: int,
-    clock: Clock,
+    clock: ForwardClock,
     cache: Any = None,
 ) -> Any:
     """Generate exactly `new_tokens`, whatever the model would like; the cache comes back."""
@@ -270,7 +270,7 @@ def run(
 
     ids_BS = inputs["input_ids"]
     requests = [GenerationRequest(ids, new_tokens) for ids in ids_BS.tolist()]
-    chooser = Chooser(options, ends=(), seed=0, device=lm.device)
+    chooser = Sampler(options, ends=(), seed=0, device=lm.device)
     processor = score_processor(options, requests, chooser=chooser, prompt_length=ids_BS.shape[1])
     settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
     settings.return_dict_in_generate = True

@@ -14,14 +14,14 @@ WIDE_BAR, NARROW_BAR = 16, 8
 LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s", "turns_per_second": "turns/s"}
 
 
-class Quiet:
+class NoProgress:
     """Shows nothing."""
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
         """Move on."""
 
 
-class Lines:
+class PlainProgress:
     """Prints a line every ten seconds, and one at the end."""
 
     def __init__(self, total: int, description: str, *, completed: int, stream: TextIO) -> None:
@@ -47,7 +47,7 @@ class Lines:
         print("  ".join(parts), file=self.stream, flush=True)
 
 
-class Bar:
+class ProgressBar:
     """A bar of rich's with the time left and what else is shown."""
 
     def __init__(self, bar: Any, task: Any) -> None:
@@ -80,15 +80,15 @@ def show_progress(
     """A progress display on standard error, so that output can be piped."""
     stream = stream or sys.stderr
     if quiet:
-        yield Quiet()
+        yield NoProgress()
     elif ELSEWHERE:
         with ELSEWHERE[-1](total, description, completed=completed) as display:
             yield display
     elif stream.isatty():
         with rich_bar(stream) as bar:
-            yield Bar(bar, bar.add_task(description, total=total, completed=completed, shown=()))
+            yield ProgressBar(bar, bar.add_task(description, total=total, completed=completed, shown=()))
     else:
-        lines = Lines(total, description, completed=completed, stream=stream)
+        lines = PlainProgress(total, description, completed=completed, stream=stream)
         try:
             yield lines
         finally:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from partita.assembly import Assembly
 from partita.data.rows import Rows
 from partita.inference.predict import ShowProgress
+from partita.pipeline import Pipeline
 from partita.report.transcript_page import page
 from partita.runs.files import write_atomically, writing
 from partita.simulation.dialogue import AGENT, Dialogue
@@ -67,7 +67,7 @@ class Stage:
 
 
 def simulate(
-    assembly: Assembly,
+    pipeline: Pipeline,
     *,
     folder: Path,
     sizing: BatchSizeTuner,
@@ -87,8 +87,8 @@ def simulate(
     `process_group` call it together and come to the same; each has the dialogues that it claims. Raises SimulationError
     where too many fail.
     """
-    section = section_of(assembly.config)
-    models = {AGENT: SeatModel(assembly, sizing, model), **(others or {})}
+    section = section_of(pipeline.config)
+    models = {AGENT: SeatModel(pipeline, sizing, model), **(others or {})}
     for name, seat in other_seats(section).items():
         if isinstance(seat, ModelSeat) and seat.is_own:
             models[name] = models[AGENT]
@@ -96,7 +96,7 @@ def simulate(
     had: dict[str, list[Dialogue]] = {}
     with ExitStack() as held:
         with synchronized_errors(process_group, "opening the tasks and the world"):
-            stage = set_stage(assembly, models, seed=seed, rows=rows, held=held)
+            stage = set_stage(pipeline, models, seed=seed, rows=rows, held=held)
         sizes = find_sizes(models, section, dialogues=len(stage.tasks) * section.repeats, rows=batch_size)
         for history in section.history:
             dialogues = stage.dialogues(shows_gold=history == "gold")
@@ -126,18 +126,18 @@ def simulate(
 
 
 def set_stage(
-    assembly: Assembly, models: Mapping[str, SeatModel], *, seed: int, rows: Rows | None, held: ExitStack
+    pipeline: Pipeline, models: Mapping[str, SeatModel], *, seed: int, rows: Rows | None, held: ExitStack
 ) -> Stage:
     """Open what the file names; it is `held` until it is needed no more. Raises ConfigError and DataError."""
-    section = section_of(assembly.config)
-    tasks, about = open_tasks(assembly.config, section, folder=assembly.folder, rows=rows)
+    section = section_of(pipeline.config)
+    tasks, about = open_tasks(pipeline.config, section, folder=pipeline.folder, rows=rows)
     check_columns(section, [(task.key, task.values) for task in tasks])
-    world, parts = build_world(section, folder=assembly.folder, held=held)
-    programs, about_programs = build_programs(section, folder=assembly.folder)
-    rollout, transcripts, about_rollout = find_keepers(section, folder=assembly.folder)
+    world, parts = build_world(section, folder=pipeline.folder, held=held)
+    programs, about_programs = build_programs(section, folder=pipeline.folder)
+    rollout, transcripts, about_rollout = find_keepers(section, folder=pipeline.folder)
     own = models[AGENT]
     others = {f"seat {name}": other.identity for name, other in models.items() if other is not own}
-    settings = settings_of(assembly.config, section, seed=seed)
+    settings = settings_of(pipeline.config, section, seed=seed)
     decided_by = {"model": own.fingerprint, "tasks": about}
     decided_by |= parts | about_programs | about_rollout | others | settings
     cast = Cast(section, models, programs, seed=seed, rollout=rollout)

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from partita.assembly import Assembly
 from partita.data.parts import source_digest
 from partita.data.rows import digest
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.lm.continuation import decode_continuation
+from partita.pipeline import Pipeline
 from partita.simulation.conversation import Conversation
 from partita.simulation.dialogue import AGENT
 from partita.simulation.outside import made
@@ -47,7 +47,7 @@ ROOM = 2048
 class SeatModel:
     """A model that speaks for a seat."""
 
-    assembly: Assembly
+    pipeline: Pipeline
     sizing: BatchSizeTuner
     fingerprint: str
     """A hash of all its weights."""
@@ -55,7 +55,7 @@ class SeatModel:
     @property
     def identity(self) -> str:
         """A hash of all that decides its answers."""
-        config = self.assembly.config
+        config = self.pipeline.config
         sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
         return digest(self.fingerprint, repr(sections), repr(config.data.dialogue.model_dump(mode="json")))
 
@@ -172,7 +172,7 @@ class Cast:
         """
         self.section, self.models, self.programs, self.seed = section, models, programs, seed
         self.rollout = rollout
-        self.rooms = {seat: room_of(model.assembly, section, seat=seat) for seat, model in models.items()}
+        self.rooms = {seat: room_of(model.pipeline, section, seat=seat) for seat, model in models.items()}
 
     def begin(
         self, world: World, sizes: Mapping[str, BatchSize], *, capacity: Capacity, stopping: Callable[[], bool]
@@ -186,44 +186,44 @@ class Cast:
 
     def voice(self, seat: str, capacity: Capacity) -> Voice:
         """The model that speaks for a seat."""
-        assembly, room = self.models[seat].assembly, self.rooms[seat]
+        pipeline, room = self.models[seat].pipeline, self.rooms[seat]
         other = other_seats(self.section).get(seat)
         told = other.prompt if isinstance(other, ModelSeat) else None  # what the agent is told stands in the dialogue
-        most_tokens = room - assembly.max_new_tokens
+        most_tokens = room - pipeline.max_new_tokens
         return Voice(
-            assembly.lm,
-            turn_encoder(assembly, self.section, seat=seat, prompt=told, most_tokens=most_tokens),
-            options=assembly.generation,
+            pipeline.lm,
+            turn_encoder(pipeline, self.section, seat=seat, prompt=told, most_tokens=most_tokens),
+            options=pipeline.generation,
             capacity=capacity,
             room=room,
-            max_new_tokens=assembly.max_new_tokens,
+            max_new_tokens=pipeline.max_new_tokens,
             seed=self.seed,
         )
 
 
-def room_of(assembly: Assembly, section: Simulation, *, seat: str) -> int:
+def room_of(pipeline: Pipeline, section: Simulation, *, seat: str) -> int:
     """Tokens of a prompt and its answer. Raises ConfigError where an answer alone has more."""
-    limits = [limit for limit in (assembly.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
+    limits = [limit for limit in (pipeline.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
     room = min(limits, default=ROOM)
-    if room <= assembly.max_new_tokens:
+    if room <= pipeline.max_new_tokens:
         whose = "" if seat == AGENT else f" of seat {seat}"
-        message = f"{room} tokens leave no room for a prompt{whose} beside an answer of {assembly.max_new_tokens}; "
+        message = f"{room} tokens leave no room for a prompt{whose} beside an answer of {pipeline.max_new_tokens}; "
         message += "write a smaller generation.max_new_tokens"
         raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
     return room
 
 
 def turn_encoder(
-    assembly: Assembly, section: Simulation, *, seat: str, prompt: str | None, most_tokens: int
+    pipeline: Pipeline, section: Simulation, *, seat: str, prompt: str | None, most_tokens: int
 ) -> TurnEncoder:
     """What makes a seat's prompts."""
-    feature = assembly.config.dialogue_input
+    feature = pipeline.config.dialogue_input
     assert feature is not None, "the schema asks for one"
     drops = section.context.policy == "drop_oldest_turns"
     return TurnEncoder(
-        assembly.encoder,
+        pipeline.encoder,
         feature.name,
-        partial(decode_continuation, assembly.lm.tokenizer),
+        partial(decode_continuation, pipeline.lm.tokenizer),
         seat=seat,
         prompt=prompt,
         most_tokens=most_tokens if drops else None,
@@ -241,8 +241,8 @@ def find_sizes(
     """
     found = {}
     for seat, model in models.items():
-        room = room_of(model.assembly, section, seat=seat)
-        size = model.sizing.generation(np.full(dialogues, room - model.assembly.max_new_tokens), rows=rows)
+        room = room_of(model.pipeline, section, seat=seat)
+        size = model.sizing.generation(np.full(dialogues, room - model.pipeline.max_new_tokens), rows=rows)
         if len(models) > 1 and size.max_fitting is not None:
             size = replace(size, rows=min(size.rows, max(1, size.max_fitting // len(models))))
         found[seat] = size

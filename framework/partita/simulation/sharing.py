@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from partita.inference.claims import Claims, claimed
-from partita.inference.halving import Capacity
+from partita.inference.oom_backoff import Capacity
 from partita.inference.predict import ShowProgress
+from partita.inference.work_queue import WorkQueue, drain
 from partita.simulation.dialogue import Dialogue
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
@@ -112,7 +112,7 @@ def have(
     if had and owed:
         logger.info("%s of %s dialogues were had before", f"{len(had):,}", f"{len(dialogues):,}")
     standing = Standing(process_group, ended=len(had), failed=sum(status == "failed" for status in had.values()))
-    claims = Claims(len(owed), process_group=process_group)
+    claims = WorkQueue(len(owed), process_group=process_group)
     # No rank begins more than its share at once: the others would be left without.
     share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // process_group.world_size))))
     with (
@@ -121,7 +121,7 @@ def have(
     ):
         with synchronized_errors(process_group, "the dialogues"), stopping_all(standing):
             rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
-            begun = (owed[place] for place in claimed(claims))
+            begun = (owed[place] for place in drain(claims))
             shown, too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
             if asked.asked or too_many:
                 standing.stop()

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from partita.inference.slots import SlotRun
+from partita.inference.scheduler import Scheduler
 from partita.lm.base import AnsweringSlots, SlotRequest
 
 ALIKE = 2
 """How many times the tokens of the shortest prompt the longest may have where both are read in one pass."""
 
 
-class DialogueSlots(SlotRun):
+class DialogueScheduler(Scheduler):
     """Answers dialogues; its rows are lanes, each of one dialogue at a time."""
 
     room = 0

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from partita.data.shaping.encoder import PromptExample
-from partita.inference.halving import Capacity
+from partita.data.shaping.row_tokenizer import PromptExample
+from partita.inference.oom_backoff import Capacity
 from partita.inference.results import RowResult
-from partita.inference.slots import Work
-from partita.inference.static import requests_in_batches
+from partita.inference.scheduler import RowRequests
+from partita.inference.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.contract import described
 from partita.simulation.dialogue import AGENT, Dialogue, Status
 from partita.simulation.seats import Seat, context_of, replies_of
-from partita.simulation.slots import DialogueSlots
+from partita.simulation.slots import DialogueScheduler
 from partita.simulation.turns import Shown, TurnEncoder
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class ModelSpeaker:
         self.shown: dict[int, Shown] = {}
         """What the model has seen of dialogues, by lane."""
         self.ended: list[Spoken] = []
-        self.run: DialogueSlots | None = None
+        self.run: DialogueScheduler | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -133,10 +133,10 @@ class ModelSpeaker:
                 if self.run is not None:
                     self.run.close()
 
-    def new_slots(self) -> DialogueSlots:
-        work = Work(self.lengths, self.new_tokens, self.prompts, self.key)
+    def new_slots(self) -> DialogueScheduler:
+        work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
         voice = self.voice
-        run = DialogueSlots(
+        run = DialogueScheduler(
             voice.lm,
             work,
             voice.options,
@@ -173,9 +173,9 @@ class ModelSpeaker:
         ended, self.ended = self.ended, []
         return ended
 
-    def in_slots(self, run: DialogueSlots) -> list[RowResult]:
-        if run.is_left():
-            run.advance()
+    def in_slots(self, run: DialogueScheduler) -> list[RowResult]:
+        if run.has_waiting():
+            run.step()
         results, run.results = run.results, []
         return results
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.data.shaping.encoder import Encoder, PromptExample
+from partita.data.shaping.row_tokenizer import PromptExample, RowTokenizer
 from partita.simulation.context import droppable, without_oldest
 from partita.simulation.conversation import filled
 from partita.simulation.dialogue import AGENT, Dialogue
@@ -35,7 +35,7 @@ class Shown:
 class TurnEncoder:
     """Makes a seat's prompts of dialogues, and counts those that were encoded anew."""
 
-    encoder: Encoder
+    encoder: RowTokenizer
     name: str
     """Of the dialogue input."""
     decode: Callable[..., str]

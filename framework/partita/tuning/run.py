@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from partita.assembly import Assembly, Parts
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.splits import has_answers
-from partita.evaluation import Examination, prepare
+from partita.data.tokenized import TokenizedDataset
+from partita.evaluation import EvalDataset, build_eval_dataset
 from partita.inference.prompts import EncodedPrompts
+from partita.pipeline import Pipeline, PipelineParts
 from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita.tuning.training_shape import TrainingShape
 from partita.tuning.trials import countable_rows
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 def run_sizes(
     trainer: Trainer,
-    assembly: Assembly,
+    pipeline: Pipeline,
     sizing: BatchSizeTuner,
     *,
     shape: TrainingShape | None,
-    examinations: Mapping[str, Examination],
+    examinations: Mapping[str, EvalDataset],
     begun: Mapping[str, Any],
 ) -> BatchSizes:
     """Sizes of all that a run does.
@@ -48,8 +48,8 @@ def run_sizes(
     where a custom trainer does not say what to try.
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
-    needed = needs_trial(assembly, begun)
-    with training_trial(trainer, assembly, shape, needed=needed, process_group=sizing.process_group) as trial:
+    needed = needs_trial(pipeline, begun)
+    with training_trial(trainer, pipeline, shape, needed=needed, process_group=sizing.process_group) as trial:
         if shape is not None and sizes.training is None:
             written = sizing.written("training", shape.written)
             if written is None and trial is not None:
@@ -62,26 +62,26 @@ def run_sizes(
             sizes = replace(sizes, training=None if written is None else shape.with_tokens(written))
         sizing.beside_training = trial is not None
         try:
-            return evaluation_sizes(assembly, sizing, examinations, sizes=sizes)
+            return evaluation_sizes(pipeline, sizing, examinations, sizes=sizes)
         finally:
             sizing.beside_training = False
 
 
-def needs_trial(assembly: Assembly, begun: Mapping[str, Any]) -> bool:
+def needs_trial(pipeline: Pipeline, begun: Mapping[str, Any]) -> bool:
     """Whether any size has to be found."""
-    trainer = assembly.config.trainer
+    trainer = pipeline.config.trainer
     return not begun and "auto" in (trainer.batch_size, trainer.eval_batch_size)
 
 
 @contextmanager
 def training_trial(
-    trainer: Trainer, assembly: Assembly, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
+    trainer: Trainer, pipeline: Pipeline, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
 ) -> Iterator[Probe | None]:
     """The trainer's trial, where there is training and a size is to be found beside it or for it."""
     if shape is None or not needed:
         yield None
         return
-    config, lm = assembly.config, assembly.lm
+    config, lm = pipeline.config, pipeline.lm
     longest, learned = shape.longest, shape.most_learned
 
     def estimated_bytes(rows: int) -> int:
@@ -107,57 +107,57 @@ def training_trial(
 
 
 def evaluation_sizes(
-    assembly: Assembly, sizing: BatchSizeTuner, examinations: Mapping[str, Examination], *, sizes: BatchSizes
+    pipeline: Pipeline, sizing: BatchSizeTuner, examinations: Mapping[str, EvalDataset], *, sizes: BatchSizes
 ) -> BatchSizes:
     """`sizes` with those of evaluations and of generated answers, where there are any."""
-    if not examinations or evaluates_never(assembly):
+    if not examinations or evaluates_never(pipeline):
         return sizes
     held = [examination.encoded for examination in examinations.values()]
     if sizes.evaluation is None:
         lengths = np.concatenate([encoded.lengths for encoded in held])
         sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
-    if sizes.generation is None and generates(assembly):
+    if sizes.generation is None and generates(pipeline):
         asked = [examination.rows for examination in examinations.values()]
-        lengths, shared = asked_prompts(assembly, asked, process_group=sizing.process_group)
+        lengths, shared = asked_prompts(pipeline, asked, process_group=sizing.process_group)
         sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
     return sizes
 
 
-def answering_sizes(assembly: Assembly, rows: Rows, *, sizing: BatchSizeTuner) -> BatchSizes:
+def answering_sizes(pipeline: Pipeline, rows: Rows, *, sizing: BatchSizeTuner) -> BatchSizes:
     """Sizes of answers to these rows, and of their evaluation where they have answers."""
-    lengths, shared = asked_prompts(assembly, [rows], process_group=sizing.process_group)
+    lengths, shared = asked_prompts(pipeline, [rows], process_group=sizing.process_group)
     sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
-    if not has_answers(rows, assembly.config):
+    if not has_answers(rows, pipeline.config):
         return sizes
-    encoded = prepare(assembly, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
+    encoded = build_eval_dataset(pipeline, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
     return replace(sizes, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
 
 
-def evaluates_never(assembly: Assembly) -> bool:
-    trainer = assembly.config.trainer
+def evaluates_never(pipeline: Pipeline) -> bool:
+    trainer = pipeline.config.trainer
     return isinstance(trainer, FinetuneTrainer) and trainer.skip_all_evaluation
 
 
-def generates(assembly: Assembly) -> bool:
+def generates(pipeline: Pipeline) -> bool:
     """Whether answers are generated during the run or at its end."""
-    trainer = assembly.config.trainer
+    trainer = pipeline.config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         return True
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
 
 
 def asked_prompts(
-    assembly: Parts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
+    pipeline: PipelineParts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[np.ndarray, int]:
     """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with.
 
     The ranks of `process_group` share the work.
     """
-    schema = row_schema(assembly.config, supervised=False)
-    prompts = [EncodedPrompts(rows, assembly.encoder, schema, process_group=process_group) for rows in sources]
+    schema = row_schema(pipeline.config, supervised=False)
+    prompts = [EncodedPrompts(rows, pipeline.encoder, schema, process_group=process_group) for rows in sources]
     return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
 
 
-def most_learned(sources: Sequence[EncodedRows]) -> int:
+def most_learned(sources: Sequence[TokenizedDataset]) -> int:
     """Most learned tokens of a row."""
-    return max(int(encoded.learned_tokens.max(initial=0)) for encoded in sources)
+    return max(int(encoded.loss_tokens.max(initial=0)) for encoded in sources)

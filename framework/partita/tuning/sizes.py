@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.runs.manifest import versions
 from partita.tuning.training_shape import TrainingShape
@@ -96,7 +96,7 @@ class BatchSizeTuner:
 
     def __init__(
         self,
-        assembly: TunedPipeline,
+        pipeline: TunedPipeline,
         *,
         cache: Cache,
         fresh: bool = False,
@@ -106,8 +106,8 @@ class BatchSizeTuner:
 
         The ranks of `process_group` look for a size together, and come to the same.
         """
-        self.assembly, self.cache, self.fresh = assembly, cache, fresh
-        self.config, self.lm = assembly.config, assembly.lm
+        self.pipeline, self.cache, self.fresh = pipeline, cache, fresh
+        self.config, self.lm = pipeline.config, pipeline.lm
         self.process_group = process_group
         self.memory = device_memory(
             self.lm.device, memory_budget=self.config.trainer.memory_budget, processes=process_group.local_world_size
@@ -137,11 +137,11 @@ class BatchSizeTuner:
         given = self.written("generation", rows) or self.single_row(len(asked))
         if given is not None:
             return given
-        wanted = max_new_tokens or self.assembly.max_new_tokens
+        wanted = max_new_tokens or self.pipeline.max_new_tokens
         trial = GenerationProbe(
-            self.lm, self.assembly.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
+            self.lm, self.pipeline.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
         )
-        options = self.assembly.generation
+        options = self.pipeline.generation
         kind = [options.arguments, len(options.stop), options.logprobs, trial.engine, bucket(shared_tokens)]
         return self.find(trial, options=kind)
 
@@ -256,7 +256,7 @@ class BatchSizeTuner:
         return {
             "purpose": probe.purpose,
             "model": config.model_dump(mode="json", include=set(sections)),
-            "folder": str(self.assembly.folder),
+            "folder": str(self.pipeline.folder),
             "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "dtypes": sorted({str(parameter.dtype) for parameter in module.parameters()}),
             "trainer": trainer,

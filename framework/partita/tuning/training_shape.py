@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from partita.data.encoded import EncodedRows
 from partita.data.planning.choice import choose_batching
 from partita.data.planning.indexed import IndexedPlanner, Order
 from partita.data.planning.policies import FIXED_WINDOW, Policy, build_policy
+from partita.data.tokenized import TokenizedDataset
 from partita_schema.batching import AutoBatching, Batching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError
@@ -190,7 +190,7 @@ class TrainingShape:
 
 def training_shape(
     config: Config,
-    encoded: EncodedRows,
+    encoded: TokenizedDataset,
     *,
     order: Order | None = None,
     more_rows: bool = False,
@@ -203,7 +203,7 @@ def training_shape(
     that is written, and sizes are looked for with it. Those that are longer than data.batching.max_tokens are passed
     over, as they will be. Raises DataError where none is left.
     """
-    batching, reason, lengths, learned = config.data.batching, "", encoded.lengths, encoded.learned_tokens
+    batching, reason, lengths, learned = config.data.batching, "", encoded.lengths, encoded.loss_tokens
     most_tokens = getattr(batching, "max_tokens", None)
     if more_rows and isinstance(most_tokens, int):
         fitting = lengths <= most_tokens

@@ -3,10 +3,10 @@
 import logging
 from typing import Any
 
-from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.data.ledger import Ledger
-from partita.evaluation import Examination, mean_loss, prepare, score, tokens_made_once
+from partita.evaluation import EvalDataset, build_eval_dataset, mean_loss, score, tokens_made_once
 from partita.on_ray import evaluate_on_ray
+from partita.pipeline import EndpointPipeline, Pipeline, RayPipeline
 from partita.runtime import ModelRuntime
 from partita.served import served_capacity
 from partita.tuning.run import asked_prompts, most_learned
@@ -20,12 +20,12 @@ def evaluate(
     runtime: ModelRuntime, dataset: Any = None, *, batch_size: int | None = None
 ) -> dict[str, dict[str, float]]:
     """Compute metrics on rows with known answers."""
-    assembly = runtime.answering()
+    pipeline = runtime.answering()
     ledger = Ledger(None, max_bad_rows=1.0)
-    with tokens_made_once(runtime.process_group, assembly, folder=runtime.kept) as parts:
+    with tokens_made_once(runtime.process_group, pipeline, folder=runtime.kept) as parts:
         with synchronized_errors(runtime.process_group, "reading the rows"):
             rows = runtime.evaluation_rows() if dataset is None else runtime.open_dataset(dataset)
-            examination = prepare(parts, rows, split="test", ledger=ledger)
+            examination = build_eval_dataset(parts, rows, split="test", ledger=ledger)
         ledger.warn_of_unknown_tokens()
         counts = ledger.split("test")
         if counts.left_out:
@@ -35,38 +35,38 @@ def evaluate(
                 f"{counts.rows:,}",
                 ledger.main_reasons(),
             )
-        metrics = examined(runtime, assembly, examination, batch_size=batch_size)
+        metrics = evaluate_dataset(runtime, pipeline, examination, batch_size=batch_size)
     skipped = {"skipped": float(counts.left_out)} if counts.left_out else {}
     outputs = {output.name for output in runtime.config.output_features}
     return {name: values | skipped if name in outputs else values for name, values in metrics.items()}
 
 
-def examined(
+def evaluate_dataset(
     runtime: ModelRuntime,
-    assembly: Assembly | ServedAssembly | FleetAssembly,
-    examination: Examination,
+    pipeline: Pipeline | EndpointPipeline | RayPipeline,
+    examination: EvalDataset,
     *,
     batch_size: int | None,
 ) -> dict[str, dict[str, float]]:
     """Metrics on rows that are prepared."""
-    if isinstance(assembly, ServedAssembly):
-        requests = served_capacity(assembly, batch_size).rows
-        scores = score(assembly, examination.rows, batch_size=requests, progress=runtime.progress)
+    if isinstance(pipeline, EndpointPipeline):
+        requests = served_capacity(pipeline, batch_size).rows
+        scores = score(pipeline, examination.rows, batch_size=requests, progress=runtime.progress)
         return {name: dict(values) for name, values in scores.outputs.items()}
-    if isinstance(assembly, FleetAssembly):
-        return evaluate_on_ray(assembly, examination, rows=batch_size, progress=runtime.progress)
+    if isinstance(pipeline, RayPipeline):
+        return evaluate_on_ray(pipeline, examination, rows=batch_size, progress=runtime.progress)
     sizing = runtime.sizing
     encoded = examination.encoded
     evaluation = sizing.evaluation(encoded.lengths, most_learned([encoded]), rows=batch_size)
     with sizing.work("evaluation", evaluation) as capacity:
         loss = mean_loss(
-            assembly, encoded, batch_size=capacity.rows, limit=capacity.limit, process_group=runtime.process_group
+            pipeline, encoded, batch_size=capacity.rows, limit=capacity.limit, process_group=runtime.process_group
         )
-    lengths, shared = asked_prompts(assembly, [examination.rows], process_group=runtime.process_group)
+    lengths, shared = asked_prompts(pipeline, [examination.rows], process_group=runtime.process_group)
     generation = sizing.generation(lengths, shared_tokens=shared, rows=batch_size)
     with sizing.work("generation", generation) as capacity:
         scores = score(
-            assembly,
+            pipeline,
             examination.rows,
             batch_size=capacity.rows,
             limit=capacity.limit,

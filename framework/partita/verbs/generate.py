@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partita import bag_verbs
-from partita.assembly import Assembly, FleetAssembly, ServedAssembly
 from partita.bag_verbs import refuse_bag
 from partita.inference.engine import generate_requests
 from partita.inference.streaming import stream_requests
 from partita.lm.base import GenerationRequest
 from partita.on_ray import refuse_on_ray
+from partita.pipeline import EndpointPipeline, Pipeline, RayPipeline
 from partita.plain_prompts import plain_requests
 from partita.runtime import ModelRuntime
 from partita.served import written_texts
@@ -29,38 +29,38 @@ def generate(
     """Generate text after each prompt; with `stream`, an iterator of pieces."""
     refuse_bag(runtime.config, what=bag_verbs.GENERATE)
     refuse_on_ray(runtime.config, verb="generate")
-    assembly = runtime.answering()
-    assert not isinstance(assembly, FleetAssembly), "refused before"
-    if isinstance(assembly, ServedAssembly):
+    pipeline = runtime.answering()
+    assert not isinstance(pipeline, RayPipeline), "refused before"
+    if isinstance(pipeline, EndpointPipeline):
         return written_texts(
-            assembly,
+            pipeline,
             prompts,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             seed=runtime.sampling_seed,
             stream=stream,
         )
-    requests = plain_requests(assembly, prompts, max_new_tokens=max_new_tokens)
+    requests = plain_requests(pipeline, prompts, max_new_tokens=max_new_tokens)
     lengths = np.array([len(request.input_ids) for request in requests])
-    limit = max_new_tokens or assembly.max_new_tokens
+    limit = max_new_tokens or pipeline.max_new_tokens
     size = runtime.sizing.generation(lengths, rows=batch_size, max_new_tokens=limit)
     if stream:
-        pieces = streamed(runtime, assembly, requests, size)
+        pieces = streamed(runtime, pipeline, requests, size)
         return (piece for _, piece in pieces) if isinstance(prompts, str) else pieces
     with runtime.sizing.work("generation", size) as capacity:
         found = generate_requests(
-            assembly.lm, requests, options=assembly.generation.free, capacity=capacity, seed=runtime.sampling_seed
+            pipeline.lm, requests, options=pipeline.generation.free, capacity=capacity, seed=runtime.sampling_seed
         )
     runtime.note_memory(BatchSizes(generation=size))
     return [generated.text for generated in found]
 
 
 def streamed(
-    runtime: ModelRuntime, assembly: Assembly, requests: Sequence[GenerationRequest], size: BatchSize
+    runtime: ModelRuntime, pipeline: Pipeline, requests: Sequence[GenerationRequest], size: BatchSize
 ) -> Iterator[tuple[int, str]]:
     """Places of requests with the next piece of their answer."""
     with runtime.sizing.work("generation", size) as capacity:
         yield from stream_requests(
-            assembly.lm, requests, options=assembly.generation.free, capacity=capacity, seed=runtime.sampling_seed
+            pipeline.lm, requests, options=pipeline.generation.free, capacity=capacity, seed=runtime.sampling_seed
         )
     runtime.note_memory(BatchSizes(generation=size))

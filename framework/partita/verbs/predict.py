@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.assembly import FleetAssembly, ServedAssembly
 from partita.data.splits import check_columns
 from partita.identity import answer_fingerprint, journal_path
-from partita.inference.halving import Capacity
+from partita.inference.oom_backoff import Capacity
 from partita.inference.predict import predict_rows
 from partita.inference.prompts import PromptSource
 from partita.inference.tables import check_output
 from partita.on_ray import fleet_capacity
+from partita.pipeline import EndpointPipeline, RayPipeline
 from partita.runtime import ModelRuntime
 from partita.served import served_capacity
 from partita.tuning.sizes import BatchSizes
@@ -41,32 +41,32 @@ def predict(
         runtime.process_group.run_on_rank_zero(
             lambda: check_output(target, safe_csv=safe_csv), "the file of predictions"
         )
-    assembly = runtime.answering()
+    pipeline = runtime.answering()
     with synchronized_errors(runtime.process_group, "opening the data"):
         rows = runtime.open_dataset(dataset)
         check_columns(rows, runtime.config, supervised=False)
-    fingerprint = answer_fingerprint(assembly, rows, config=runtime.config, result=runtime.result)
+    fingerprint = answer_fingerprint(pipeline, rows, config=runtime.config, result=runtime.result)
     used: list[BatchSize] = []
 
     def capacity(prompts: PromptSource) -> Capacity:
-        if isinstance(assembly, ServedAssembly):
-            return served_capacity(assembly, batch_size)
+        if isinstance(pipeline, EndpointPipeline):
+            return served_capacity(pipeline, batch_size)
         shared = len(prompts.prefix)
-        if isinstance(assembly, FleetAssembly):
-            return fleet_capacity(assembly, prompts.lengths, shared_tokens=shared, rows=batch_size)
+        if isinstance(pipeline, RayPipeline):
+            return fleet_capacity(pipeline, prompts.lengths, shared_tokens=shared, rows=batch_size)
         used.append(runtime.sizing.generation(prompts.lengths, shared_tokens=shared, rows=batch_size))
         return runtime.sizing.capacity("generation", used[-1])
 
     try:
         return predict_rows(
-            lm=assembly.lm,
+            lm=pipeline.lm,
             rows=rows,
-            encoder=assembly.encoder,
+            encoder=pipeline.encoder,
             schema=row_schema(runtime.config, supervised=False),
-            decoder=assembly.decoder,
+            decoder=pipeline.decoder,
             config=runtime.config,
-            generation=assembly.generation,
-            max_new_tokens=assembly.max_new_tokens,
+            generation=pipeline.generation,
+            max_new_tokens=pipeline.max_new_tokens,
             capacity=capacity,
             seed=runtime.sampling_seed,
             journal_path=journal_path(runtime.kept, output=target, fingerprint=fingerprint),

@@ -24,7 +24,7 @@ def write(runtime: ModelRuntime, folder: Path, *, origin: Path | None) -> Path:
     """Write the model; relative paths of its file start in `origin`, or where it is read."""
     refuse_served(runtime.config, what=SAVE)
     refuse_on_ray(runtime.config, verb="save")
-    assembly = runtime.ready()
-    assembly.lm.save(folder)
-    write_card(folder, config=runtime.config, labels=assembly.labels, origin=origin)
+    pipeline = runtime.ready()
+    pipeline.lm.save(folder)
+    write_card(folder, config=runtime.config, labels=pipeline.labels, origin=origin)
     return folder

@@ -37,13 +37,13 @@ def simulate_here(
 ) -> SimulationReport:
     """`simulate` in this process and those that it was started with, whatever the backend."""
     runtime.refuse_code("simulation")
-    assembly = runtime.ready()
+    pipeline = runtime.ready()
     report, used = simulate_dialogues(
-        assembly,
+        pipeline,
         folder=Path(output) if output is not None else runtime.kept / "transcripts",
         sizing=runtime.sizing,
         seed=runtime.sampling_seed,
-        model=model_fingerprint(assembly, config=runtime.config, result=runtime.result),
+        model=model_fingerprint(pipeline, config=runtime.config, result=runtime.result),
         others=seat_models(runtime),
         batch_size=batch_size,
         fresh=fresh,

@@ -10,11 +10,11 @@ from partita.data.run_data import RunData
 from partita.data.shaping.labels import find_labels
 from partita.on_ray import begin_where_started, check_is_alone, done_by_ranks, is_on_ray, refuse_on_ray, seen_by_all
 from partita.other_models import other_models, seat_models
-from partita.rounds import Rounds, check_rounds, rounds_of
 from partita.runs.directory import RunDirectory
 from partita.runs.finding import ChosenRun
 from partita.runs.manifest import read_manifest
 from partita.runtime import ModelRuntime
+from partita.self_training import SelfTraining, check_rounds, rounds_of
 from partita.served import TRAIN, refuse_served
 from partita.training import check_same_rows, check_shared, check_validation_metric, finished_result, train_in
 from partita_schema.rounds import TrainOn
@@ -77,12 +77,12 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
             labels = find_labels(runtime.config, data.training)
         trains = runtime.config.trainer.type != "none"
         if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
-            runtime.assembly, runtime.found_sizing, result = train_in(
+            runtime.pipeline, runtime.found_sizing, result = train_in(
                 directory,
                 data,
                 trainer=trainer,
                 process_group=process_group,
-                assemble=partial(runtime.assemble, labels, data.training, trains),
+                assemble=partial(runtime.build_pipeline, labels, data.training, trains),
             )
             directory.note(steps=result.steps, stopped_early=result.stopped_early)
         if rounds is not None:
@@ -101,7 +101,7 @@ def train_rounds(runtime: ModelRuntime, plan: TrainOn, directory: RunDirectory, 
     if "rounds" not in directory.manifest:
         before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
         directory.note(rounds=[], before_rounds=before)
-    return Rounds(
+    return SelfTraining(
         config=runtime.config,
         plan=plan,
         origin=runtime.loaded.folder,

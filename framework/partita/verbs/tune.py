@@ -23,13 +23,13 @@ def tune(runtime: ModelRuntime, dataset: Any = None, *, fresh: bool = False) -> 
     refuse_on_ray(runtime.config, verb="tune")
     if runtime.config.trainer.type != "none" and runtime.run is None:
         return tune_training(runtime, dataset, fresh=fresh)
-    assembly = runtime.ready()
+    pipeline = runtime.ready()
     with synchronized_errors(runtime.process_group, "opening the data"):
         rows = runtime.evaluation_rows() if dataset is None else runtime.open_dataset(dataset)
     sizing = runtime.found_sizing = BatchSizeTuner(
-        assembly, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group
+        pipeline, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group
     )
-    sizes = answering_sizes(assembly, rows, sizing=sizing)
+    sizes = answering_sizes(pipeline, rows, sizing=sizing)
     sizing.fresh = False  # what comes after uses what was found
     return sizes
 
@@ -42,6 +42,6 @@ def tune_training(runtime: ModelRuntime, dataset: Any, *, fresh: bool) -> BatchS
         data = runtime.open_data(dataset)
         labels = find_labels(runtime.config, data.training)
     with main_process_first(runtime.process_group, "loading the model"):
-        assembly = runtime.assemble(labels, data.training, trainable=True)
-    sizing = BatchSizeTuner(assembly, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group)
-    return find_sizes(trainer, assembly, data, sizing=sizing)
+        pipeline = runtime.build_pipeline(labels, data.training, trainable=True)
+    sizing = BatchSizeTuner(pipeline, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group)
+    return find_sizes(trainer, pipeline, data, sizing=sizing)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from partita.data.collate import collate
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
 from partita.data.planning.plan import PlannedBatch
 from partita.data.reading.sources import open_rows
-from partita.data.shaping.encoder import build_encoder
+from partita.data.shaping.row_tokenizer import build_row_tokenizer
+from partita.data.tokenized import TokenizedDataset
 
 
 @pytest.mark.parametrize("lines", [[0, 1, 2], [0, 0, 0], [0, 1, 1]])
@@ -20,9 +20,9 @@ def test_no_row_learns_its_first_token_from_what_stands_before_it(
 ) -> None:
     config = make_config(trainer={"type": "finetune", "completion_only_loss": False})
     rows = open_rows([{"question": text, "answer": "c"} for text in ("ab", "d", "efg")], folder=Path())
-    encoder = build_encoder(config, tokenizer=tokenizer, context_length=64)
-    encoded = EncodedRows.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0))
-    assert [encoded.spans(row).tolist()[0][0] for row in range(3)] == [0, 0, 0]
+    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=64)
+    encoded = TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0))
+    assert [encoded.loss_spans(row).tolist()[0][0] for row in range(3)] == [0, 0, 0]
 
     batch = collate(encoded, PlannedBatch(np.arange(3), np.array(lines)), pad_token_id=0)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from partita.data.custom_collate import build_collate
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
 from partita.data.planning.plan import NOTHING, PlannedBatch, alone
 from partita.data.reading.sources import open_rows
-from partita.data.shaping.encoder import Encoder, build_encoder
+from partita.data.shaping.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.token_cache import TokenCache
+from partita.data.tokenized import TokenizedDataset
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
@@ -29,14 +29,14 @@ import torch
 from partita.data.collate import collate
 from partita.data.planning.plan import alone
 from partita_schema.errors import RowError
-from partita.data.shaping.prompt import Segment, Shaped
+from partita.data.shaping.formatter import Segment, FormattedText
 
 
 class Loud:
     def __init__(self, config, *, tokenizer):
         self.mark = config.prompt.task or ""
 
-    def shape_all(self, rows, keys, *, supervised):
+    def format_all(self, rows, keys, *, supervised):
         return [self.shape(row, supervised) for row in rows]
 
     def shape(self, row, supervised):
@@ -44,16 +44,16 @@ class Loud:
             raise RowError("this is bad")
         prompt = Segment(row["question"].upper() + self.mark, False)
         answer = (Segment(row["answer"], True),) if supervised else ()
-        return Shaped((prompt, *answer), begins=True, ends=supervised)
+        return FormattedText((prompt, *answer), begins=True, ends=supervised)
 
 
 class Fewer(Loud):
-    def shape_all(self, rows, keys, *, supervised):
+    def format_all(self, rows, keys, *, supervised):
         return []
 
 
 class Texts(Loud):
-    def shape_all(self, rows, keys, *, supervised):
+    def format_all(self, rows, keys, *, supervised):
         return ["text" for _ in rows]
 
 
@@ -122,16 +122,16 @@ def parts(tmp_path: Path) -> str:
     return name
 
 
-def encoder(config: Config, folder: Path) -> Encoder:
-    return build_encoder(config, tokenizer=byte_tokenizer(), context_length=None, folder=folder)
+def encoder(config: Config, folder: Path) -> RowTokenizer:
+    return build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=None, folder=folder)
 
 
-def build(config: Config, folder: Path, **options: Any) -> EncodedRows:
+def build(config: Config, folder: Path, **options: Any) -> TokenizedDataset:
     ledger = Ledger(None, max_bad_rows=9)
-    return EncodedRows.build(open_rows(ROWS, folder=folder), encoder(config, folder), ledger=ledger, **options)
+    return TokenizedDataset.build(open_rows(ROWS, folder=folder), encoder(config, folder), ledger=ledger, **options)
 
 
-def text(encoded: EncodedRows, row: int) -> str:
+def text(encoded: TokenizedDataset, row: int) -> str:
     return str(byte_tokenizer().decode(encoded.ids(row)))
 
 
@@ -146,24 +146,24 @@ def text(encoded: EncodedRows, row: int) -> str:
 def test_a_shaper_of_ones_own_writes_rows_in_every_process(
     tmp_path: Path, make_config: Make, parts: str, options: dict[str, Any]
 ) -> None:
-    config = make_config(data={"shaper": f"{parts}:Loud"}, prompt={"task": "!"})
+    config = make_config(data={"formatter": f"{parts}:Loud"}, prompt={"task": "!"})
     found = build(config, tmp_path, options=LoaderOptions(**options))
     assert list(found.keys) == ["dataset:1", "dataset:3"]
     assert [text(found, row) for row in range(2)] == ["AB!c</s>", "ABC!d</s>"]
-    assert found.spans(0).tolist() == [[3, 5]]
+    assert found.loss_spans(0).tolist() == [[3, 5]]
 
 
 def test_prompts_of_a_shaper_of_ones_own_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:
-    made = encoder(make_config(data={"shaper": f"{parts}:Loud"}), tmp_path)
+    made = encoder(make_config(data={"formatter": f"{parts}:Loud"}), tmp_path)
     assert made.encode_prompt({"question": "ab"}, key="k").text == "AB"
 
 
 def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
-    config = make_config(data={"shaper": f"{parts}:Loud"})
+    config = make_config(data={"formatter": f"{parts}:Loud"})
     before = encoder(config, tmp_path).parts()
     (tmp_path / f"{parts}.py").write_text(PARTS + "\n")
     after = encoder(config, tmp_path).parts()
-    assert {name for name in after if after[name] != before[name]} == {"shaper"}
+    assert {name for name in after if after[name] != before[name]} == {"formatter"}
     rows = open_rows(ROWS, folder=tmp_path)
     cache = TokenCache(tmp_path / "tokens")
     cache.encode(rows, encoder(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
@@ -175,17 +175,17 @@ def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Fewer", "gave 0 texts for 2 rows; give a Shaped for each"),
-        ("Texts", "gave a str for a row; give a Shaped for each"),
+        ("Fewer", "gave 0 texts for 2 rows; give a FormattedText for each"),
+        ("Texts", "gave a str for a row; give a FormattedText for each"),
     ],
 )
 def test_a_shaper_that_gives_something_else_is_told(
     tmp_path: Path, make_config: Make, parts: str, name: str, told: str
 ) -> None:
-    made = encoder(make_config(data={"shaper": f"{parts}:{name}"}), tmp_path)
+    made = encoder(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
     with pytest.raises(DataError) as error:
-        made.shaper.shape_all(ROWS[:2], ["a", "b"], supervised=True)
-    assert str(error.value) == f"data.shaper: {parts}:{name} {told}"
+        made.formatter.format_all(ROWS[:2], ["a", "b"], supervised=True)
+    assert str(error.value) == f"data.formatter: {parts}:{name} {told}"
 
 
 def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Make, parts: str) -> None:
@@ -245,8 +245,8 @@ def test_a_collate_that_does_not_pack_as_planned_is_told(
 
 def test_a_part_that_is_not_there_is_told_at_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
     with pytest.raises(ConfigError) as error:
-        encoder(make_config(data={"shaper": f"{parts}:Lout"}), tmp_path)
-    assert str(error.value) == f"data.shaper: module {parts} has no class Lout; did you mean Loud?"
+        encoder(make_config(data={"formatter": f"{parts}:Lout"}), tmp_path)
+    assert str(error.value) == f"data.formatter: module {parts} has no class Lout; did you mean Loud?"
     with pytest.raises(ConfigError) as error:
         build_collate("no_such_module:C", folder=tmp_path, pad_token_id=0)
     assert str(error.value) == (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from marshmallow import ValidationError
 
 from partita.data.dialogue.expand import for_scores
-from partita.data.shaping.encoder import Encoder, Example, build_encoder
+from partita.data.shaping.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import RowError
 from partita_schema.rows import row_schema
@@ -23,15 +23,15 @@ SAID = ("x1", "y1", "x2", "y2")
 ROW = {"messages": [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(SAID)]}
 
 
-def encoder_of(made: Make, tokenizer: Any, *, limit: int | None = None, **sections: Any) -> Encoder:
-    return build_encoder(made(**(FEATURES | sections)), tokenizer=tokenizer, context_length=limit)
+def encoder_of(made: Make, tokenizer: Any, *, limit: int | None = None, **sections: Any) -> RowTokenizer:
+    return build_row_tokenizer(made(**(FEATURES | sections)), tokenizer=tokenizer, context_length=limit)
 
 
-def examples(encoder: Encoder, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
+def examples(encoder: RowTokenizer, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
     expander = encoder.expander
     assert expander is not None
     made = (for_scores(expander) if scored else expander).expand(row, "k")
-    schema = row_schema(encoder.shaper.config, supervised=True)
+    schema = row_schema(encoder.formatter.config, supervised=True)
     return encoder.encode_rows([schema.load(row) for _, row in made], [key for key, _ in made])
 
 
@@ -44,8 +44,8 @@ def marked(example: Example | RowError, tokenizer: Any) -> str:
     return text + str(tokenizer.decode(example.input_ids[done:]))
 
 
-def asked(encoder: Encoder, messages: list[dict[str, Any]]) -> list[int]:
-    row = row_schema(encoder.shaper.config, supervised=False).load({"messages": messages})
+def asked(encoder: RowTokenizer, messages: list[dict[str, Any]]) -> list[int]:
+    row = row_schema(encoder.formatter.config, supervised=False).load({"messages": messages})
     prompt = encoder.encode_prompt(row, key="k")
     assert prompt.error is None
     return prompt.input_ids
@@ -247,7 +247,7 @@ def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said:
     messages = [{"role": role, "content": text} for role, text in said if stripped(text)]
     tokenizer = CHAT if chat else PLAIN
     packed, squash = (encoder_of(make, tokenizer, data={"dialogue": {"mode": mode}}) for mode in MODES)
-    schema = row_schema(packed.shaper.config, supervised=True)
+    schema = row_schema(packed.formatter.config, supervised=True)
     made = packed.expander.expand({"messages": messages}, "k") if packed.expander else []
     try:
         clean = schema.load(made[0][1])

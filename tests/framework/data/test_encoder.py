@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.shaping.encoder import Encoder, Example, build_encoder
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.formatter import Formatter
+from partita.data.shaping.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.errors import ModelError, RowError
 
@@ -16,8 +16,8 @@ Make = Callable[..., Any]
 STORIES = Path(__file__).parents[4] / "shared" / "models" / "stories260k"
 
 
-def encoder_of(config: Any, tokenizer: Any, context_length: int | None = None) -> Encoder:
-    return build_encoder(config, tokenizer=tokenizer, context_length=context_length)
+def encoder_of(config: Any, tokenizer: Any, context_length: int | None = None) -> RowTokenizer:
+    return build_row_tokenizer(config, tokenizer=tokenizer, context_length=context_length)
 
 
 def learned(example: Example, tokenizer: Any) -> str:
@@ -232,4 +232,4 @@ CONFIG, TOKENIZER = config_of_module(), byte_tokenizer()
 
 
 def test_shaping_needs_no_tokenizer(make_config: Make) -> None:
-    assert Shaper(make_config(), tokenizer=None).shape({"question": "a", "answer": "b"}).text == "ab"
+    assert Formatter(make_config(), tokenizer=None).format({"question": "a", "answer": "b"}).text == "ab"

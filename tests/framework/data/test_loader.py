@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.collate import collate
-from partita.data.encoded import EncodedRows, texts
 from partita.data.evaluation_batches import EvaluationBatches, evenly
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.planning.plan import NOTHING, PlannedBatch, alone
 from partita.data.reading.sources import open_rows
-from partita.data.shaping.encoder import build_encoder
+from partita.data.shaping.row_tokenizer import build_row_tokenizer
+from partita.data.tokenized import TokenizedDataset, texts
 from partita.distributed.thread_group import ThreadGroup
 from partita.lm.tokenizers import byte_tokenizer, train_tokenizer
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
@@ -41,10 +41,10 @@ CONFIG = Config.model_validate(
 )
 
 
-def encode(table: list[dict[str, Any]], *, config: Config = CONFIG, ledger: Ledger | None = None) -> EncodedRows:
-    return EncodedRows.build(
+def encode(table: list[dict[str, Any]], *, config: Config = CONFIG, ledger: Ledger | None = None) -> TokenizedDataset:
+    return TokenizedDataset.build(
         open_rows(table, folder=Path()),
-        build_encoder(config, tokenizer=byte_tokenizer(), context_length=64),
+        build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64),
         ledger=ledger or Ledger(None, max_bad_rows=0.5),
         chunk=7,
     )
@@ -66,7 +66,7 @@ BATCHINGS: list[Batching] = [
 ]
 
 
-def make(*, encoded: EncodedRows = ENCODED, **changes: Any) -> Loader:
+def make(*, encoded: TokenizedDataset = ENCODED, **changes: Any) -> Loader:
     settings: dict[str, Any] = {
         "batching": BucketBatching(type="bucket", window=16),
         "batch_size": 4,
@@ -141,7 +141,7 @@ def test_a_batch_is_what_plain_lists_make_of_its_rows(rows: list[int], data: st.
     expected: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in set(lines.tolist())]
     for row, line in zip(rows, lines.tolist(), strict=True):
         ids = ENCODED.ids(row).tolist()
-        learned = {place for start, end in ENCODED.spans(row).tolist() for place in range(start, end)} - {0}
+        learned = {place for start, end in ENCODED.loss_spans(row).tolist() for place in range(start, end)} - {0}
         expected[line][0].extend(ids)
         expected[line][1].extend(token if place in learned else -100 for place, token in enumerate(ids))
         expected[line][2].extend(range(len(ids)))
@@ -378,7 +378,7 @@ def test_bad_rows_go_to_the_ledger_with_reasons_and_the_rest_is_encoded(tmp_path
     encoded = encode(rows, ledger=ledger)
 
     kept = [*range(10), 12, 13, 14]
-    assert encoded.places_N.tolist() == kept
+    assert encoded.indices_N.tolist() == kept
     assert list(encoded.keys) == [f"dataset:{place + 1}" for place in kept]
     counts = ledger.split("training")
     assert (counts.rows, counts.used, counts.cut, counts.cut_tokens, counts.left_out) == (15, 13, 1, 5, 2)
@@ -401,10 +401,10 @@ def test_unreadable_rows_are_counted_with_the_others(tmp_path: Path) -> None:
         encode_file(tmp_path / "a.jsonl", ledger)
 
 
-def encode_file(path: Path, ledger: Ledger) -> EncodedRows:
-    encoder = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+def encode_file(path: Path, ledger: Ledger) -> TokenizedDataset:
+    encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
     rows = open_rows(path, folder=Path())
-    return EncodedRows.build(rows, encoder, ledger=ledger)
+    return TokenizedDataset.build(rows, encoder, ledger=ledger)
 
 
 def test_rows_that_are_all_bad_stop_the_run() -> None:
@@ -413,12 +413,12 @@ def test_rows_that_are_all_bad_stop_the_run() -> None:
 
 
 def test_rows_in_memory_equal_rows_one_at_a_time() -> None:
-    encoder = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+    encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
 
     for place, row in enumerate(table(53)):
         example = encoder.encode(row, key="k")
         assert ENCODED.ids(place).tolist() == example.input_ids
-        assert [tuple(span) for span in ENCODED.spans(place).tolist()] == list(example.spans)
+        assert [tuple(span) for span in ENCODED.loss_spans(place).tolist()] == list(example.spans)
     assert ENCODED.lengths.tolist() == np.diff(ENCODED.starts_N1).tolist()
 
 
@@ -429,10 +429,10 @@ def test_fingerprints_follow_the_content() -> None:
 
 def test_progress_hears_of_every_row() -> None:
     heard: list[int] = []
-    encoder = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+    encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
     rows = open_rows(table(25), folder=Path())
 
-    EncodedRows.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0), chunk=10, progress=heard.append)
+    TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0), chunk=10, progress=heard.append)
 
     assert heard == [10, 10, 5]
 
@@ -472,9 +472,9 @@ def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
     tokenizer = train_tokenizer(base, ["ab"])
     rows = [{"question": "z", "answer": "z" if place < rare else "b"} for place in range(100)]
     ledger = Ledger(None, max_bad_rows=0)
-    encoder = build_encoder(CONFIG, tokenizer=tokenizer, context_length=64)
+    encoder = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
 
-    EncodedRows.build(open_rows(rows, folder=Path()), encoder, ledger=ledger)
+    TokenizedDataset.build(open_rows(rows, folder=Path()), encoder, ledger=ledger)
     ledger.warn_of_unknown_tokens()
 
     told = f"training: {share} are the tokenizer's unknown token"
@@ -495,9 +495,9 @@ def test_an_end_token_that_is_also_named_the_unknown_one_counts_as_known() -> No
     tokenizer = byte_tokenizer()
     tokenizer.unk_token = tokenizer.eos_token
     ledger = Ledger(None, max_bad_rows=0)
-    encoder = build_encoder(CONFIG, tokenizer=tokenizer, context_length=64)
+    encoder = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
 
-    EncodedRows.build(open_rows(table(3), folder=Path()), encoder, ledger=ledger)
+    TokenizedDataset.build(open_rows(table(3), folder=Path()), encoder, ledger=ledger)
 
     counts = ledger.split("training")
     assert counts.loss_tokens > 3

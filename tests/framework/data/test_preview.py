@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from partita.cli.main import app
 from partita.cli.preview import print_preview
-from partita.data.preview import Piece, histogram, preview
+from partita.data.preview import PreviewSpan, histogram, preview
 
 from ...json_lines import write_json_lines
 
@@ -40,10 +40,10 @@ def test_rows_are_shown_from_the_very_tokens_that_are_learned(make_config: Make)
     found = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
     first, bad, cut = found.rows
-    assert first.pieces == (Piece("why?", False), Piece("so</s>", True))
+    assert first.pieces == (PreviewSpan("why?", False), PreviewSpan("so</s>", True))
     assert (first.tokens, first.learned_tokens, first.cut_tokens) == (7, 3, 0)
     assert bad.reasons == ("column question is missing or empty",)
-    assert cut.pieces[1] == Piece("lon", True)
+    assert cut.pieces[1] == PreviewSpan("lon", True)
     assert (cut.tokens, cut.learned_tokens, cut.cut_tokens) == (20, 3, 3)
     assert (found.num_rows, found.left_out, found.limit, found.chat) == (3, 1, 20, False)
     assert found.lengths.tolist() == [7, 20]
@@ -88,7 +88,7 @@ def test_rows_without_answers_show_prompts_alone(make_config: Make) -> None:
 
     found = preview(config, folder=Path(), dataset=[{"question": "why?"}, {"question": "q" * 20}], count=2)
 
-    assert found.rows[0].pieces == (Piece("why?", False),)
+    assert found.rows[0].pieces == (PreviewSpan("why?", False),)
     assert found.rows[1].reasons == ("the prompt has 20 tokens, which leaves no room for an answer within 20",)
     assert "⟦" not in printed(found, terminal=False)
 

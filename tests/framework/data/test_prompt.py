@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from partita.data.shaping.prompt import Segment, Shaper
+from partita.data.shaping.formatter import Formatter, Segment
 from partita_schema.errors import DataError, ModelError, RowError
 
 Make = Callable[..., Any]
@@ -13,11 +13,11 @@ TWO_INPUTS = [{"name": "title", "type": "text"}, {"name": "body", "type": "text"
 
 
 def prompt_of(config: Any, row: dict[str, Any], tokenizer: Any = None) -> str:
-    return Shaper(config, tokenizer=tokenizer).shape_prompt(row).text
+    return Formatter(config, tokenizer=tokenizer).format_prompt(row).text
 
 
 def test_one_input_alone_is_its_text_and_the_answer_follows_as_it_is(make_config: Make) -> None:
-    shaped = Shaper(make_config(), tokenizer=None).shape(ROW)
+    shaped = Formatter(make_config(), tokenizer=None).format(ROW)
 
     assert shaped.segments == (Segment("2 + 2?", False), Segment("4", True))
     assert (shaped.begins, shaped.ends) == (True, True)
@@ -62,7 +62,7 @@ def test_examples_stand_before_a_template_that_does_not_place_them(make_config: 
     ],
 )
 def test_answers_are_written_plainly(outputs: Any, row: dict[str, Any], answer: str, make_config: Make) -> None:
-    shaped = Shaper(make_config(output_features=outputs), tokenizer=None).shape({"question": "?"} | row)
+    shaped = Formatter(make_config(output_features=outputs), tokenizer=None).format({"question": "?"} | row)
 
     assert shaped.segments[-1] == Segment(answer, True)
 
@@ -70,7 +70,7 @@ def test_answers_are_written_plainly(outputs: Any, row: dict[str, Any], answer: 
 def test_a_chat_template_turns_examples_into_turns_and_learns_the_end(make_config: Make, chat_tokenizer: Any) -> None:
     config = make_config(prompt={"system": "Be brief.", "task": "Add.", "examples": [EXAMPLE]})
 
-    shaped = Shaper(config, tokenizer=chat_tokenizer).shape(ROW)
+    shaped = Formatter(config, tokenizer=chat_tokenizer).format(ROW)
 
     turn = "<|im_start|>user\nAdd.\n\n{}<|im_end|>\n<|im_start|>assistant\n"
     prompt = (
@@ -79,7 +79,7 @@ def test_a_chat_template_turns_examples_into_turns_and_learns_the_end(make_confi
     turn_end = (Segment("<|im_end|>", True, joined=True), Segment("\n", False, joined=True))
     assert shaped.segments == (Segment(prompt, False), Segment("4", True), *turn_end)
     assert (shaped.begins, shaped.ends) == (False, False)
-    assert Shaper(config, tokenizer=chat_tokenizer).shape_prompt(ROW).segments == (Segment(prompt, False),)
+    assert Formatter(config, tokenizer=chat_tokenizer).format_prompt(ROW).segments == (Segment(prompt, False),)
 
 
 def test_chat_can_be_turned_off(make_config: Make, chat_tokenizer: Any) -> None:
@@ -98,7 +98,7 @@ def test_what_a_template_writes_before_the_answer_is_learned_with_it(make_config
     answer = "{% if message['role'] == 'assistant' %}[begin]{% endif %}{{ message['content'] | trim }}"
     chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace("{{ message['content'] }}", answer)
 
-    shaped = Shaper(make_config(), tokenizer=chat_tokenizer).shape({"question": "a", "answer": " b\n"})
+    shaped = Formatter(make_config(), tokenizer=chat_tokenizer).format({"question": "a", "answer": " b\n"})
 
     turn_end = (Segment("<|im_end|>", True, joined=True), Segment("\n", False, joined=True))
     assert shaped.segments[1:] == (Segment("[begin]b", True), *turn_end)
@@ -112,7 +112,7 @@ def test_thinking_is_turned_off_in_prompt_and_dialogue(make_config: Make, chat_t
         "{{ message['content'] }}", "{% if message['role'] == 'assistant' %}<none>{% endif %}{{ message['content'] }}"
     )
 
-    shaped = Shaper(make_config(), tokenizer=chat_tokenizer).shape(ROW)
+    shaped = Formatter(make_config(), tokenizer=chat_tokenizer).format(ROW)
 
     assert shaped.segments[0].text.endswith("<|im_start|>assistant\n<none>")
     assert shaped.segments[1] == Segment("4", True)
@@ -124,32 +124,32 @@ def test_a_template_without_an_end_gets_the_end_token(make_config: Make, chat_to
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
 
-    assert Shaper(make_config(), tokenizer=chat_tokenizer).shape(ROW).ends
+    assert Formatter(make_config(), tokenizer=chat_tokenizer).format(ROW).ends
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(make_config: Make, chat_tokenizer: Any) -> None:
     original = chat_tokenizer.chat_template
     chat_tokenizer.chat_template = original + "{% if not add_generation_prompt %}{% endif %}"
-    shaper = Shaper(make_config(), tokenizer=chat_tokenizer)
+    formatter = Formatter(make_config(), tokenizer=chat_tokenizer)
     chat_tokenizer.chat_template = original.replace("{{ message['content'] }}", "{{ messages|length }}")
 
     with pytest.raises(RowError, match=r"writes the prompt in another way once the answer is there"):
-        shaper.shape(ROW)
+        formatter.format(ROW)
     with pytest.raises(
         ModelError, match=r"no answer after the prompt .* cannot be separated from the prompt's; write "
     ):
-        Shaper(make_config(), tokenizer=chat_tokenizer)
+        Formatter(make_config(), tokenizer=chat_tokenizer)
 
 
 def test_a_template_that_rewrites_answers_is_refused(make_config: Make, chat_tokenizer: Any) -> None:
     chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace(
         "{{ message['content'] }}", "{{ message['content'] | replace('b', 'B') }}"
     )
-    shaper = Shaper(make_config(), tokenizer=chat_tokenizer)
+    formatter = Formatter(make_config(), tokenizer=chat_tokenizer)
 
-    assert shaper.shape({"question": "a", "answer": "a"}).segments[1].text == "a"
+    assert formatter.format({"question": "a", "answer": "a"}).segments[1].text == "a"
     with pytest.raises(RowError, match=r"the chat template rewrites the answer 'abc'; write chat: false or another"):
-        shaper.shape({"question": "a", "answer": "abc"})
+        formatter.format({"question": "a", "answer": "abc"})
 
 
 def test_a_template_that_refuses_a_system_message_is_told(make_config: Make, chat_tokenizer: Any) -> None:
@@ -158,14 +158,14 @@ def test_a_template_that_refuses_a_system_message_is_told(make_config: Make, cha
         + chat_tokenizer.chat_template
     )
 
-    Shaper(make_config(), tokenizer=chat_tokenizer)
+    Formatter(make_config(), tokenizer=chat_tokenizer)
     with pytest.raises(ModelError, match=r"refuses the messages: no system role; without prompt.system"):
-        Shaper(make_config(prompt={"system": "s"}), tokenizer=chat_tokenizer)
+        Formatter(make_config(prompt={"system": "s"}), tokenizer=chat_tokenizer)
 
 
 def test_chat_without_a_template_is_told(make_config: Make, tokenizer: Any) -> None:
     with pytest.raises(ModelError, match=r"prompt.chat is true, but the tokenizer of unused has no chat template"):
-        Shaper(make_config(prompt={"chat": True}), tokenizer=tokenizer)
+        Formatter(make_config(prompt={"chat": True}), tokenizer=tokenizer)
 
 
 def test_a_wrong_worked_example_is_told(make_config: Make) -> None:
@@ -173,18 +173,18 @@ def test_a_wrong_worked_example_is_told(make_config: Make) -> None:
     examples = [EXAMPLE, {"question": "a", "answer": "x"}]
     config = make_config(output_features=number, prompt={"examples": examples})
     with pytest.raises(DataError, match=r"^prompt.examples\[1\]: column answer: 'x' is no finite number$"):
-        Shaper(config, tokenizer=None)
+        Formatter(config, tokenizer=None)
     label = [{"name": "answer", "type": "category"}]
     config = make_config(output_features=label, prompt={"examples": [EXAMPLE]})
     with pytest.raises(DataError, match=r"^prompt.examples\[0\]: answer is '2', none of the labels a, b$"):
-        Shaper(config, tokenizer=None, labels={"answer": ("a", "b")})
+        Formatter(config, tokenizer=None, labels={"answer": ("a", "b")})
 
 
 def test_inputs_are_cut_at_whole_tokens_and_the_cut_is_counted(make_config: Make, tokenizer: Any) -> None:
     inputs = [{"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 5}}]
-    shaper = Shaper(make_config(input_features=inputs), tokenizer=tokenizer)
+    formatter = Formatter(make_config(input_features=inputs), tokenizer=tokenizer)
 
-    shaped = shaper.shape({"question": "ab\u20accdef", "answer": "x"})  # the euro sign is three bytes
+    shaped = formatter.format({"question": "ab\u20accdef", "answer": "x"})  # the euro sign is three bytes
 
     assert (shaped.segments[0].text, shaped.cut_tokens) == ("ab\u20ac", 4)
-    assert shaper.shape({"question": "abcde", "answer": "x"}).cut_tokens == 0
+    assert formatter.format({"question": "abcde", "answer": "x"}).cut_tokens == 0

@@ -11,8 +11,8 @@ import pytest
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
 from partita.data.shaping import retrieval
-from partita.data.shaping.encoder import build_encoder
 from partita.data.shaping.retrieval import build_retriever
+from partita.data.shaping.row_tokenizer import build_row_tokenizer
 from partita_schema.errors import DataError, ModelError
 
 Make = Callable[..., Any]
@@ -69,7 +69,7 @@ def test_examples_can_come_from_a_file_and_stand_in_the_prompt(
     config = make_config(prompt={"retrieval": {"type": "random", "k": 1, "dataset": "e.csv"}})
 
     retriever = build_retriever(config, training=None, folder=tmp_path)
-    encoder = build_encoder(config, tokenizer=tokenizer, context_length=None, retriever=retriever)
+    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, retriever=retriever)
 
     row = {"question": "why?", "answer": "x"}
     assert encoder.encode_prompt(row, key="k").text == "how?\nso\n\nwhy?\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partita.data.shaping.encoder import build_encoder
-from partita.data.shaping.prompt import Segment
+from partita.data.shaping.formatter import Segment
+from partita.data.shaping.row_tokenizer import build_row_tokenizer
 from partita.data.shaping.segments import SegmentTokenizer
 from partita.lm.tokenizers import END, PAD, UNKNOWN, byte_pair_backend, byte_tokenizer, wrap
 
@@ -141,7 +141,7 @@ def test_a_tokenizer_of_segments_can_be_sent_to_other_processes() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(question=TEXT, answer=TEXT)
 def test_a_prompt_is_asked_in_the_tokens_that_stood_before_the_answer(kind: str, question: str, answer: str) -> None:
-    encoder = build_encoder(make(), tokenizer=KINDS[kind], context_length=None)
+    encoder = build_row_tokenizer(make(), tokenizer=KINDS[kind], context_length=None)
     row = {"question": question, "answer": answer}
 
     example, prompt = encoder.encode(row, key="k"), encoder.encode_prompt(row, key="k")

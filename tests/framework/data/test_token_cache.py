@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from partita.data.dialogue.expand import build_expander, expanded
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.shaping.encoder import Encoder, build_encoder
 from partita.data.shaping.retrieval import build_retriever
+from partita.data.shaping.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.token_cache import TokenCache
+from partita.data.tokenized import TokenizedDataset
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
@@ -35,9 +35,9 @@ TABLE = [{"question": f"what is {n} and {n}?", "answer": str(2 * n) * (n % 10)} 
 
 
 @pytest.fixture
-def make_encoder(make_config: Callable[..., Config], tokenizer: Any) -> Callable[..., Encoder]:
-    def make(**sections: Any) -> Encoder:
-        return build_encoder(make_config(**sections), tokenizer=tokenizer, context_length=40)
+def make_encoder(make_config: Callable[..., Config], tokenizer: Any) -> Callable[..., RowTokenizer]:
+    def make(**sections: Any) -> RowTokenizer:
+        return build_row_tokenizer(make_config(**sections), tokenizer=tokenizer, context_length=40)
 
     return make
 
@@ -55,7 +55,7 @@ def ledger(folder: Path | None = None) -> Ledger:
     return Ledger(folder, max_bad_rows=99)
 
 
-def cached(folder: Path, rows: Rows, encoder: Encoder, **options: Any) -> tuple[EncodedRows, bool]:
+def cached(folder: Path, rows: Rows, encoder: RowTokenizer, **options: Any) -> tuple[TokenizedDataset, bool]:
     """The rows by way of a cache, and whether they were there already."""
     cache = TokenCache(folder)
     encoded = cache.encode(rows, encoder, ledger=options.pop("ledger", ledger()), **options)
@@ -65,8 +65,8 @@ def cached(folder: Path, rows: Rows, encoder: Encoder, **options: Any) -> tuple[
     return encoded, use.hit
 
 
-def assert_same(found: EncodedRows, wanted: EncodedRows) -> None:
-    for name in ("ids_L", "starts_N1", "spans_S2", "span_starts_N1", "places_N"):
+def assert_same(found: TokenizedDataset, wanted: TokenizedDataset) -> None:
+    for name in ("ids_L", "starts_N1", "loss_spans_S2", "span_starts_N1", "indices_N"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
@@ -81,11 +81,11 @@ def quarantined(folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_from_the_cache_are_those_that_would_be_made(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder], workers: int
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], workers: int
 ) -> None:
     encoder, options = make_encoder(), LoaderOptions(workers=workers)
     plain = ledger(tmp_path / "plain")
-    wanted = EncodedRows.build(rows, encoder, ledger=plain, chunk=7)
+    wanted = TokenizedDataset.build(rows, encoder, ledger=plain, chunk=7)
     for hit in (False, True, True):
         counted = ledger(tmp_path / f"run{hit}")
         found, was_there = cached(tmp_path / "tokens", rows, encoder, ledger=counted, options=options, chunk=7)
@@ -99,7 +99,7 @@ def test_rows_from_the_cache_are_those_that_would_be_made(
 
 
 def test_anything_that_decides_the_tokens_makes_others(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder], make_config: Callable[..., Config]
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], make_config: Callable[..., Config]
 ) -> None:
     tokens, encoder = tmp_path / "tokens", make_encoder()
     cached(tokens, rows, encoder)
@@ -109,19 +109,19 @@ def test_anything_that_decides_the_tokens_makes_others(
     asked = [{"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 5}}]
     retrieval = make_config(prompt={"retrieval": {"type": "random", "k": 1}})
 
-    def with_examples(pool: Rows) -> Encoder:
+    def with_examples(pool: Rows) -> RowTokenizer:
         retriever = build_retriever(retrieval, training=pool, folder=tmp_path)
-        return build_encoder(retrieval, tokenizer=byte_tokenizer(), context_length=90, retriever=retriever)
+        return build_row_tokenizer(retrieval, tokenizer=byte_tokenizer(), context_length=90, retriever=retriever)
 
-    variants: list[tuple[Rows, Encoder]] = [
+    variants: list[tuple[Rows, RowTokenizer]] = [
         (rows.select(range(30)), encoder),
         (rows, make_encoder(prompt={"task": "Add."})),
         (rows, make_encoder(output_features=labelled)),
         (rows, make_encoder(input_features=asked)),
         (rows, make_encoder(trainer={"type": "finetune", "completion_only_loss": False})),
         (rows, make_encoder(seed=3)),
-        (rows, build_encoder(make_config(), tokenizer=byte_tokenizer(), context_length=39)),
-        (rows, build_encoder(make_config(), tokenizer=other, context_length=40)),
+        (rows, build_row_tokenizer(make_config(), tokenizer=byte_tokenizer(), context_length=39)),
+        (rows, build_row_tokenizer(make_config(), tokenizer=other, context_length=40)),
         (rows, with_examples(rows)),
         (rows, with_examples(rows.select(range(9)))),
     ]
@@ -137,7 +137,7 @@ def test_rows_made_of_dialogues_keep_their_keys(tmp_path: Path, make_config: Cal
     said = [("user", "a?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d")]
     chat = [{"role": role, "content": content} for role, content in said]
     rows = open_rows([{"chat": chat}, {"chat": chat}], folder=tmp_path)
-    encoder = build_encoder(config, tokenizer=byte_tokenizer(), context_length=99)
+    encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=99)
     made = expanded(rows, build_expander(config, mode="squash"))
     for _ in range(2):
         found, _ = cached(tmp_path / "tokens", made, encoder)
@@ -145,7 +145,7 @@ def test_rows_made_of_dialogues_keep_their_keys(tmp_path: Path, make_config: Cal
 
 
 def test_changes_that_make_the_same_tokens_use_the_same_cache(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     cached(tmp_path / "tokens", rows, make_encoder())
     data = {"batching": {"type": "fixed"}, "max_bad_rows": 3, "loader": {"workers": 1}}
@@ -213,13 +213,13 @@ def edit_the_quarantine(folder: Path) -> None:
 def test_damaged_tokens_are_made_again(
     tmp_path: Path,
     rows: Rows,
-    make_encoder: Callable[..., Encoder],
+    make_encoder: Callable[..., RowTokenizer],
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path], None],
     told: str,
 ) -> None:
     tokens, encoder = tmp_path / "tokens", make_encoder()
-    wanted = EncodedRows.build(rows, encoder, ledger=ledger())
+    wanted = TokenizedDataset.build(rows, encoder, ledger=ledger())
     cached(tokens, rows, encoder)
     (folder,) = (path for path in tokens.iterdir() if path.is_dir())
     damage(folder)
@@ -233,14 +233,14 @@ def test_damaged_tokens_are_made_again(
 
 
 def test_too_many_bad_rows_are_told_of_cached_rows_too(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     for _ in range(2):
         with pytest.raises(DataError, match=r"7 of 61 rows cannot be used, and data.max_bad_rows accepts 2 rows"):
             cached(tmp_path / "tokens", rows, make_encoder(), ledger=Ledger(None, max_bad_rows=2))
 
 
-def test_rows_of_which_none_can_be_used_are_an_error(tmp_path: Path, make_encoder: Callable[..., Encoder]) -> None:
+def test_rows_of_which_none_can_be_used_are_an_error(tmp_path: Path, make_encoder: Callable[..., RowTokenizer]) -> None:
     rows = open_rows([{"question": "a", "answer": ""}], folder=tmp_path)
     for _ in range(2):
         with pytest.raises(DataError, match=r"^no training row can be used, of 1:\n  1 x "):
@@ -248,10 +248,10 @@ def test_rows_of_which_none_can_be_used_are_an_error(tmp_path: Path, make_encode
 
 
 def test_one_makes_the_tokens_and_others_wait(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], caplog: pytest.LogCaptureFixture
 ) -> None:
     began, may_go_on = threading.Event(), threading.Event()
-    made: list[EncodedRows] = []
+    made: list[TokenizedDataset] = []
 
     def slowly(number: int) -> None:
         began.set()
@@ -280,7 +280,7 @@ def test_one_makes_the_tokens_and_others_wait(
 
 
 def test_a_process_that_hangs_over_the_tokens_is_told(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     began, may_go_on = threading.Event(), threading.Event()
 
@@ -305,7 +305,7 @@ def test_a_process_that_hangs_over_the_tokens_is_told(
 def test_a_disk_that_takes_long_over_the_tokens_is_no_process_that_hangs(
     tmp_path: Path,
     rows: Rows,
-    make_encoder: Callable[..., Encoder],
+    make_encoder: Callable[..., RowTokenizer],
     monkeypatch: pytest.MonkeyPatch,
     slow: str,
 ) -> None:
@@ -333,7 +333,7 @@ def test_a_disk_that_takes_long_over_the_tokens_is_no_process_that_hangs(
 
 
 def test_an_error_on_the_way_leaves_nothing_behind(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     def interrupt(number: int) -> None:
         raise KeyboardInterrupt
@@ -349,14 +349,14 @@ import os, resource, signal, sys
 from pathlib import Path
 from partita.data.ledger import Ledger
 from partita.data.reading.sources import open_rows
-from partita.data.shaping.encoder import build_encoder
+from partita.data.shaping.row_tokenizer import build_row_tokenizer
 from partita.data.token_cache import TokenCache
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.config import Config
 config = Config.model_validate({
     "base_model": "m", "input_features": [{"name": "question", "type": "text"}],
     "output_features": [{"name": "answer", "type": "text"}], "trainer": {"type": "finetune"}})
-encoder = build_encoder(config, tokenizer=byte_tokenizer(), context_length=40)
+encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=40)
 rows = open_rows(Path("rows.jsonl"), folder=Path())
 """
 
@@ -369,7 +369,7 @@ def run_program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
-    tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     kill = "lambda number: os.kill(os.getpid(), signal.SIGKILL)"
     encode = "TokenCache(Path('tokens')).encode(rows, encoder, ledger=Ledger(None, max_bad_rows=99), chunk=20"
@@ -377,7 +377,7 @@ def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
     assert ended.returncode == -9, ended.stderr
     tokens = tmp_path / "tokens"
     assert any(path.name.startswith(".") for path in tokens.iterdir())
-    wanted = EncodedRows.build(rows, make_encoder(), ledger=ledger())
+    wanted = TokenizedDataset.build(rows, make_encoder(), ledger=ledger())
     found, hit = cached(tokens, rows, make_encoder())
     assert not hit
     assert_same(found, wanted)
@@ -403,11 +403,11 @@ except Exception as error:
 
 @pytest.mark.long
 def test_making_tokens_holds_a_chunk_in_memory_and_not_all(
-    tmp_path: Path, make_encoder: Callable[..., Encoder]
+    tmp_path: Path, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     text = "0123456789" * 100
     rows = open_rows({"question": [text] * 3000, "answer": ["y"] * 3000}, folder=tmp_path)
-    encoder = build_encoder(make_encoder().shaper.config, tokenizer=byte_tokenizer(), context_length=None)
+    encoder = build_row_tokenizer(make_encoder().formatter.config, tokenizer=byte_tokenizer(), context_length=None)
     cached(tmp_path / "first", rows.select(range(50)), encoder, chunk=50)  # what is made once for all
     tracemalloc.start()
     found, _ = cached(tmp_path / "tokens", rows, encoder, chunk=50)
@@ -422,7 +422,7 @@ def test_the_cache_lies_beside_the_batch_sizes(tmp_path: Path, monkeypatch: pyte
     assert TokenCache.of_user().folder == tmp_path / "tokens"
 
 
-def test_what_the_cache_did_is_recorded(tmp_path: Path, rows: Rows, make_encoder: Callable[..., Encoder]) -> None:
+def test_what_the_cache_did_is_recorded(tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]) -> None:
     cache = TokenCache(tmp_path / "tokens")
     cache.encode(rows, make_encoder(), ledger=ledger())
     record = cache.record()["training"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from partita.data.shaping.encoder import Encoder, Example, build_encoder
+from partita.data.shaping.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.lm.tokenizers import byte_pair_backend, read_tokenizer, wrap
 from partita_schema.config import Config
 
@@ -135,14 +135,14 @@ def tokenizer_named(name: str) -> Any:
 NAMES = ("byte pairs", "prepend", "first", "always", "stories260k")
 
 
-def encoder_of(tokenizer: Any, **sections: Any) -> Encoder:
+def encoder_of(tokenizer: Any, **sections: Any) -> RowTokenizer:
     config = {
         "base_model": "unused",
         "input_features": [{"name": "question", "type": "text"}],
         "output_features": [{"name": "answer", "type": "text"}],
         "trainer": {"type": "finetune"},
     }
-    return build_encoder(Config.model_validate(config | sections), tokenizer=tokenizer, context_length=None)
+    return build_row_tokenizer(Config.model_validate(config | sections), tokenizer=tokenizer, context_length=None)
 
 
 def packed(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
@@ -157,7 +157,7 @@ def packed(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
     )
     assert encoder.expander is not None
     [(key, row)] = encoder.expander.expand({"messages": [dict(message) for message in messages]}, "k")
-    return encoder.encode(row_schema(encoder.shaper.config, supervised=True).load(row), key=key)
+    return encoder.encode(row_schema(encoder.formatter.config, supervised=True).load(row), key=key)
 
 
 def as_labelled(example: Example) -> Labelled:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from partita.data.workers import Workers
+from partita.data.workers import EncodingWorkers
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import ConfigError, DataError, Problem
 
@@ -70,7 +70,9 @@ def refuse_oddly(number: int) -> int:
 
 
 def find_problems(number: int) -> int:
-    raise ConfigError([Problem("data.shaper", "there is none"), Problem("seed", "too small", file="run.yaml", line=3)])
+    raise ConfigError(
+        [Problem("data.formatter", "there is none"), Problem("seed", "too small", file="run.yaml", line=3)]
+    )
 
 
 def take_a_while(number: int) -> int:
@@ -87,17 +89,17 @@ def time_out(number: int) -> int:
 )
 def test_results_come_in_order_for_any_number_of_workers(workers: int, start_method: str | None) -> None:
     options = LoaderOptions(workers=workers, start_method=start_method)  # type: ignore[arg-type]
-    with Workers(double, options) as pool:
+    with EncodingWorkers(double, options) as pool:
         assert list(pool.map(range(20), ahead=2)) == [2 * number for number in range(20)]
 
 
 def test_a_slow_chunk_does_not_lose_its_place() -> None:
-    with Workers(slow_first, LoaderOptions(workers=2)) as pool:
+    with EncodingWorkers(slow_first, LoaderOptions(workers=2)) as pool:
         assert list(pool.map(range(6), ahead=2)) == list(range(6))
 
 
 def test_all_workers_work_and_are_gone_afterwards() -> None:
-    with Workers(slow_first, LoaderOptions(workers=3)) as pool:
+    with EncodingWorkers(slow_first, LoaderOptions(workers=3)) as pool:
         list(pool.map([0, 0, 0], ahead=2))
         assert len(multiprocessing.active_children()) == 3
 
@@ -107,7 +109,7 @@ def test_all_workers_work_and_are_gone_afterwards() -> None:
 def test_what_a_program_holds_is_left_to_memory_that_is_shared_while_workers_live() -> None:
     before = gc.get_freeze_count()
 
-    with Workers(num_frozen, LoaderOptions(workers=1, start_method="fork")) as pool:
+    with EncodingWorkers(num_frozen, LoaderOptions(workers=1, start_method="fork")) as pool:
         here, there = gc.get_freeze_count(), pool.submit(0)()
 
     assert min(here, there) > before + 10_000
@@ -117,7 +119,7 @@ def test_what_a_program_holds_is_left_to_memory_that_is_shared_while_workers_liv
 def test_without_workers_nothing_is_done_before_it_is_asked_for() -> None:
     done: list[int] = []
 
-    with Workers(done.append, LoaderOptions()) as pool:
+    with EncodingWorkers(done.append, LoaderOptions()) as pool:
         results = [pool.submit(number) for number in range(3)]
         assert done == []
         results[1]()
@@ -133,14 +135,14 @@ def test_only_as_much_is_read_ahead_as_was_asked_for() -> None:
             read.append(number)
             yield number
 
-    with Workers(double, LoaderOptions(workers=2)) as pool:
+    with EncodingWorkers(double, LoaderOptions(workers=2)) as pool:
         next(pool.map(reading(), ahead=3))
 
     assert len(read) == 7
 
 
 def test_a_dead_worker_is_an_error() -> None:
-    with pytest.raises(DataError) as caught, Workers(die, LoaderOptions(workers=2)) as pool:
+    with pytest.raises(DataError) as caught, EncodingWorkers(die, LoaderOptions(workers=2)) as pool:
         list(pool.map(range(50), ahead=2))
 
     assert str(caught.value).startswith("a data worker died (")
@@ -149,7 +151,7 @@ def test_a_dead_worker_is_an_error() -> None:
 
 
 def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
-    with pytest.raises(DataError) as caught, Workers(hang, LoaderOptions(workers=2, timeout=1)) as pool:
+    with pytest.raises(DataError) as caught, EncodingWorkers(hang, LoaderOptions(workers=2, timeout=1)) as pool:
         list(pool.map(range(50), ahead=2))
 
     assert str(caught.value) == (
@@ -160,14 +162,14 @@ def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
 
 
 def test_a_chunk_that_waits_behind_many_others_is_no_hung_worker() -> None:
-    with Workers(take_a_while, LoaderOptions(workers=1, timeout=1)) as pool:
+    with EncodingWorkers(take_a_while, LoaderOptions(workers=1, timeout=1)) as pool:
         results = [pool.submit(number) for number in range(8)]
 
         assert results[-1]() == 7
 
 
 def test_a_worker_that_was_slow_while_nobody_waited_is_not_hung() -> None:
-    with Workers(take_a_while, LoaderOptions(workers=1, timeout=0.5)) as pool:
+    with EncodingWorkers(take_a_while, LoaderOptions(workers=1, timeout=0.5)) as pool:
         assert pool.submit(0)() == 0
         time.sleep(0.6)
 
@@ -176,22 +178,22 @@ def test_a_worker_that_was_slow_while_nobody_waited_is_not_hung() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_problems_of_a_file_come_out_of_a_worker_as_they_went_in(workers: int) -> None:
-    with pytest.raises(ConfigError) as caught, Workers(find_problems, LoaderOptions(workers=workers)) as pool:
+    with pytest.raises(ConfigError) as caught, EncodingWorkers(find_problems, LoaderOptions(workers=workers)) as pool:
         pool.submit(1)()
 
-    assert str(caught.value) == "data.shaper: there is none\nrun.yaml:3: seed: too small"
-    assert [problem.path for problem in caught.value.problems] == ["data.shaper", "seed"]
+    assert str(caught.value) == "data.formatter: there is none\nrun.yaml:3: seed: too small"
+    assert [problem.path for problem in caught.value.problems] == ["data.formatter", "seed"]
 
 
 def test_an_error_of_a_worker_says_where_it_was_raised() -> None:
-    with pytest.raises(DataError) as caught, Workers(refuse, LoaderOptions(workers=1)) as pool:
+    with pytest.raises(DataError) as caught, EncodingWorkers(refuse, LoaderOptions(workers=1)) as pool:
         pool.submit(3)()
 
     assert "in refuse\n" in str(caught.value.__cause__)
 
 
 def test_what_cannot_be_pickled_comes_out_with_type_text_and_traceback() -> None:
-    with Workers(refuse_oddly, LoaderOptions(workers=1)) as pool:
+    with EncodingWorkers(refuse_oddly, LoaderOptions(workers=1)) as pool:
         with pytest.raises(RuntimeError) as caught:
             pool.submit(3)()
         with pytest.raises(RuntimeError, match=r"^a data worker raised SystemExit: 9\n"):
@@ -206,8 +208,8 @@ def test_what_cannot_be_pickled_comes_out_with_type_text_and_traceback() -> None
 
 
 def test_rows_that_cannot_be_sent_to_a_worker_are_told() -> None:
-    pool: Workers[Any, Any]
-    with pytest.raises(DataError) as caught, Workers(print, LoaderOptions(workers=1)) as pool:
+    pool: EncodingWorkers[Any, Any]
+    with pytest.raises(DataError) as caught, EncodingWorkers(print, LoaderOptions(workers=1)) as pool:
         pool.submit(threading.Lock())
 
     assert str(caught.value) == (
@@ -220,7 +222,7 @@ def test_what_a_program_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         before = gc.get_freeze_count()
-        with Workers(double, LoaderOptions(workers=1)) as pool:
+        with EncodingWorkers(double, LoaderOptions(workers=1)) as pool:
             pool.submit(1)()
 
         assert gc.get_freeze_count() >= before
@@ -232,13 +234,16 @@ def test_what_a_program_froze_stays_frozen() -> None:
 def test_what_the_work_raises_comes_out(workers: int) -> None:
     with (
         pytest.raises(DataError, match=r"^three cannot be used$"),
-        Workers(refuse, LoaderOptions(workers=workers)) as pool,
+        EncodingWorkers(refuse, LoaderOptions(workers=workers)) as pool,
     ):
         list(pool.map(range(9), ahead=2))
 
 
 def test_a_timeout_of_the_work_itself_is_not_taken_for_a_hung_worker() -> None:
-    with pytest.raises(TimeoutError, match="the disk"), Workers(time_out, LoaderOptions(workers=1, timeout=20)) as pool:
+    with (
+        pytest.raises(TimeoutError, match="the disk"),
+        EncodingWorkers(time_out, LoaderOptions(workers=1, timeout=20)) as pool,
+    ):
         pool.submit(1)()
 
 
@@ -248,12 +253,12 @@ def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) ->
     script = tmp_path / "program.py"
     script.write_text(
         "import os, time\n"
-        "from partita.data.workers import Workers\n"
+        "from partita.data.workers import EncodingWorkers\n"
         "from partita_schema.data import LoaderOptions\n"
         "def work(number):\n"
         "    return os.getpid()\n"
         "if __name__ == '__main__':\n"
-        f"    pool = Workers(work, LoaderOptions(workers=1, start_method={start_method!r}))\n"
+        f"    pool = EncodingWorkers(work, LoaderOptions(workers=1, start_method={start_method!r}))\n"
         "    print(pool.submit(1)(), flush=True)\n"
         "    time.sleep(60)\n",
         encoding="utf-8",
@@ -274,12 +279,12 @@ def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: 
     script.write_text(
         "import os\n"
         "import torch\n"  # among what it leaves behind, generators are closed only when modules are gone
-        "from partita.data.workers import Workers\n"
+        "from partita.data.workers import EncodingWorkers\n"
         "from partita_schema.data import LoaderOptions\n"
         "def work(number):\n"
         "    return os.getpid()\n"
         "def results():\n"
-        f"    with Workers(work, LoaderOptions(workers=1, start_method={start_method!r})) as pool:\n"
+        f"    with EncodingWorkers(work, LoaderOptions(workers=1, start_method={start_method!r})) as pool:\n"
         "        while True:\n"
         "            ahead = pool.submit(1)\n"
         "            yield pool.submit(1)()\n"
@@ -295,7 +300,7 @@ def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: 
 
 
 def test_a_fork_that_ends_leaves_the_workers_alone() -> None:
-    with Workers(place_of_work, LoaderOptions(workers=1)) as pool:
+    with EncodingWorkers(place_of_work, LoaderOptions(workers=1)) as pool:
         worker = pool.submit(0)()
         child = os.fork()
         if not child:
@@ -319,7 +324,7 @@ def gone(process: int) -> bool:
 
 
 def test_workers_leave_ctrl_c_to_the_program() -> None:
-    with Workers(place_of_work, LoaderOptions(workers=1)) as pool:
+    with EncodingWorkers(place_of_work, LoaderOptions(workers=1)) as pool:
         worker = pool.submit(0)()
         os.kill(worker, signal.SIGINT)
         time.sleep(0.2)

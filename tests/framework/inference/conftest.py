@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from partita.data.rows import ListStore, RowKeys, Rows
-from partita.data.shaping.encoder import Encoder
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.formatter import Formatter
+from partita.data.shaping.row_tokenizer import RowTokenizer
 from partita.inference.decode import Decoder
-from partita.inference.halving import BatchLimit, Capacity
-from partita.inference.predict import answer_rows, predict_rows
+from partita.inference.oom_backoff import BatchLimit, Capacity
+from partita.inference.predict import generate_for_rows, predict_rows
 from partita.inference.predictions import Answer, Predictions
 from partita.inference.prompts import PromptRows
 from partita.lm.base import GenerationOptions
@@ -36,8 +36,8 @@ def nano_model(architecture: str = "llama") -> HuggingFaceModel:
     return load(build_config(architecture=architecture, trainer={"type": "none"}), trainable=False)
 
 
-def encoder_of(config: Config, lm: Any, **options: Any) -> Encoder:
-    return Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None), **options)
+def encoder_of(config: Config, lm: Any, **options: Any) -> RowTokenizer:
+    return RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None), **options)
 
 
 def parts_of(config: Config, lm: Any) -> dict[str, Any]:
@@ -109,6 +109,6 @@ def answer() -> Callable[..., list[Answer]]:
             "batch_size": 4,
             "seed": 1,
         }
-        return list(answer_rows(rows=rows, **parts_of(config or _config(), lm), **(defaults | options)))
+        return list(generate_for_rows(rows=rows, **parts_of(config or _config(), lm), **(defaults | options)))
 
     return call

@@ -8,10 +8,10 @@ import pytest
 SCRIPT = """
 import resource, sys
 from pathlib import Path
-from partita.data.shaping.encoder import Encoder
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.row_tokenizer import RowTokenizer
+from partita.data.shaping.formatter import Formatter
 from partita.inference.decode import Decoder
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.predict import predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
@@ -39,7 +39,7 @@ lm = ScriptedModel(lambda prompt: prompt)
 for rows in (5000, 50000):
     predict_rows(
         lm=lm, rows=Counted(rows), config=config, schema=row_schema(config, supervised=False),
-        encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128,
         capacity=lambda lengths: Capacity(256, limit=BatchLimit(256)),
         seed=1, journal_path=Path(sys.argv[1]) / f"{rows}.jsonl", output=Path(sys.argv[1]) / f"out{rows}.jsonl",

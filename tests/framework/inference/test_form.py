@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.data.shaping.encoder import Encoder
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.formatter import Formatter
+from partita.data.shaping.row_tokenizer import RowTokenizer
 from partita.inference.engine import choose_engine
 from partita.inference.form import in_form
 from partita.lm.base import GenerationOptions, Label
@@ -26,7 +26,7 @@ CHATML = (
 
 
 def formed(config: Config, tokenizer: Any, labels: dict[str, tuple[str, ...]]) -> GenerationOptions:
-    return in_form(PLAIN, config, labels=labels, encoder=Encoder(Shaper(config, tokenizer=tokenizer)))
+    return in_form(PLAIN, config, labels=labels, encoder=RowTokenizer(Formatter(config, tokenizer=tokenizer)))
 
 
 def test_outputs_that_ask_for_nothing_leave_answers_free(make_config: MakeConfig) -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.inference.halving import BatchLimit, Part, halves, in_parts
+from partita.inference.oom_backoff import BatchLimit, BatchPart, halves, run_with_oom_backoff
 
 SIZES = st.lists(st.integers(min_value=1, max_value=30), max_size=40)
 LIMITS = st.integers(min_value=1, max_value=50)
@@ -33,11 +33,13 @@ class Device:
     def cost(self, places: range) -> int:
         return len(places) * self.largest(places)
 
-    def run(self, limit: BatchLimit) -> list[Part[list[int]]]:
+    def run(self, limit: BatchLimit) -> list[BatchPart[list[int]]]:
         def describe(places: range) -> str:
             return f"{len(places)} rows"
 
-        return list(in_parts(len(self.sizes), self.work, limit=limit, tokens=self.largest, describe=describe))
+        return list(
+            run_with_oom_backoff(len(self.sizes), self.work, limit=limit, tokens=self.largest, describe=describe)
+        )
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (50, 4), (100, 2), (199, 1), (1000, 1)])
@@ -143,5 +145,5 @@ def test_a_cut_is_told_once_with_its_numbers(caplog: Any, failure: Exception, to
     limit = BatchLimit(4)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            list(in_parts(4, work, limit=limit, tokens=len, describe=lambda places: f"{len(places)} rows"))
+            list(run_with_oom_backoff(4, work, limit=limit, tokens=len, describe=lambda places: f"{len(places)} rows"))
     assert caplog.messages == [told]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.journal import Journal
-from partita.inference.record import Record, row_key
+from partita.inference.record import PredictionRecord, row_key
 from partita_schema.errors import ResumeError, WriteError
 from partita_schema.sealed import sealed_line
 
@@ -29,9 +29,9 @@ def keys(rows: int, salt: str = "") -> Any:
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(rows, 16)
 
 
-def record(row: int, text: str = "yes", **values: Any) -> Record:
+def record(row: int, text: str = "yes", **values: Any) -> PredictionRecord:
     key = keys(row + 1)[row].tobytes().hex()
-    return Record(**({"key": key, "row": row, "status": "ok", "text": text} | values))
+    return PredictionRecord(**({"key": key, "row": row, "status": "ok", "text": text} | values))
 
 
 def opened(path: Path, rows: int = 5, parts: Mapping[str, str] = PARTS, **options: Any) -> Journal:
@@ -219,14 +219,14 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from partita.inference.journal import Journal
-from partita.inference.record import Record
+from partita.inference.record import PredictionRecord
 from partita_schema.errors import WriteError
 keys = np.zeros((1000, 16), dtype=np.uint8)
 journal = Journal.open(Path(sys.argv[1]), fingerprint={}, keys=keys)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:
     for row in range(0, 1000, 2):
-        journal.append([Record(key="00" * 16, row=row + n, status="ok", text="x" * 20) for n in range(2)])
+        journal.append([PredictionRecord(key="00" * 16, row=row + n, status="ok", text="x" * 20) for n in range(2)])
 except WriteError as error:
     print(row, error)
 journal.close()

@@ -10,7 +10,7 @@ import pytest
 from partita.distributed.thread_group import ThreadGroup
 from partita.inference.journal import Journal
 from partita.inference.journals import open_journals, rank_path
-from partita.inference.record import Record
+from partita.inference.record import PredictionRecord
 from partita_schema.errors import ResumeError
 from partita_trainers.process_group import ProcessGroup
 
@@ -22,11 +22,11 @@ def keys() -> npt.NDArray[np.uint8]:
     return np.arange(ROWS * 16, dtype=np.uint8).reshape(ROWS, 16)
 
 
-def answer(row: int, *, text: str = "yes", key: bytes | None = None) -> Record:
-    return Record(key=(key or keys()[row].tobytes()).hex(), row=row, status="ok", text=text, attempt=1)
+def answer(row: int, *, text: str = "yes", key: bytes | None = None) -> PredictionRecord:
+    return PredictionRecord(key=(key or keys()[row].tobytes()).hex(), row=row, status="ok", text=text, attempt=1)
 
 
-def left_behind(path: Path, rank: int, records: list[Record], *, parts: dict[str, str] = PARTS) -> Path:
+def left_behind(path: Path, rank: int, records: list[PredictionRecord], *, parts: dict[str, str] = PARTS) -> Path:
     """What a rank that was killed had answered."""
     place = rank_path(path, rank)
     with Journal.open(place, fingerprint=parts, keys=keys()) as journal:

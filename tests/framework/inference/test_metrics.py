@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.decode import Decoder
-from partita.inference.metrics import Scorer, Scores, canonical, metric_names
+from partita.inference.metrics import OutputScores, Scorer, canonical, metric_names
 from partita.inference.predictions import answer_of
-from partita.inference.record import Record
+from partita.inference.record import PredictionRecord
 
 LABELS = ["cat", "dog", "fish"]
 CATEGORY = {"name": "kind", "type": "category", "decoder": {"labels": LABELS}}
@@ -24,12 +24,12 @@ WORDS = ["the", "a", "dog", "cat", "sat", "on", "under", "mat,", "and", "ran", "
 def score(make_config: Any) -> Any:
     """Scores of (truth by output, answer or None for an error) pairs."""
 
-    def call(*pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any]) -> Scores:
+    def call(*pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any]) -> OutputScores:
         config = make_config(*outputs)
         decoder, scorer = Decoder(config, labels={}), Scorer(config)
         for row, (truth, text) in enumerate(pairs):
             status: Any = "ok" if text is not None else "error"
-            scorer.add(truth, answer_of(Record(key="", row=row, status=status, text=text), decoder))
+            scorer.add(truth, answer_of(PredictionRecord(key="", row=row, status=status, text=text), decoder))
         return scorer.scores()
 
     return call
@@ -37,7 +37,7 @@ def score(make_config: Any) -> Any:
 
 def test_no_rows_have_no_scores(score: Any) -> None:
     scores = score(outputs=[CATEGORY, NUMBER])
-    assert (scores, scores.flat) == (Scores(), {})
+    assert (scores, scores.flat) == (OutputScores(), {})
 
 
 def test_category_scores_equal_scikit_learns_over_all_rows(score: Any) -> None:
@@ -240,7 +240,7 @@ def test_the_table_of_names_is_what_scores_hold(make_config: Any) -> None:
         {"name": "t", "type": "text"},
     )
     truth = {"c": "a", "n": 1, "j": {"x": 1}, "t": "b"}
-    record = Record(key="00", row=0, status="ok", text=json.dumps(truth))
+    record = PredictionRecord(key="00", row=0, status="ok", text=json.dumps(truth))
     scorer = Scorer(config)
     scorer.add(truth, answer_of(record, Decoder(config, labels={})))
     names = {name for name in scorer.scores().flat if ".field." not in name}

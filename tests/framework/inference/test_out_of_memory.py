@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partita.inference.engine import Engine, generate_rows
-from partita.inference.halving import BatchLimit
+from partita.inference.oom_backoff import BatchLimit
 from partita.inference.results import BatchResult
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.shaping.encoder import PromptExample
+from partita.data.shaping.row_tokenizer import PromptExample
 from partita.inference.prompts import EncodedPrompts
 from partita.lm.scripted import ScriptedModel
 from partita_schema.rows import row_schema

@@ -13,11 +13,11 @@ SCRIPT = """
 import hashlib, os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from partita.data.shaping.encoder import Encoder
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.row_tokenizer import RowTokenizer
+from partita.data.shaping.formatter import Formatter
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.inference.decode import Decoder
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.predict import predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
@@ -62,7 +62,7 @@ lm = Sampled(answer)
 def predict(folder):
     return predict_rows(
         lm=lm, rows=rows, config=config, schema=row_schema(config, supervised=False),
-        encoder=Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": not ceiling}), max_new_tokens=40,
         capacity=lambda lengths: Capacity(4, limit=BatchLimit(4)), seed=3,
         journal_path=folder / "journal.jsonl", output=folder / "out.jsonl",

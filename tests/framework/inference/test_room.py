@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partita.inference.engine import run_of_requests
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.tuning.sizes import BatchSizeTuner
 from partita_trainers.batch_size.probe import BatchSize
@@ -37,7 +37,7 @@ def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple
     requests = [GenerationRequest(chance.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
     held = Capacity(2, capacity.pop("limit", BatchLimit(2)), **capacity)
     run = run_of_requests(lm, requests, options=GREEDY, capacity=held, seed=0)
-    found = {result.row: result.generated for batch in run.answers() for result in batch.results}
+    found = {result.row: result.generated for batch in run.completions() for result in batch.results}
     monkeypatch.undo()
     return opened, found
 

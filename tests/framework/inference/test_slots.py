@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.engine import choose_engine, generate_requests, generate_rows
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.results import BatchResult, too_large
-from partita.inference.slots import SHORTEST_PREFIX
+from partita.inference.scheduler import SHORTEST_PREFIX
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
-from partita.lm.slot_pool import SlotPool
+from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.slots import Slots
 from partita_schema.errors import JobError, ModelError, OutOfMemory
 
@@ -254,12 +254,12 @@ def kind_of(kwargs: dict[str, Any]) -> str:
 
 
 @contextmanager
-def failing(lm: Any, fails: Callable[[str, SlotPool, torch.Tensor], BaseException | None]) -> Iterator[list[str]]:
+def failing(lm: Any, fails: Callable[[str, SlotKVCache, torch.Tensor], BaseException | None]) -> Iterator[list[str]]:
     """Inside, passes may fail; gives the kinds of all passes."""
     kinds: list[str] = []
 
     def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if not isinstance(kwargs.get("past_key_values"), SlotPool):
+        if not isinstance(kwargs.get("past_key_values"), SlotKVCache):
             return
         kinds.append(kind_of(kwargs))
         error = fails(kinds[-1], kwargs["past_key_values"], kwargs["input_ids"])
@@ -330,7 +330,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
 ) -> None:
     prompts, limit = made([5] * 8 + [55] + [5] * 6), BatchLimit(6)
     free = one_by_one(lm, prompts)
-    caplog.set_level(logging.INFO, logger="partita.inference.slots")
+    caplog.set_level(logging.INFO, logger="partita.inference.scheduler")
     with memory_ceiling(lm.base, 110) as passes:
         batches = list(rows_of(lm, prompts, limit=limit))
     found = outcomes(batches)
@@ -362,7 +362,7 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
 
     pools: list[Any] = []
 
-    def fail(kind: str, pool: SlotPool, ids: torch.Tensor) -> BaseException | None:
+    def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
         known = [reference() for reference in pools]
         if pool not in known:
             assert not any(other is not None for other in known), "the old pool is still held"
@@ -393,7 +393,7 @@ def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
 
 def test_rows_whose_common_beginning_cannot_be_read_are_all_told_so(lm, caplog: Any) -> None:
     prompts = made([3, 4, 5], prefix=[*PREFIX, 10**6])
-    caplog.set_level(logging.INFO, logger="partita.inference.slots")
+    caplog.set_level(logging.INFO, logger="partita.inference.scheduler")
     assert answers(lm, prompts) == dict.fromkeys(range(3), "IndexError: index out of range in self")
     reason = "what all prompts begin with cannot be read: IndexError: index out of range in self"
     assert caplog.messages[0] == reason
@@ -408,10 +408,10 @@ def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: 
     assert 6 in spoiled
     assert len(spoiled) < len(free)
 
-    def fail(kind: str, pool: SlotPool, ids: torch.Tensor) -> BaseException | None:
+    def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
         return ValueError("no such luck") if kind == "step" and bad in ids else None
 
-    caplog.set_level(logging.INFO, logger="partita.inference.slots")
+    caplog.set_level(logging.INFO, logger="partita.inference.scheduler")
     with failing(lm, fail):
         found = answers(lm, prompts, options=options, batch_size=5, limit=limit)
     assert found == free | dict.fromkeys(spoiled, "ValueError: no such luck")
@@ -437,7 +437,7 @@ def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> N
     prompts, limit = made([20, 9, 8, 7]), BatchLimit(4)
     free = one_by_one(lm, prompts)
 
-    def fail(kind: str, pool: SlotPool, ids: torch.Tensor) -> BaseException | None:
+    def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
         if kind == "step" and len(ids) > 1:
             return ValueError("never together")
         return full() if kind == "step" and pool.place.tokens == 28 else None
@@ -452,7 +452,7 @@ def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -
     prompts, limit, failed = made([20, 9, 8, 7, 6]), BatchLimit(4), []
     free = one_by_one(lm, prompts)
 
-    def fail(kind: str, pool: SlotPool, ids: torch.Tensor) -> BaseException | None:
+    def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
         if kind == "read" and len(ids) > 1:
             return ValueError("never together")
         if kind == "read" and ids.shape[1] == 9 and not failed:
@@ -474,7 +474,7 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
     free = answers(lm, prompts)
     passes: Counter[str] = Counter()
 
-    def fail(now: str, pool: SlotPool, ids: torch.Tensor) -> BaseException | None:
+    def fail(now: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
         passes[now] += 1
         last = {"open": 1, "read": 6, "step": 20}[kind]
         return RuntimeError(DEVICE) if now == kind and passes[now] >= last else None

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.inference.engine import generate_rows
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.results import unanswerable
-from partita.inference.static import plan_batches, requests_in_batches
+from partita.inference.static_batches import plan_batches, requests_in_batches
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import JobError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.choosing import HISTORY, NOT_NUMBERS, Chooser, Row, random_numbers
 from partita.lm.generation_defaults import PLAIN, SAMPLING
+from partita.lm.sampler import HISTORY, NOT_NUMBERS, Row, Sampler, random_numbers
 
 from ...properties import ends, examples
 
@@ -173,11 +173,11 @@ def test_scores_are_those_of_the_library(lm, arguments: dict[str, Any], said: in
         Row(SlotRequest([draw.choice((5, 6, 7, 8)) for _ in range(length)], 12, length), new=[5, 6, 9, 5, 6][:said])
         for length in (1, 4, 19)
     ]
-    chooser = Chooser(options, ends=ends, seed=0, device=CPU)
+    chooser = Sampler(options, ends=ends, seed=0, device=CPU)
     scores_NV = torch.randn(3, lm.vocabulary_size, generator=chance) * 3
     seen: list[torch.Tensor] = []
     chooser.sampled = lambda scores, rows: (seen.append(chooser.warpers(None, scores)), sampled(scores, rows))[1]  # type: ignore
-    sampled = Chooser.sampled.__get__(chooser)
+    sampled = Sampler.sampled.__get__(chooser)
     for row in rows:
         chooser.prepare(row)
     chooser.choose(scores_NV.clone(), rows)
@@ -261,7 +261,7 @@ def chi_square(counts: Any, expected: Any) -> float:
 def test_tokens_are_drawn_by_their_probability(arguments: dict[str, Any]) -> None:
     count, ends = 6000, (2, 5)
     options = GenerationOptions({"do_sample": True, "top_k": 0} | arguments)
-    chooser = Chooser(options, ends=ends, seed=3, device=CPU)
+    chooser = Sampler(options, ends=ends, seed=3, device=CPU)
     scores_V = torch.tensor([0.3, -0.5, 1.1, -torch.inf, 0.0, 0.7, -1.0, 1.4])
     rows = [Row(SlotRequest([1], 4, row, key=row.to_bytes(4, "little"))) for row in range(count)]
     for row in rows:
@@ -298,14 +298,14 @@ def test_tokens_are_drawn_by_their_probability(arguments: dict[str, Any]) -> Non
 def test_a_token_without_probability_is_never_chosen(scores: list[float], chance: float) -> None:
     if all(math.isinf(score) for score in scores):
         scores[-1] = 0.0
-    chooser = Chooser(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
-    row = Row(SlotRequest([1], 1, 0), chances=[chance])
+    chooser = Sampler(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
+    row = Row(SlotRequest([1], 1, 0), uniforms=[chance])
     token = int(chooser.choose(torch.tensor([scores]), [row])[0])
     assert torch.tensor(scores).softmax(-1)[token] > 0
 
 
 def test_many_small_probabilities_reach_the_end_of_a_large_vocabulary() -> None:
-    chooser = Chooser(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
+    chooser = Sampler(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
     scores_V = torch.zeros(150_001)
     scores_V[-1] = -torch.inf
     for chance, low, high in (
@@ -313,7 +313,7 @@ def test_many_small_probabilities_reach_the_end_of_a_large_vocabulary() -> None:
         (0.5, 74_900, 75_100),
         (float(np.nextafter(np.float32(1), 0)), 149_900, 149_999),
     ):
-        token = int(chooser.choose(scores_V[None].clone(), [Row(SlotRequest([1], 1, 0), chances=[chance])])[0])
+        token = int(chooser.choose(scores_V[None].clone(), [Row(SlotRequest([1], 1, 0), uniforms=[chance])])[0])
         assert low <= token <= high
 
 

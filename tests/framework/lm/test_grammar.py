@@ -15,9 +15,9 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.choosing import Row
 from partita.lm.grammar import Grammar
 from partita.lm.huggingface import load_model
+from partita.lm.sampler import Row
 from partita.lm.token_bytes import token_bytes
 from partita.lm.tokenizers import CHARACTER, PAD, UNKNOWN, WORD, byte_pair_backend, byte_tokenizer, piece_backend, wrap
 from partita_schema.config import Config

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm.base import GenerationOptions, SlotRequest
-from partita.lm.choosing import Row
-from partita.lm.kept_rows import KeptRows
-from partita.lm.slot_pool import SlotLayer, SlotPool
+from partita.lm.prefix_cache import PrefixCache
+from partita.lm.sampler import Row
+from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.model import Architecture
 
@@ -132,7 +132,7 @@ def test_however_few_slots_there_are_answers_are_alike(
     small: Any, llama: Any, slots: int, prefix: tuple[int, ...], lean: bool
 ) -> None:
     for seed in range(2):
-        opened = open_slots(llama, slots, prefix=prefix, way=SlotWay(llama.slot_way.narrows, lean))
+        opened = open_slots(llama, slots, prefix=prefix, way=SlotWay(llama.slot_way.narrows_reads, lean))
         assert_equal_to_rows_alone(small, llama, Talk(opened, seed=seed, prefix=prefix).run())
 
 
@@ -272,9 +272,9 @@ def test_after_a_pass_that_fails_rows_are_read_whole(small: Any, llama: Any) -> 
     opened.close()
 
 
-def marked_pool(slots: int) -> SlotPool:
+def marked_pool(slots: int) -> SlotKVCache:
     """A pool of one layer."""
-    pool = SlotPool(slots=slots, tokens=4)
+    pool = SlotKVCache(slots=slots, tokens=4)
     pool.layers.append(SlotLayer(pool.place))
     pool.layers[0].lazy_initialization(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
     return pool
@@ -289,7 +289,7 @@ def test_rows_come_to_their_slots_and_others_stay_wherever_there_is_room(data: s
     places = draw(st.permutations(range(live, slots)))
     staying = places[: draw(st.integers(0, len(places)))]
     pool = marked_pool(slots)
-    kept = KeptRows(pool)
+    kept = PrefixCache(pool)
     for name, slot in enumerate(staying):
         kept.keep(Row(SlotRequest([name] * 3, 1, name), new=[9]), slot=slot)
         for held in pool.held:

@@ -59,7 +59,7 @@ def test_products_are_timed_in_either_type() -> None:
 def test_sizes_have_the_parameters_that_their_names_promise(small, size: str, millions: float) -> None:
     from transformers import AutoModelForCausalLM
 
-    from partita.lm.scratch import scratch_config
+    from partita.lm.architectures import scratch_config
     from partita.lm.tokenizers import byte_tokenizer
 
     config = small.config(base_model=scratch(size=size))

@@ -9,7 +9,7 @@ import pytest
 MEASURED = """
 import json, torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from partita.lm.memory_formula import forward_bytes, generation_bytes, training_bytes
+from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita_trainers.batch_size.memory import device_memory
 torch.set_num_threads(1)
 memory = device_memory(torch.device("cpu"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.lm.noise import row_lengths
+from partita.lm.neftune import row_lengths
 from partita_schema.errors import ModelError
 from partita_schema.model import Architecture
 from partita_trainers.base import Batch

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.inference.engine import generate_requests, run_of_requests
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.inference.streaming import stream_requests
-from partita.lm import choosing, products
+from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.products import LEAST, Least, WideLinear, is_faster, rounded, wide_products, widen, widen_products
+from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, is_faster, rounded, use_onednn, using_onednn, widen
 from partita.lm.slots import Slots, SlotWay
 
 from ...properties import ends, first, in_long_tests
@@ -66,7 +66,7 @@ def wide(*, bias: bool = True, products: int = 0) -> nn.Linear:
 @pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
 def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
     layer, x = wide(bias=bias, products=LEAST.products), torch.randn(shape)
-    with torch.no_grad(), wide_products(), Watch() as seen:
+    with torch.no_grad(), using_onednn(), Watch() as seen:
         found = layer(x)
     wanted = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert found.shape == (*shape[:-1], 160)
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) 
 
 def test_parts_of_a_tensor_are_multiplied_like_copies() -> None:
     layer, x = wide(), torch.randn(16, 5, 128)
-    with torch.no_grad(), wide_products(), Watch() as seen:
+    with torch.no_grad(), using_onednn(), Watch() as seen:
         torch.testing.assert_close(layer(x[:, -1]), layer(x[:, -1].contiguous()))
     assert seen.rows == [16, 16]
 
@@ -86,9 +86,9 @@ def test_only_what_asks_for_it_computes_in_this_way() -> None:
     layer, x = wide(), torch.randn(64, 128)
     with torch.no_grad(), Watch() as seen:
         plain = layer(x)
-        with wide_products():
+        with using_onednn():
             layer(x)
-            with wide_products(False):
+            with using_onednn(False):
                 assert torch.equal(layer(x), plain)
             layer(x)
         assert torch.equal(layer(x), plain)
@@ -99,14 +99,14 @@ def test_only_what_asks_for_it_computes_in_this_way() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
 def test_few_rows_and_numbers_with_many_digits_are_left_to_torch(rows: int) -> None:
     layer, x = wide(), torch.randn(rows, 128)
-    with torch.no_grad(), wide_products(), Watch() as seen:
+    with torch.no_grad(), using_onednn(), Watch() as seen:
         assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
     assert not seen.rows
 
 
 def test_gradients_autocast_and_16_bits_are_left_to_torch() -> None:
     layer, x = wide(), torch.randn(64, 128, requires_grad=True)
-    with wide_products(), Watch() as seen:
+    with using_onednn(), Watch() as seen:
         layer(x).sum().backward()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
@@ -124,9 +124,9 @@ def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None
         nn.Linear(128, 128), nn.Linear(128, 128).bfloat16(), Own(128, 128), nn.Linear(16, 16), nn.Embedding(128, 128)
     )
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert widen_products(module) == int(is_faster())
+    assert use_onednn(module) == int(is_faster())
     assert widen(module) == 1
-    assert [type(part) for part in module] == [WideLinear, nn.Linear, Own, nn.Linear, nn.Embedding]
+    assert [type(part) for part in module] == [OneDnnLinear, nn.Linear, Own, nn.Linear, nn.Embedding]
     after = module.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -138,7 +138,7 @@ def test_rounded_numbers_are_few_and_near(rows: int) -> None:
     assert rows <= found <= rows * 1.125
     assert rounded(found) == found
     digits = f"{found:b}".rstrip("0")
-    assert len(digits) <= products.DIGITS
+    assert len(digits) <= onednn_linear.DIGITS
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_processor_decides(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(products, "processor", {"vendor_id": maker}.get)
+    monkeypatch.setattr(onednn_linear, "processor", {"vendor_id": maker}.get)
     is_faster.cache_clear()
     try:
         assert is_faster() is wanted
@@ -319,10 +319,10 @@ def test_what_is_close_is_doubtful() -> None:
     scores = torch.tensor(
         [[0.0, 4.0, 4.0, 0.0], [0.0, 4.0, 3.9, 0.0], [0.0, 4.0, 4.0 - 1e-5, 0.0], [0.0, float("nan"), 1.0, 1.0]]
     )
-    tokens, valid = choosing.greedy(scores)
+    tokens, valid = sampler.greedy(scores)
     assert tokens.tolist()[:3] == [1, 1, 1]
     assert valid.tolist() == [True, True, True, False]
-    assert choosing.doubtful(scores, tokens, scores.mean(-1)).tolist() == [True, False, True, False]
+    assert sampler.near_ties(scores, tokens, scores.mean(-1)).tolist() == [True, False, True, False]
 
 
 def test_padding_that_is_told_is_that_which_is_read(small: Any, lm: Any, faster: bool) -> None:
@@ -334,7 +334,7 @@ def test_padding_that_is_told_is_that_which_is_read(small: Any, lm: Any, faster:
     )
     lm.why_no_slots(GREEDY, tokens=34)
     read.clear()
-    batches = list(run.answers())
+    batches = list(run.completions())
     hook.remove()
     assert sum(batch.prompt_tokens for batch in batches) == 4 * 33 + 30
     assert sum(batch.padded_tokens for batch in batches) == sum(read) == (4 * 34 + 30 if faster else 5 * 33)
@@ -344,7 +344,7 @@ JOB = """
 import json, random, sys
 import torch
 from partita import Model
-from partita.lm.products import Least, widen
+from partita.lm.onednn_linear import Least, widen
 
 torch.set_num_threads(1)
 
@@ -391,7 +391,7 @@ def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path:
         timeout=200,
         check=False,
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name not in products.KERNEL_VARIABLES}
+        env={name: value for name, value in os.environ.items() if name not in onednn_linear.KERNEL_VARIABLES}
         | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -400,11 +400,11 @@ def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path:
     assert found["more"] < 65_000_000, "it was 97 MB where all kernels were kept"
 
 
-@pytest.mark.parametrize("name", products.KERNEL_VARIABLES)
+@pytest.mark.parametrize("name", onednn_linear.KERNEL_VARIABLES)
 def test_a_number_of_kernels_that_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in products.KERNEL_VARIABLES:
+    for other in onednn_linear.KERNEL_VARIABLES:
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "7")
-    products.keep_few_kernels()
-    assert [os.environ.get(other) for other in products.KERNEL_VARIABLES if other != name] == [None]
+    onednn_linear.keep_few_kernels()
+    assert [os.environ.get(other) for other in onednn_linear.KERNEL_VARIABLES if other != name] == [None]
     assert os.environ[name] == "7"

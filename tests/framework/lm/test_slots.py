@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from partita.lm import slot_attention
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.choosing import Chooser
 from partita.lm.last_layer import last_layer
-from partita.lm.products import rounded
+from partita.lm.onednn_linear import rounded
+from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import chunks
-from partita.lm.slot_pool import SlotPool
+from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_schema.model import Architecture
@@ -448,7 +448,7 @@ def test_a_pool_that_is_no_longer_used_takes_no_memory(
     small, llama, lean: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = small.slot_requests((3, 4), (5, 4), prefix=PREFIX)
-    monkeypatch.setattr(llama, "slot_way", llama.slot_way._replace(lean=lean))
+    monkeypatch.setattr(llama, "slot_way", llama.slot_way._replace(shares_prefix=lean))
     gc.collect()
     gc.disable()
     try:
@@ -473,7 +473,7 @@ def test_the_pool_stays_where_it_is(small, llama) -> None:
 
 
 def test_what_was_not_a_number_is_cleared_behind_the_common_beginning() -> None:
-    pool = SlotPool(slots=3, tokens=8)
+    pool = SlotKVCache(slots=3, tokens=8)
     pool.place.read(0, 3, start=0)
     pool.update(torch.full((3, 2, 8, 4), torch.nan), torch.full((3, 2, 8, 4), torch.nan), 0)
     pool.clear(1, start=2)
@@ -527,11 +527,11 @@ def test_nothing_is_left_where_the_common_beginning_cannot_be_read(clean) -> Non
 
 
 def test_nothing_is_left_where_the_common_beginning_cannot_be_spread(clean, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(pool: SlotPool, tokens: int) -> None:
+    def full(pool: SlotKVCache, tokens: int) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(SlotPool, "spread", full)
-    monkeypatch.setattr(clean, "slot_way", clean.slot_way._replace(lean=False))
+    monkeypatch.setattr(SlotKVCache, "broadcast_prefix", full)
+    monkeypatch.setattr(clean, "slot_way", clean.slot_way._replace(shares_prefix=False))
     with pytest.raises(torch.OutOfMemoryError):
         clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[5, 6], seed=0)
 
@@ -555,7 +555,7 @@ def test_a_pass_that_fails_leaves_nothing_and_live_rows_go_on(small, clean, wher
         found: list[SlotAnswer] = []
         for call in (partial(opened.admit, requests[2:]), opened.step):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(*((Chooser, "choose") if module is None else (module, "forward")), fail)
+                patch.setattr(*((Sampler, "choose") if module is None else (module, "forward")), fail)
                 with pytest.raises(error):
                     call()
             assert clean.base.config._attn_implementation == "sdpa"

@@ -17,7 +17,7 @@ import torch
 
 from partita.lm import slots
 from partita.lm.base import PADDED, GenerationOptions
-from partita.lm.slot_pool import SlotPool
+from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.worst_case import worst_requests
 
 from ...properties import ends
@@ -110,7 +110,7 @@ def watched(lm: Any) -> Iterator[Any]:
         rows, tokens = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         mask = kwargs.get("attention_mask")
         pool = kwargs.get("past_key_values")
-        if isinstance(pool, SlotPool):
+        if isinstance(pool, SlotKVCache):
             place = pool.place
             passes.seen.append((rows, tokens, place.width or place.start + tokens))
             passes.pools.append((place.slots, place.tokens))
@@ -477,7 +477,7 @@ MEASURE = """
 import json, os, sys
 from pathlib import Path
 from partita.inference.engine import generate_requests
-from partita.inference.halving import BatchLimit, Capacity
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.huggingface import load_model
 from partita.lm.tokenizers import load_tokenizer

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from partita.runs import progress
-from partita.runs.progress import Lines, Quiet, clock, fitting, show_progress
+from partita.runs.progress import NoProgress, PlainProgress, clock, fitting, show_progress
 
 
 def test_without_a_terminal_the_end_is_told_in_one_plain_line() -> None:
@@ -42,14 +42,14 @@ def test_what_stopped_half_way_is_told_too() -> None:
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(10, "training", quiet=True) as shown:
-        assert isinstance(shown, Quiet)
+        assert isinstance(shown, NoProgress)
         shown.advance(10, loss=1.0)
     assert capsys.readouterr() == ("", "")
 
 
 def test_standard_error_is_the_place_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(2, "training") as shown:
-        assert isinstance(shown, Lines)
+        assert isinstance(shown, PlainProgress)
         shown.advance(2)
     assert capsys.readouterr() == ("", "training 2/2\n")
 

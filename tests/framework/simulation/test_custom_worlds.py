@@ -271,7 +271,7 @@ def test_the_guides_world_and_transcripts_run_as_they_stand(
         tmp_path,
         world={"type": "custom", "target": "tables:Table", "options": {"courses": 3}},
         seats={"others": {"guest": {"type": "model", "run": "guest", "prompt": "say {number}"}, "friend": friend}},
-        transcripts="tables:Told",
+        transcripts="tables:Printed",
     )
 
     for line in transcripts(tmp_path):

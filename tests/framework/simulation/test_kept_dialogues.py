@@ -11,7 +11,7 @@ import torch
 from partita import Model
 from partita.lm.base import SlotRequest
 from partita.lm.slots import Slots
-from partita.simulation.slots import DialogueSlots
+from partita.simulation.slots import DialogueScheduler
 
 from ...properties import ends
 from . import test_simulate
@@ -56,7 +56,7 @@ def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
     found = [
         dialogues(desk, tmp_path / str(size), sampled=sampled, batch_size=size, history=history) for size in (1, 7, 64)
     ]
-    monkeypatch.setattr(DialogueSlots, "keeps", False)
+    monkeypatch.setattr(DialogueScheduler, "keeps", False)
     found.append(dialogues(desk, tmp_path / "whole", sampled=sampled, batch_size=7, history=history))
 
     assert found == [found[0]] * 4

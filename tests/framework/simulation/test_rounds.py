@@ -17,8 +17,8 @@ import yaml
 from safetensors.torch import load_file
 
 from partita import ConfigError, Model, PartitaError
-from partita.assembly import assemble
 from partita.lm.huggingface import HuggingFaceModel
+from partita.pipeline import build_pipeline
 
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines
@@ -233,9 +233,9 @@ def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPat
 
     def counted(*given: Any, **named: Any) -> Any:
         loaded.append(len(alive()))
-        return assemble(*given, **named)
+        return build_pipeline(*given, **named)
 
-    monkeypatch.setattr("partita.rounds.assemble", counted)
+    monkeypatch.setattr("partita.self_training.build_pipeline", counted)
     gc.collect()
     before = alive()  # of other tests, which are not to end now
     train("run")

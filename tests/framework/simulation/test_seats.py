@@ -281,8 +281,8 @@ def test_models_share_what_memory_holds() -> None:
     size = BatchSize(rows=48, origin="tuned", device="cpu", max_fitting=64)
 
     def model(found: BatchSize) -> Any:
-        assembly = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
-        return SimpleNamespace(assembly=assembly, sizing=SimpleNamespace(generation=lambda lengths, rows: found))
+        pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
+        return SimpleNamespace(pipeline=pipeline, sizing=SimpleNamespace(generation=lambda lengths, rows: found))
 
     section = Simulation.model_validate(settings(Path())["simulation"])
     sizes: Callable[..., Any] = lambda **models: {  # noqa: E731 -- read once

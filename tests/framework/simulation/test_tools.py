@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from partita import ConfigError
-from partita.data.shaping.encoder import Encoder
-from partita.data.shaping.prompt import Shaper
-from partita.inference.halving import BatchLimit, Capacity
+from partita.data.shaping.formatter import Formatter
+from partita.data.shaping.row_tokenizer import RowTokenizer
+from partita.inference.oom_backoff import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted, tools_of
@@ -178,7 +178,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
         }
     ).config
     lm = ScriptedModel(clerk)
-    encoder = Encoder(Shaper(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
+    encoder = RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
     agent = Voice(
         cast(Any, lm),
         TurnEncoder(encoder, "messages", lm.tokenizer.decode),

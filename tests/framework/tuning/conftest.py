@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from partita import Model
 from partita.lm.batch_check import check_causal, find_batch_way
 from partita.lm.slot_check import find_way
-from partita.lm.slot_pool import SlotPool
+from partita.lm.slot_kv_cache import SlotKVCache
 from partita_trainers.batch_size import memory
 from partita_trainers.batch_size.memory import Peak, within
 
@@ -113,7 +113,7 @@ class Device:
         rows, tokens = kwargs["input_ids"].shape
         cache = kwargs.get("past_key_values")
         held, slots, places = 0, 0, 0
-        if isinstance(cache, SlotPool):
+        if isinstance(cache, SlotKVCache):
             place = cache.place
             held, slots = place.width or place.start + tokens, place.slots
             places = place.slots * place.tokens
@@ -186,9 +186,9 @@ class FakeMemory:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     """In place of the CPU's memory and clock; sizes are kept in a folder of the test, and runs as well."""
-    from partita import assembly
+    from partita import pipeline
 
-    found, load = Device(), assembly.load_model
+    found, load = Device(), pipeline.load_model
 
     def loaded(*args: Any, **kwargs: Any) -> Any:
         lm = load(*args, **kwargs)
@@ -200,7 +200,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
         if found.held > found.ceiling:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr(assembly, "load_model", loaded)
+    monkeypatch.setattr(pipeline, "load_model", loaded)
     for name in ("find_way", "find_batch_way", "check_causal"):
         monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(found, name))
     monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(found, allowed))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.encoded import EncodedRows
 from partita.data.loader import Loader
 from partita.data.rows import RowKeys
+from partita.data.tokenized import TokenizedDataset
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
@@ -27,17 +27,17 @@ BATCHING = st.one_of(
 )
 
 
-def encoded(lengths: np.ndarray, learned: int = 1) -> EncodedRows:
+def encoded(lengths: np.ndarray, learned: int = 1) -> TokenizedDataset:
     """Rows of so many tokens, of which the last ones are learned."""
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     spans = np.stack([np.maximum(0, lengths - learned), lengths], axis=1).astype(np.int32)
-    return EncodedRows(
+    return TokenizedDataset(
         ids_L=np.ones(int(lengths.sum()), dtype=np.int32),
         starts_N1=starts,
-        spans_S2=spans,
+        loss_spans_S2=spans,
         span_starts_N1=np.arange(len(lengths) + 1),
         keys=RowKeys.counted("rows", len(lengths)),
-        places_N=np.arange(len(lengths)),
+        indices_N=np.arange(len(lengths)),
         parts={"files": "f"},
     )
 

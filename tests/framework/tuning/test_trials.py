@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.inference.static import plan_batches
+from partita.inference.static_batches import plan_batches
 from partita.lm.base import PADDED, BatchWay, GenerationOptions
 from partita.tuning.trials import MOST_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
 from partita_trainers.base import Batch

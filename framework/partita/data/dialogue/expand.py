@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from partita.data.dialogue.squash import ALL, Context, Message, answers, history
+from partita.data.dialogue.squash import ALL, HistoryLimits, Message, answers, history
 from partita.data.rows import RowKeys, Rows, digest
 from partita_schema.config import Config
 from partita_schema.dialogue import Dialogue
@@ -34,7 +34,7 @@ class Expander:
     mode: Mode
     ignored: tuple[str, ...] = ()
     """Keys of messages that are left out."""
-    context: Context = ALL
+    context: HistoryLimits = ALL
     """What a row shows; tokens are counted where the row is rendered, not here."""
     labels: Literal["first", "all", "random"] = "first"
     all_labels: bool = False
@@ -138,9 +138,9 @@ def for_scores(expander: Expander) -> Expander:
     return replace(expander, mode="squash", labels="first", all_labels=True)
 
 
-def context_of(dialogue: Dialogue) -> Context:
+def context_of(dialogue: Dialogue) -> HistoryLimits:
     """What a row shows of what was said."""
-    return Context(
+    return HistoryLimits(
         include_labels=dialogue.include_labels,
         context_length=dialogue.context_length,
         context_turns=dialogue.context_turns,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 Message = dict[str, Any]
 
 
-class Context(NamedTuple):
+class HistoryLimits(NamedTuple):
     """How much of what was said before is shown."""
 
     include_labels: bool = True
@@ -24,7 +24,7 @@ class Context(NamedTuple):
     """Tokens of the pieces; the last question is always shown."""
 
 
-ALL = Context()
+ALL = HistoryLimits()
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
@@ -33,7 +33,7 @@ def answers(messages: Sequence[Message]) -> list[int]:
 
 
 def history(
-    messages: Sequence[Message], place: int, *, context: Context = ALL, count: Callable[[str], int] | None = None
+    messages: Sequence[Message], place: int, *, context: HistoryLimits = ALL, count: Callable[[str], int] | None = None
 ) -> list[Message]:
     """What is shown before the message at `place`. `count` counts the tokens of a text, where context_tokens is set."""
     opening = 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from partita.data.reading.csv_rows import CsvRow, CsvRows
-from partita.data.reading.records import MAX_ROW_BYTES, UTF16_MARKS, Record, bad, dump
+from partita.data.reading.records import MAX_ROW_BYTES, UTF16_MARKS, SourceRecord, bad, dump
 from partita_schema.counted import counted
 from partita_schema.errors import DataError, shortened
 
@@ -13,17 +13,17 @@ SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
 """What stands between cells of files that are called CSV, besides commas, and its name in messages."""
 
 
-def read_csv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
+def read_csv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Rows under a header, separated by commas. Every cell stays text."""
     return read_cells(stream, name, delimiter=",", max_row_bytes=max_row_bytes)
 
 
-def read_tsv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
+def read_tsv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Rows under a header, separated by tabs. Every cell stays text."""
     return read_cells(stream, name, delimiter="\t", max_row_bytes=max_row_bytes)
 
 
-def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: int) -> Iterator[Record]:
+def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     header: tuple[str, ...] | None = None
     for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=max_row_bytes):
         if header is None:
@@ -69,7 +69,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> Record:
+def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> SourceRecord:
     """The row as a JSON object, or what is wrong with it."""
     if row.reason:
         return bad(row.number, row.reason, row.cells[0])
@@ -77,6 +77,6 @@ def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> Record:
         reason = f"{counted(len(row.cells), 'cell')}, the header has {len(header)}"
         return bad(row.number, reason, delimiter.join(row.cells))
     try:
-        return Record(row.number, dump(dict(zip(header, row.cells, strict=True))), tuple(header))
+        return SourceRecord(row.number, dump(dict(zip(header, row.cells, strict=True))), tuple(header))
     except UnicodeEncodeError:
         return bad(row.number, "not UTF-8", delimiter.join(row.cells))

@@ -11,7 +11,7 @@ from partita.data.reading.records import (
     MAX_RAW,
     MAX_ROW_BYTES,
     MAX_VALUES,
-    Record,
+    SourceRecord,
     bad,
     not_utf8,
     refuse_utf16,
@@ -32,7 +32,7 @@ CUT_OFF = 16
 """Characters before the end of a text in which the JSON decoder reports that something is missing after the end."""
 
 
-def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
+def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """One JSON object a line; empty lines are passed over."""
     number = 0
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
@@ -48,16 +48,16 @@ def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) 
             yield json_record(text, number)
 
 
-def json_record(text: bytes, number: int) -> Record:
+def json_record(text: bytes, number: int) -> SourceRecord:
     """The row in a piece of JSON."""
     value, reason = json_row(text)
     return record_of(value, reason, text, number)
 
 
-def record_of(value: Any, reason: str, text: bytes, number: int) -> Record:
+def record_of(value: Any, reason: str, text: bytes, number: int) -> SourceRecord:
     if reason:
         return bad(number, reason, text[: 4 * MAX_RAW].decode("utf-8", "replace"))
-    return Record(number, text + b"\n", tuple(value))
+    return SourceRecord(number, text + b"\n", tuple(value))
 
 
 def json_row(text: bytes) -> tuple[Any, str]:
@@ -107,7 +107,7 @@ def has_lone_surrogate(value: Any) -> bool:
     return False
 
 
-def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
+def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """A JSON array of objects, an object of columns, an object that holds one array of rows, or one object a line.
 
     An array is read piece by piece; the other whole-file forms are held in memory.
@@ -156,7 +156,7 @@ def is_object(line: bytes) -> bool:
         return False
 
 
-def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Record]:
+def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Objects of a JSON array, one at a time; a row's number is its place in the array."""
     text = io.TextIOWrapper(stream, encoding="utf-8")
     decoder = json.JSONDecoder()
@@ -220,7 +220,7 @@ def said(error: Any) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Record]:
+def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Rows of a JSON object: lists by column, one list of rows, or a single row."""
     text = stream.read(max_row_bytes + 1)
     if len(text) > max_row_bytes or holds_too_much(text):

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from partita.data.reading.lines import split_lines
-from partita.data.reading.records import MAX_ROW_BYTES, Record, bad, dump, not_utf8, refuse_utf16, too_long
+from partita.data.reading.records import MAX_ROW_BYTES, SourceRecord, bad, dump, not_utf8, refuse_utf16, too_long
 from partita_schema.dialogue_formats import PARLAI_FIELDS
 
 LABELS = ("labels", "eval_labels")
 
 
-def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
+def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """One row an episode, numbered by its first line; an episode with a broken line is bad as a whole."""
     episode = Episode(max_row_bytes)
     number = 0
@@ -79,11 +79,11 @@ class Episode:
         self.number = self.number or number
         self._break(f"line {number}: {too_long(self._max_bytes)}", b"")
 
-    def record(self) -> Record:
+    def record(self) -> SourceRecord:
         """The row."""
         if self._reason:
             return bad(self.number, self._reason, self._raw)
-        return Record(self.number, dump({"episode": self._exchanges}), ("episode",))
+        return SourceRecord(self.number, dump({"episode": self._exchanges}), ("episode",))
 
     def _break(self, reason: str, line: bytes) -> None:
         if not self._reason:

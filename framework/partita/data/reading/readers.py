@@ -7,10 +7,19 @@ from partita.data.reading.csv_reader import read_csv, read_tsv
 from partita.data.reading.json_reader import read_json, read_jsonl
 from partita.data.reading.lines import split_lines
 from partita.data.reading.parlai_reader import read_parlai
-from partita.data.reading.records import MAX_ROW_BYTES, Reader, Record, bad, dump, not_utf8, refuse_utf16, too_long
+from partita.data.reading.records import (
+    MAX_ROW_BYTES,
+    Reader,
+    SourceRecord,
+    bad,
+    dump,
+    not_utf8,
+    refuse_utf16,
+    too_long,
+)
 
 
-def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Record]:
+def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """One row a line, in the column `text`; empty lines are passed over."""
     number = 0
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
@@ -26,7 +35,7 @@ def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) ->
             yield bad(number, not_utf8(error), line.decode("utf-8", "replace"))
             continue
         if text.strip():
-            yield Record(number, dump({"text": text}), ("text",))
+            yield SourceRecord(number, dump({"text": text}), ("text",))
 
 
 READERS: dict[str, Reader] = {

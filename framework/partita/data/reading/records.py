@@ -19,7 +19,7 @@ MAX_VALUES = 1_000_000
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-class Record(NamedTuple):
+class SourceRecord(NamedTuple):
     """A row of a text file, or what is wrong with it."""
 
     number: int
@@ -34,7 +34,7 @@ class Record(NamedTuple):
     """What stands there, for bad rows."""
 
 
-Reader = Callable[[BinaryIO, str, int], Iterator[Record]]
+Reader = Callable[[BinaryIO, str, int], Iterator[SourceRecord]]
 """A reader is given a file's bytes, its name, and the bytes of its longest row."""
 
 
@@ -47,8 +47,8 @@ write_json = json.JSONEncoder(ensure_ascii=False).encode
 """As json.dumps, which makes an encoder for each row."""
 
 
-def bad(number: int, reason: str, raw: str) -> Record:
-    return Record(number, reason=reason, raw=raw[:MAX_RAW].encode("utf-8", "replace").decode())
+def bad(number: int, reason: str, raw: str) -> SourceRecord:
+    return SourceRecord(number, reason=reason, raw=raw[:MAX_RAW].encode("utf-8", "replace").decode())
 
 
 def dump(row: dict[str, Any]) -> bytes:

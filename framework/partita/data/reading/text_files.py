@@ -7,8 +7,8 @@ import numpy as np
 
 from partita.data.reading.opened import opened
 from partita.data.reading.readers import READERS
-from partita.data.reading.records import Record
-from partita.data.reading.spool import SpoolWriter
+from partita.data.reading.records import SourceRecord
+from partita.data.reading.row_store import RowStoreWriter
 from partita.data.rows import BadRow, RowKeys, Rows, digest
 from partita_schema.errors import DataError
 
@@ -20,7 +20,7 @@ MOSTLY_BROKEN = 100_000
 
 def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
     """Rows of all files of a text format. Raises DataError where a file cannot be read, or no row is good."""
-    with SpoolWriter() as spool:
+    with RowStoreWriter() as spool:
         reader = FileReader(kind, spool, max_row_bytes=max_row_bytes)
         hashes = [reader.read(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
         if not len(spool):
@@ -36,7 +36,7 @@ def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_
 class FileReader:
     """Moves rows of files to a spool, and collects the bad ones."""
 
-    def __init__(self, kind: str, spool: SpoolWriter, *, max_row_bytes: int) -> None:
+    def __init__(self, kind: str, spool: RowStoreWriter, *, max_row_bytes: int) -> None:
         self._kind = kind
         self._spool = spool
         self._max_row_bytes = max_row_bytes
@@ -67,7 +67,7 @@ class FileReader:
         return state.hexdigest()
 
 
-def check_share(name: str, num_bad: int, num_good: int, last: Record) -> None:
+def check_share(name: str, num_bad: int, num_good: int, last: SourceRecord) -> None:
     """Raise DataError for a file that is broken as a whole."""
     if num_bad == BROKEN_START and not num_good:
         raise DataError(f"{name}: the first {BROKEN_START:,} rows are broken; {last.reason}")

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from partita.data.shaping.chat_sandbox import limited_template
-from partita.data.shaping.prompt import Segment
+from partita.data.shaping.formatter import Segment
 from partita_schema.errors import ModelError, RowError
 
 Message = Mapping[str, str]

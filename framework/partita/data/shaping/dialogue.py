@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from partita.data.dialogue.expand import Mode, context_of
-from partita.data.dialogue.squash import Context, history
+from partita.data.dialogue.squash import HistoryLimits, history
 from partita.data.shaping.chat import ChatTemplate, Rendered, by_marks
-from partita.data.shaping.prompt import Segment, Shaped
+from partita.data.shaping.formatter import FormattedText, Segment
 from partita_schema.config import Config
 from partita_schema.dialogue import Dialogue
 from partita_schema.errors import ModelError, RewrittenError, RowError
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Message = Mapping[str, Any]
 
 
-class DialogueShaper:
+class DialogueFormatter:
     """Renders dialogues in their one form. Pure: the dialogue decides what comes out."""
 
     def __init__(self, config: Config, *, tokenizer: Any, chat: ChatTemplate | None) -> None:
@@ -37,9 +37,9 @@ class DialogueShaper:
         self._tokenizer, self._chat = tokenizer, chat
         self._system = config.prompt.system
         self._settings = config.data.dialogue
-        self._context = context_of(config.data.dialogue) if self.mode != "packed_dialogue" else Context()
+        self._context = context_of(config.data.dialogue) if self.mode != "packed_dialogue" else HistoryLimits()
 
-    def shape(self, dialogue: Mapping[str, Any], *, supervised: bool) -> Shaped:
+    def format(self, dialogue: Mapping[str, Any], *, supervised: bool) -> FormattedText:
         """The dialogue, with the answer that is learned where `supervised`. Raises RowError."""
         messages = self._shown(dialogue["messages"])
         packed = self.mode == "packed_dialogue"
@@ -56,7 +56,7 @@ class DialogueShaper:
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         said = [dict(message) for message in messages]
-        if self._context != Context():
+        if self._context != HistoryLimits():
             context = self._context if self._tokenizer is not None else self._context._replace(context_tokens=None)
             said = history(said, len(said), context=context, count=self._count)
         if self._system and not any(message["role"] == "system" for message in said):
@@ -70,7 +70,7 @@ class DialogueShaper:
 
     def _rendered(
         self, chat: ChatTemplate, messages: list[Message], answer: str | None, *, packed: bool, learn_all: bool
-    ) -> Shaped:
+    ) -> FormattedText:
         """Segments by the chat template; where `packed`, earlier answers have their own, learned with `learn_all`."""
         said = [{"role": message["role"], "content": message["content"]} for message in messages]
         segments: list[Segment] = []
@@ -89,11 +89,11 @@ class DialogueShaper:
         prompt = self._apply(chat, said, prompt=True)
         asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
         if answer is None:
-            return Shaped((*segments, asked), begins=False)
+            return FormattedText((*segments, asked), begins=False)
         whole = self._dialogue(chat, [*said, {"role": "assistant", "content": answer}], marks=True)
         segments += marked(asked, done, whole) if learn_all else [asked]
         segments += chat.answer_segments(prompt, whole, answer)
-        return Shaped(tuple(segments), begins=False, ends=chat.needs_end)
+        return FormattedText(tuple(segments), begins=False, ends=chat.needs_end)
 
     def _dialogue(self, chat: ChatTemplate, messages: Sequence[Mapping[str, str]], *, marks: bool) -> Rendered:
         with self._refusals():
@@ -114,7 +114,9 @@ class DialogueShaper:
 
     # Without
 
-    def _plain(self, messages: Sequence[Message], answer: str | None, *, packed: bool, learn_all: bool) -> Shaped:
+    def _plain(
+        self, messages: Sequence[Message], answer: str | None, *, packed: bool, learn_all: bool
+    ) -> FormattedText:
         """Pieces with the delimiter between them, each behind the name of its speaker.
 
         Earlier answers are segments wherever they stand: a simulation keeps their tokens. Where `packed`, they end as
@@ -134,7 +136,7 @@ class DialogueShaper:
         segments.append(Segment(text + delimiter + self._speaker("assistant"), False, joined=bool(segments)))
         if answer is not None:
             segments.append(Segment(answer, True))
-        return Shaped(tuple(segments), begins=True, ends=answer is not None)
+        return FormattedText(tuple(segments), begins=True, ends=answer is not None)
 
     def _speaker(self, role: str) -> str:
         return str(getattr(self._settings.speakers, role))
@@ -144,7 +146,7 @@ def resolved_mode(dialogue: Dialogue, *, chat: ChatTemplate | None) -> Mode:
     """The mode that is written, or the best one for the chat template."""
     if dialogue.mode != "auto":
         return dialogue.mode
-    if chat is None or context_of(dialogue) != Context() or dialogue.labels == "all":
+    if chat is None or context_of(dialogue) != HistoryLimits() or dialogue.labels == "all":
         return "squash"
     if leaves_turns(chat):
         return "packed_dialogue"

@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.shaping.prompt import Retriever, Row, sample_text, text_inputs
+from partita.data.shaping.formatter import Retriever, Row, sample_text, text_inputs
 from partita.data.splits import check_columns
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from partita.data.shaping.prompt import Segment
+from partita.data.shaping.formatter import Segment
 from partita.lm.continuation import Continuation
 
 CONTEXT = 256
@@ -21,7 +21,7 @@ PLAIN = "."
 
 
 @dataclass(frozen=True)
-class Unit:
+class TokenizedUnit:
     """Segments that are encoded as one text."""
 
     segments: tuple[Segment, ...]
@@ -60,7 +60,7 @@ class SegmentTokenizer:
         encoded = iter(self._encode([unit for row in units for unit in row]))
         return [[part for _ in row for part in next(encoded)] for row in units]
 
-    def _encode(self, units: Sequence[Unit]) -> list[list[list[int]]]:
+    def _encode(self, units: Sequence[TokenizedUnit]) -> list[list[list[int]]]:
         """Return the token ids of each unit by segment.
 
         Where the tokens of an anchor merge with the text that follows, the next anchor is tried.
@@ -99,25 +99,25 @@ class SegmentTokenizer:
         return [next(exact if wanted else quick) for wanted in with_offsets]
 
 
-def units_of(segments: Sequence[Segment], *, before: str) -> list[Unit]:
+def units_of(segments: Sequence[Segment], *, before: str) -> list[TokenizedUnit]:
     """Group segments into units."""
-    units: list[Unit] = []
+    units: list[TokenizedUnit] = []
     context, ended = before, False
     for segment in segments:
         if not units or not segment.joined or ended:
-            units.append(Unit((segment,), PLAIN if ended else context))
+            units.append(TokenizedUnit((segment,), PLAIN if ended else context))
         else:
-            units[-1] = Unit((*units[-1].segments, segment), units[-1].before)
+            units[-1] = TokenizedUnit((*units[-1].segments, segment), units[-1].before)
         context, ended = (context + segment.text)[-CONTEXT:], segment.ends
     return units
 
 
-def first_filled(unit: Unit) -> int:
+def first_filled(unit: TokenizedUnit) -> int:
     """Return the place of the first segment with text."""
     return next((place for place, segment in enumerate(unit.segments) if segment.text), 0)
 
 
-def parts_of(ids: list[int], encoding: Any, unit: Unit, *, dropped: int, shift: int) -> list[list[int]]:
+def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int, shift: int) -> list[list[int]]:
     """Return the tokens of each segment of a unit, whose text begins at character `shift` and token `dropped`."""
     cuts, border = [dropped], shift
     characters = shift + len(unit.text)

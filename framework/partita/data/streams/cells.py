@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from partita.data.reading.csv_reader import checked_header, csv_record
 from partita.data.reading.csv_rows import CsvRow, CsvRows
 from partita.data.reading.opened import opened
-from partita.data.reading.records import Record
+from partita.data.reading.records import SourceRecord
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.pieces import Piece, at_offset
+from partita.data.streams.file_slices import FileSlice, at_offset
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
-def read_cells(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_cells(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Rows under a header, as the reader of whole files makes them.
 
     The position is the byte behind the row, the lines and, where the piece is not whole, the rows so far. Of compressed
@@ -45,7 +45,7 @@ def read_cells(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
             yield cells_row(row, names, shard=shard, delimiter=delimiter), after if parts == 1 else [*after, index]
 
 
-def read_header(piece: Piece, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
+def read_header(piece: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
     """Names of the columns, and the bytes and lines up to the first row; None for a file without lines."""
     with opened(piece.path, piece.label) as stream:
         limit, block_bytes = piece.max_row_bytes, piece.file_sizes.block_bytes
@@ -60,5 +60,5 @@ def cells_row(row: CsvRow, names: Sequence[str], *, shard: int, delimiter: str) 
     return stream_row(csv_record(row, names, delimiter), shard)
 
 
-def stream_row(record: Record, shard: int) -> StreamRow:
+def stream_row(record: SourceRecord, shard: int) -> StreamRow:
     return StreamRow(shard, record.number, record.row, record.reason, record.raw)

@@ -15,16 +15,16 @@ from partita.data.reading.sources import COMPRESSIONS, missing, short_names
 from partita.data.rows import digest
 from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.cells import read_cells
-from partita.data.streams.dealing import unevenness
+from partita.data.streams.file_slices import DEFAULT_SIZES, FileSizes, FileSlice
 from partita.data.streams.lines import line_pieces, read_lines
-from partita.data.streams.pieces import DEFAULT_SIZES, FileSizes, Piece
+from partita.data.streams.sharding import unevenness
 from partita.data.streams.tables import read_arrow, read_parquet, row_pieces
 from partita.data.streams.whole import read_whole
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-Read = Callable[[Piece, int, Position | None], Iterator[tuple[StreamRow, Position]]]
+Read = Callable[[FileSlice, int, Position | None], Iterator[tuple[StreamRow, Position]]]
 READ: dict[str, Read] = {
     "jsonl": read_lines,
     "txt": read_lines,
@@ -70,7 +70,7 @@ class FileStream:
             raise DataError(f"{', '.join(labels[:3])}{' ...' if len(labels) > 3 else ''} has no rows")
         self.fingerprint = digest(kind, *(part for told in zip(labels, marks, strict=True) for part in told))
         wholes = [
-            Piece(path, label, kind, max_row_bytes=max_row_bytes, file_sizes=file_sizes)
+            FileSlice(path, label, kind, max_row_bytes=max_row_bytes, file_sizes=file_sizes)
             for path, label in zip(paths, labels, strict=True)
         ]
         found = cut(wholes, sizes, least_shards)
@@ -108,7 +108,7 @@ def known(path: str, label: str) -> tuple[int | None, str]:
         raise DataError(f"{label} cannot be opened: {error}{missing(path, error)}") from error
 
 
-def cut(wholes: Sequence[Piece], sizes: Sequence[int | None], lanes: int) -> list[tuple[Piece, float]]:
+def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], lanes: int) -> list[tuple[FileSlice, float]]:
     """Pieces of files and their bytes, at least as many as lanes, which can be dealt to them evenly.
 
     As few files as possible are split, the largest first; which ones, files and lanes alone decide.
@@ -117,7 +117,7 @@ def cut(wholes: Sequence[Piece], sizes: Sequence[int | None], lanes: int) -> lis
     usual = max(1, sum(known_sizes) // max(1, len(known_sizes)))
     weights = [usual if size is None else size for size in sizes]
     split = files_to_split(wholes, weights, lanes)
-    found: list[tuple[Piece, float]] = []
+    found: list[tuple[FileSlice, float]] = []
     for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
         parts = lanes if number in split else 1
         if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
@@ -130,7 +130,7 @@ def cut(wholes: Sequence[Piece], sizes: Sequence[int | None], lanes: int) -> lis
     return found
 
 
-def files_to_split(wholes: Sequence[Piece], weights: Sequence[float], lanes: int) -> set[int]:
+def files_to_split(wholes: Sequence[FileSlice], weights: Sequence[float], lanes: int) -> set[int]:
     """Numbers of the files that must be split for even lanes, or for lanes that are as even as can be."""
     if lanes == 1:
         return set()
@@ -182,17 +182,17 @@ def tell_uneven(name: str, sizes: Sequence[float], lanes: int) -> None:
         )
 
 
-def cuttable(whole: Piece) -> bool:
+def cuttable(whole: FileSlice) -> bool:
     """Whether rows can be found from any byte on."""
     return whole.kind in ("jsonl", "txt") and not whole.path.lower().endswith(COMPRESSIONS)
 
 
-def splits_cheaply(whole: Piece, size: float) -> bool:
+def splits_cheaply(whole: FileSlice, size: float) -> bool:
     """Whether the parts of a file can be read without reading all of it for each, or it is small."""
     return cuttable(whole) or whole.kind == "parquet" or size < whole.file_sizes.small_bytes
 
 
-def byte_pieces(whole: Piece, size: int, parts: int) -> list[Piece]:
+def byte_pieces(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
     """A file in parts by bytes, as many as asked for or a multiple of that."""
     finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * parts)))
     ranges = line_pieces(size, parts * finer)
@@ -201,11 +201,11 @@ def byte_pieces(whole: Piece, size: int, parts: int) -> list[Piece]:
     return [replace(whole, label=f"{whole.label}@{start}", start=start, end=end) for start, end in ranges]
 
 
-def row_range_pieces(whole: Piece, parts: int) -> list[Piece]:
+def row_range_pieces(whole: FileSlice, parts: int) -> list[FileSlice]:
     """A Parquet file in parts by rows."""
     return [replace(whole, start=start, end=end) for start, end in row_pieces(whole.path, whole.label, parts)]
 
 
-def dealt(piece: Piece, parts: int) -> list[Piece]:
+def dealt(piece: FileSlice, parts: int) -> list[FileSlice]:
     """Pieces that each keep every so many-th row."""
     return [replace(piece, part=part, parts=parts) for part in range(parts)]

@@ -11,12 +11,12 @@ from partita.data.reading.lines import split_lines
 from partita.data.reading.opened import opened
 from partita.data.reading.records import MAX_RAW, not_utf8, refuse_utf16, too_long
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.pieces import Piece, at_offset
+from partita.data.streams.file_slices import FileSlice, at_offset
 
 BOM = b"\xef\xbb\xbf"
 
 
-def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Rows of a piece: JSON objects as they stand there, lines of text as `{"text": ...}`.
 
     The position is the byte behind the row and, where the piece is not a part cut by bytes, its lines and rows.
@@ -56,7 +56,7 @@ def read_lines(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
                 yield row, after
 
 
-def place_of(piece: Piece, start: Position | None) -> tuple[int, int, int]:
+def place_of(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
     """Byte, lines and rows in front of a position."""
     if start is None:
         return piece.start or 0, 0, 0

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
 from partita.data.collate import Collate
-from partita.data.encoded import NO_ROWS, EncodedRows
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
 from partita.data.loader import check_ranks
 from partita.data.planning.cursor import Cursor, Resume, continued, short_parts
 from partita.data.planning.plan import NOTHING, PlannedBatch
 from partita.data.reading.text_files import is_mostly_broken
-from partita.data.shaping.encoder import Encoder
+from partita.data.shaping.row_tokenizer import RowTokenizer
 from partita.data.splits import TRAINING
 from partita.data.statistics import Statistics
-from partita.data.streams.lane import CHUNK, Lane, LanePlan, SeenWindow
-from partita.data.workers import Workers
+from partita.data.streams.shard_group import CHUNK, SeenWindow, ShardGroup, ShardPlan
+from partita.data.tokenized import NO_ROWS, TokenizedDataset
+from partita.data.workers import EncodingWorkers
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import Batch, GlobalBatch
@@ -57,7 +57,7 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Note:
+class WindowReport:
     """What became of the rows of a window."""
 
     left_out: Sequence[LeftOut]
@@ -72,8 +72,8 @@ class StreamLoader:
 
     def __init__(
         self,
-        plan: LanePlan,
-        encoder: Encoder,
+        plan: ShardPlan,
+        encoder: RowTokenizer,
         *,
         options: LoaderOptions,
         batches_per_step: int,
@@ -98,7 +98,7 @@ class StreamLoader:
         self._slots_of_lanes = [slot for slot in range(batches_per_step) if slot % plan.lanes in self._own]
         lanes = {"lanes": str(plan.lanes), "lane version": str(LANE_VERSION)}
         self._cursor = Cursor(short_parts({**plan.parts, **lanes, **encoder.parts(), **parts}))
-        self._notes: list[Note] = []
+        self._notes: list[WindowReport] = []
         self._num_unreadable = 0
         self._statistics = Statistics()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
@@ -149,7 +149,7 @@ class StreamLoader:
     def _steps(self) -> Generator[GlobalBatch]:
         epoch, step, place = self._cursor.epoch, self._cursor.step, self._cursor.place
         encode = ChunkEncoder(self._encoder, most_tokens=self._plan.policy.most_tokens)
-        with Workers(encode, self._options) as workers:
+        with EncodingWorkers(encode, self._options) as workers:
             while True:
                 with closing(self._epoch(epoch, step, place, workers)) as steps:
                     for made in steps:
@@ -161,7 +161,7 @@ class StreamLoader:
                 epoch, step, place = epoch + 1, 0, None
 
     def _epoch(
-        self, epoch: int, step: int, place: Any, workers: Workers[RawChunk, EncodedChunk]
+        self, epoch: int, step: int, place: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> Generator[GlobalBatch]:
         """Steps of an epoch from `step` on, until no lane has anything left."""
         with ExitStack() as files:
@@ -186,9 +186,11 @@ class StreamLoader:
                     epoch=float(epoch),
                 )
 
-    def _lane(self, number: int, epoch: int, place: Any, workers: Workers[RawChunk, EncodedChunk]) -> Lane:
+    def _lane(
+        self, number: int, epoch: int, place: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
+    ) -> ShardGroup:
         expander = self._encoder.expander
-        return Lane(
+        return ShardGroup(
             self._plan,
             number,
             epoch=epoch,
@@ -199,7 +201,7 @@ class StreamLoader:
             place=place["lanes"][number] if place is not None else None,
         )
 
-    def _batch(self, found: tuple[EncodedRows, PlannedBatch] | None) -> Batch:
+    def _batch(self, found: tuple[TokenizedDataset, PlannedBatch] | None) -> Batch:
         return self._collate(*(found or (NO_ROWS, NOTHING)))
 
     @property
@@ -214,7 +216,7 @@ class StreamLoader:
         for row in window.bad:
             file, number = window.keys.place(row.place)
             left_out.append(LeftOut(str(window.keys[row.place]), row.reasons, file, number, row.raw))
-        self._notes.append(Note(left_out, used=window.used))
+        self._notes.append(WindowReport(left_out, used=window.used))
         self._num_unreadable += window.num_unreadable
         if self._process_group.world_size == 1:
             # Windows without a batch may follow one another to the end of the file: each is judged before the next.
@@ -240,7 +242,7 @@ class StreamLoader:
         self._count([note for _, notes in told for note in notes])
         return any(left for left, _ in told)
 
-    def _count(self, notes: Sequence[Note]) -> None:
+    def _count(self, notes: Sequence[WindowReport]) -> None:
         """Tell the ledger what became of rows. Raises DataError where too many are left out."""
         for note in notes:
             for row in note.left_out:
@@ -252,7 +254,7 @@ class StreamLoader:
             self._ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
 
 
-def read_ahead(lanes: Sequence[Lane], *, windows: int) -> None:
+def read_ahead(lanes: Sequence[ShardGroup], *, windows: int) -> None:
     """Read on while all lanes together hold less than so many windows, first where the next is needed first."""
     while sum(lane.held for lane in lanes) <= windows - 1:
         reading = [lane for lane in lanes if not lane.ended]

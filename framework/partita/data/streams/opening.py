@@ -9,8 +9,8 @@ from partita.data.planning.policies import Fixed, Policy
 from partita.data.reading.records import MAX_ROW_BYTES
 from partita.data.reading.sources import source_of
 from partita.data.rows import ListStore, Rows, digest
-from partita.data.streams.lane import LanePlan
 from partita.data.streams.open import NamedStream, open_stream
+from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.sources import Source
@@ -36,7 +36,7 @@ class TrainingStreams:
     max_row_bytes: int = MAX_ROW_BYTES
     """Longest line of a text file."""
 
-    def plan(self, policy: Policy, *, lanes: int) -> LanePlan:
+    def plan(self, policy: Policy, *, lanes: int) -> ShardPlan:
         """The lanes; each source has at least as many shards as there are lanes where it can be cut so finely.
 
         Raises DataError where there is nothing to read.
@@ -47,7 +47,7 @@ class TrainingStreams:
         ]
         if self.names:
             streams = [NamedStream(stream, name=name) for stream, name in zip(streams, self.names, strict=True)]
-        return LanePlan(streams, self.weights, self.stop, lanes=lanes, seed=self.seed, policy=policy)
+        return ShardPlan(streams, self.weights, self.stop, lanes=lanes, seed=self.seed, policy=policy)
 
     def first_rows(self) -> Rows:
         """The rows at the beginning of the first epoch that can be read. Raises DataError where there are none."""

@@ -10,7 +10,7 @@ import numpy as np
 from partita.data.reading.arrow_rows import UnreadableRow, rows_of
 from partita.data.reading.opened import opened
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.pieces import Piece
+from partita.data.streams.file_slices import FileSlice
 from partita_schema.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DECODED = 512
 """Rows that are decoded at a time."""
 
 
-def read_parquet(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Rows of a range; the position is the row group, and the rows of it so far.
 
     Of a group in which the range begins or ends, no more is decoded than its rows up to the end.
@@ -44,7 +44,7 @@ def read_parquet(piece: Piece, shard: int, start: Position | None) -> Iterator[t
             passed = 0
 
 
-def read_arrow(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_arrow(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Rows of an Arrow file or stream; the position is the record batch, and the rows of it so far."""
     with opened(piece.path, piece.label) as stream, readable(piece):
         group, passed = place_of(start, 0)
@@ -57,7 +57,7 @@ def read_arrow(piece: Piece, shard: int, start: Position | None) -> Iterator[tup
             first += batch.num_rows
 
 
-def record_batches(stream: Any, piece: Piece) -> Iterator["pyarrow.RecordBatch"]:
+def record_batches(stream: Any, piece: FileSlice) -> Iterator["pyarrow.RecordBatch"]:
     """Batches of either form of Arrow's files; local ones are memory mapped."""
     import pyarrow
 
@@ -80,7 +80,7 @@ def place_of(start: Position | None, first: int) -> tuple[int, int]:
 
 def group_rows(
     batches: Iterator["pyarrow.RecordBatch"],
-    piece: Piece,
+    piece: FileSlice,
     shard: int,
     *,
     group: int,
@@ -110,7 +110,7 @@ def stream_row(values: dict[str, Any] | UnreadableRow, shard: int, number: int) 
 
 
 @contextmanager
-def readable(piece: Piece) -> Iterator[None]:
+def readable(piece: FileSlice) -> Iterator[None]:
     """Raise DataError for what is no such file."""
     import pyarrow
 
@@ -125,7 +125,7 @@ def row_pieces(path: str, label: str, pieces: int) -> list[tuple[int, int]]:
     """A Parquet file's rows in ranges of like length."""
     import pyarrow.parquet
 
-    with opened(path, label) as stream, readable(Piece(path, label, "parquet")):
+    with opened(path, label) as stream, readable(FileSlice(path, label, "parquet")):
         rows = pyarrow.parquet.ParquetFile(stream).metadata.num_rows
     marks = [rows * part // pieces for part in range(pieces + 1)]
     return list(pairwise(marks))

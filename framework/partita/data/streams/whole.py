@@ -6,10 +6,10 @@ from partita.data.reading.opened import opened
 from partita.data.reading.readers import READERS
 from partita.data.streams.base import Position, StreamRow
 from partita.data.streams.cells import stream_row
-from partita.data.streams.pieces import Piece
+from partita.data.streams.file_slices import FileSlice
 
 
-def read_whole(piece: Piece, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_whole(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Rows of a piece; the position is the rows so far, which are read again before the next."""
     passed = start if isinstance(start, int) else 0
     with opened(piece.path, piece.label) as stream:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import httpx2
 
-from partita.inference.endpoint.pace import Pace
-from partita.inference.endpoint.protocol import PATHS, AnswerError, Mode, Reply, read_reply, told_error
+from partita.inference.endpoint.pace import RateLimiter
+from partita.inference.endpoint.protocol import PATHS, AnswerError, EndpointReply, Mode, read_reply, told_error
 from partita.inference.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.inference.endpoint.redaction import Redaction
 from partita.inference.prompts import described
@@ -39,7 +39,7 @@ Cause = Literal["row", "server", "unreachable", "refused"]
 
 
 @dataclass(frozen=True)
-class Failure:
+class RequestFailure:
     """Why a request has no answer."""
 
     cause: Cause
@@ -57,32 +57,32 @@ class Failure:
 class RequestError(Exception):
     """A try that failed; `failure` says how."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: RequestFailure) -> None:
         super().__init__(failure.reason)
         self.failure = failure
 
 
 @dataclass
-class Asker:
+class RequestSender:
     """Asks a server, within the file's limits. Used by the tasks of one event loop."""
 
     client: httpx2.AsyncClient
     backend: EndpointBackend
     mode: Mode
-    pace: Pace
+    pace: RateLimiter
     logprobs: bool = False
     redaction: Redaction = field(default_factory=lambda: Redaction(None))
     """Takes the key out of whatever a server says."""
     warned: set[str] = field(default_factory=set)
     """What was told once."""
 
-    async def ask(self, body: Mapping[str, Any], *, tokens: int) -> Reply | Failure:
+    async def ask(self, body: Mapping[str, Any], *, tokens: int) -> EndpointReply | RequestFailure:
         """The answer to a request of at most so many tokens, or why there is none."""
         tries = self.backend.retries + 1
         for attempt in range(tries):
             await self.pace.turn(tokens)
             result = await self.try_once(body)
-            if isinstance(result, Reply):
+            if isinstance(result, EndpointReply):
                 if result.tokens:
                     self.pace.give_back(tokens - result.tokens)
                 return result
@@ -96,7 +96,7 @@ class Asker:
             await self.wait(attempt, result)
         raise AssertionError("the last try returns")
 
-    async def wait(self, attempt: int, failure: Failure) -> None:
+    async def wait(self, attempt: int, failure: RequestFailure) -> None:
         """Wait before the next try."""
         least = failure.wait
         if least:
@@ -109,7 +109,7 @@ class Asker:
         # Not all at the moment that the server named.
         await asyncio.sleep(max(least + random.uniform(0, FIRST_WAIT), backoff))
 
-    async def try_once(self, body: Mapping[str, Any]) -> Reply | Failure:
+    async def try_once(self, body: Mapping[str, Any]) -> EndpointReply | RequestFailure:
         """One try. Whatever goes wrong with it is a Failure, and no text of the server leaves with the key in it."""
         try:
             reply = await self.exchange(body)
@@ -117,7 +117,7 @@ class Asker:
         except RequestError as error:
             failure = error.failure
         except Exception as error:  # a response that nobody foresaw fails its own row, never the job
-            failure = Failure("server", f"the server's response cannot be read: {described(error)}")
+            failure = RequestFailure("server", f"the server's response cannot be read: {described(error)}")
         else:
             if text != reply.generated.text:
                 self.warn_of_key()
@@ -130,7 +130,7 @@ class Asker:
             self.warned.add("key")
             logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
 
-    async def exchange(self, body: Mapping[str, Any]) -> Reply:
+    async def exchange(self, body: Mapping[str, Any]) -> EndpointReply:
         """The answer. Raises RequestError, its text not yet redacted, and whatever an odd response leads to."""
         seconds, url = self.backend.timeout_seconds, self.backend.url
         max_bytes = int(self.backend.max_response_mb * MEGABYTE)
@@ -139,21 +139,23 @@ class Asker:
             async with asyncio.timeout(seconds):
                 response = await receive(self.client, url + PATHS[self.mode], body, max_bytes=max_bytes)
         except (TimeoutError, httpx2.TimeoutException):
-            raise RequestError(Failure("server", f"no answer within {seconds:g} s", retry=True)) from None
+            raise RequestError(RequestFailure("server", f"no answer within {seconds:g} s", retry=True)) from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             reason = deepest_reason(error) or type(error).__name__
-            raise RequestError(Failure("unreachable", f"{url} cannot be reached: {reason}", retry=True)) from None
+            raise RequestError(
+                RequestFailure("unreachable", f"{url} cannot be reached: {reason}", retry=True)
+            ) from None
         except httpx2.RequestError as error:
             reason = f"the connection broke off: {described(error)}"
-            raise RequestError(Failure("server", reason, retry=True)) from None
+            raise RequestError(RequestFailure("server", reason, retry=True)) from None
         except ResponseError as error:
-            raise RequestError(Failure("row", str(error))) from None
+            raise RequestError(RequestFailure("row", str(error))) from None
         if response.status != 200:
             raise RequestError(refusal(response))
         try:
             return read_reply(response.body, mode=self.mode, logprobs=self.logprobs, max_tokens=most_tokens(body))
         except AnswerError as error:
-            raise RequestError(Failure("row", str(error))) from None
+            raise RequestError(RequestFailure("row", str(error))) from None
 
 
 def most_tokens(body: Mapping[str, Any]) -> int | None:
@@ -162,22 +164,22 @@ def most_tokens(body: Mapping[str, Any]) -> int | None:
     return max(found, default=None)
 
 
-def refusal(response: Response) -> Failure:
+def refusal(response: Response) -> RequestFailure:
     """What a response says that is no answer."""
     status = response.status
     told, code = told_error(response.text)
     if 300 <= status < 400:
         place = response.headers.get("location", "nowhere")
-        return Failure("refused", f"the server sends elsewhere ({status}), to {place}", status)
+        return RequestFailure("refused", f"the server sends elsewhere ({status}), to {place}", status)
     if status == 429 and code == "insufficient_quota":
-        return Failure("refused", f"the account has nothing left ({status}): {told}", status)
+        return RequestFailure("refused", f"the account has nothing left ({status}): {told}", status)
     if status in BUSY or status >= 500:
         what = "is busy" if status in BUSY else "failed"
         wait = asked_wait(response.headers.get("retry-after"))
-        return Failure("server", f"the server {what} ({status}): {told}", status, retry=True, wait=wait)
+        return RequestFailure("server", f"the server {what} ({status}): {told}", status, retry=True, wait=wait)
     if status in (401, 403, 404, 405):
-        return Failure("refused", f"{REFUSED}({status}): {told}", status)
-    return Failure("row", f"{REFUSED}({status}): {told}", status)
+        return RequestFailure("refused", f"{REFUSED}({status}): {told}", status)
+    return RequestFailure("row", f"{REFUSED}({status}): {told}", status)
 
 
 def deepest_reason(error: BaseException) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx2
 
-from partita.inference.endpoint.asking import Asker, Failure
-from partita.inference.endpoint.pace import Pace
-from partita.inference.endpoint.protocol import Mode, Reply
+from partita.inference.endpoint.asking import RequestFailure, RequestSender
+from partita.inference.endpoint.pace import RateLimiter
+from partita.inference.endpoint.protocol import EndpointReply, Mode
 from partita.inference.endpoint.redaction import Redaction, redacted_logs
 from partita_schema.backend import EndpointBackend
 
@@ -33,11 +33,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QuestionResult:
     """What became of a row's request."""
 
     row: int
-    result: Reply | Failure
+    result: EndpointReply | RequestFailure
 
 
 class Exchange:
@@ -54,7 +54,7 @@ class Exchange:
     ) -> None:
         self.backend, self.mode, self.key, self.concurrency = backend, mode, key, concurrency
         self.logprobs = logprobs
-        self._outcomes: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[QuestionResult | BaseException] = queue.SimpleQueue()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="partita endpoint", daemon=True)
 
@@ -74,16 +74,16 @@ class Exchange:
         """Hand in a request; it begins as soon as another one has ended."""
         self._loop.call_soon_threadsafe(self._questions.put_nowait, question)
 
-    def receive(self) -> list[Outcome]:
+    def receive(self) -> list[QuestionResult]:
         """Outcomes that have come, at least one: waits for it."""
         first = self._outcomes.get()
         if isinstance(first, BaseException):
             raise first
         return [first, *self.arrived()]
 
-    def arrived(self) -> list[Outcome]:
+    def arrived(self) -> list[QuestionResult]:
         """Outcomes that have come; waits for none."""
-        found: list[Outcome] = []
+        found: list[QuestionResult] = []
         while not self._outcomes.empty():
             outcome = self._outcomes.get()
             if isinstance(outcome, BaseException):
@@ -116,11 +116,11 @@ class Exchange:
             httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as client,
             asyncio.TaskGroup() as tasks,
         ):
-            asker = Asker(
+            asker = RequestSender(
                 client,
                 self.backend,
                 self.mode,
-                Pace(
+                RateLimiter(
                     requests_per_minute=self.backend.requests_per_minute,
                     tokens_per_minute=self.backend.tokens_per_minute,
                 ),
@@ -130,8 +130,8 @@ class Exchange:
             for _ in range(self.concurrency):
                 tasks.create_task(self._answer(asker))
 
-    async def _answer(self, asker: Asker) -> None:
+    async def _answer(self, asker: RequestSender) -> None:
         while True:
             question = await self._questions.get()
             result = await asker.ask(question.body, tokens=question.tokens)
-            self._outcomes.put(Outcome(question.row, result))
+            self._outcomes.put(QuestionResult(question.row, result))

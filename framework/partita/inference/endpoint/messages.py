@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from partita.data.shaping.chat import ChatTemplate, Rendered
-from partita.data.shaping.prompt import Segment
+from partita.data.shaping.formatter import Segment
 from partita.inference.endpoint.protocol import written_messages
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 MINUTE = 60.0
 
 
-class Pace:
+class RateLimiter:
     """Requests begin one after the other; used by the tasks of one event loop.
 
     They are as far apart as the limits say, so that in no minute there are more. The tokens of an answer are not known

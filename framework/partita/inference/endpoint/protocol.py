@@ -35,7 +35,7 @@ class AnswerError(ValueError):
 
 
 @dataclass(frozen=True)
-class Reply:
+class EndpointReply:
     """An answer, and what the server counted."""
 
     generated: Generated
@@ -107,7 +107,7 @@ def read_messages(text: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.split("\n") if line]
 
 
-def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | None = None) -> Reply:
+def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | None = None) -> EndpointReply:
     """The answer in the body of a response.
 
     `max_tokens` are those that were asked for at most. Raises AnswerError where there is no answer, or one that cannot
@@ -131,9 +131,9 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
         text=text,
         finish_reason="length" if reason == "length" else "stop",
         logprob=log_probability(choice, mode=mode) if logprobs else None,
-        told_tokens=counted(response, "completion_tokens"),
+        reported_num_tokens=counted(response, "completion_tokens"),
     )
-    return Reply(generated, prompt_tokens=counted(response, "prompt_tokens"))
+    return EndpointReply(generated, prompt_tokens=counted(response, "prompt_tokens"))
 
 
 def parsed(body: bytes) -> Any:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.endpoint.asking import REFUSED, Failure
-from partita.inference.endpoint.exchange import Exchange, Outcome, Question
-from partita.inference.endpoint.protocol import Mode, Reply, request_body, written_messages
+from partita.inference.endpoint.asking import REFUSED, RequestFailure
+from partita.inference.endpoint.exchange import Exchange, Question, QuestionResult
+from partita.inference.endpoint.protocol import EndpointReply, Mode, request_body, written_messages
 from partita.inference.results import BatchResult, RowResult
-from partita.inference.slots import Work, plan
+from partita.inference.scheduler import RowRequests, plan
 from partita.lm.base import Generated, GenerationOptions
 from partita.lm.tokenizers import byte_tokenizer
 from partita_schema.backend import EndpointBackend
@@ -39,7 +39,7 @@ KEPT = "Answers up to here are kept; start the same command again to go on"
 
 
 @dataclass(frozen=True)
-class Server:
+class EndpointClient:
     """A model on a server. Prompts are held as bytes of UTF-8, one token each: its own tokens are not known here."""
 
     backend: EndpointBackend
@@ -65,7 +65,7 @@ class Server:
 
     def answers(
         self,
-        work: Work,
+        work: RowRequests,
         options: GenerationOptions,
         *,
         concurrency: int,
@@ -127,7 +127,7 @@ class Server:
         if self.mode == "chat":
             prompts = [written_messages([{"role": "user", "content": text}]) for text in texts]
         tokens = self.tokenizer(prompts, verbose=False)["input_ids"] if prompts else []
-        work = Work(
+        work = RowRequests(
             lengths=np.array([len(ids) for ids in tokens], dtype=np.int32),
             new_tokens=np.full(len(tokens), max_new_tokens),
             fetch=lambda rows: [tokens[row] for row in rows],
@@ -141,7 +141,9 @@ class Server:
         }
         return [found[row] for row in range(len(tokens))]
 
-    def questions(self, rows: list[int], work: Work, options: GenerationOptions, *, seed: int) -> Iterator[Question]:
+    def questions(
+        self, rows: list[int], work: RowRequests, options: GenerationOptions, *, seed: int
+    ) -> Iterator[Question]:
         """The requests of rows; prompts are made as they are needed."""
         for start in range(0, len(rows), FETCHED):
             chunk = rows[start : start + FETCHED]
@@ -188,34 +190,34 @@ class Found:
 class Judge:
     """Tells errors of rows from what ends a job."""
 
-    def __init__(self, server: Server, *, concurrency: int) -> None:
+    def __init__(self, server: EndpointClient, *, concurrency: int) -> None:
         self.server = server
         self.most_failures = max(FEWEST_FAILURES, 2 * concurrency)
         self.answered = False
         self.failures = 0
         self.last_refusal: str | None = None
 
-    def results(self, outcomes: Sequence[Outcome], copies: dict[int, list[int]]) -> Found:
+    def results(self, outcomes: Sequence[QuestionResult], copies: dict[int, list[int]]) -> Found:
         """Results of outcomes, those of rows with the same prompt among them, up to one that ends the job."""
         results: list[RowResult] = []
         prompt_tokens = 0
         end: PartitaError | None = None
         for outcome in outcomes:
             told = outcome.result
-            if isinstance(told, Reply):
+            if isinstance(told, EndpointReply):
                 self.answered, self.failures = True, 0
                 prompt_tokens += told.prompt_tokens
             else:
                 end = end or self.end_of_all(told)
                 if end is not None:
                     continue  # asked again by the next start
-            generated = told.generated if isinstance(told, Reply) else None
-            error = told.reason if isinstance(told, Failure) else None
+            generated = told.generated if isinstance(told, EndpointReply) else None
+            error = told.reason if isinstance(told, RequestFailure) else None
             for row in (outcome.row, *copies.get(outcome.row, ())):
                 results.append(RowResult(row, generated, error))
         return Found(tuple(results), prompt_tokens, end)
 
-    def end_of_all(self, failure: Failure) -> PartitaError | None:
+    def end_of_all(self, failure: RequestFailure) -> PartitaError | None:
         """Why the job ends with this failure; None where it is the row's alone."""
         if failure.cause == "unreachable":
             return ServerError(f"{failure.reason}. Start the server, or correct backend.url. {KEPT}")
@@ -233,7 +235,7 @@ class Judge:
             )
         return None
 
-    def advice(self, failure: Failure) -> str:
+    def advice(self, failure: RequestFailure) -> str:
         """What is wrong for every request, and what to do."""
         backend, told = self.server.backend, failure.reason.removeprefix(REFUSED)
         if failure.status in (401, 403) and backend.api_key_env is None:
@@ -270,12 +272,12 @@ def row_seed(seed: int, key: bytes) -> int:
     return int.from_bytes(mixed, "little") >> 1
 
 
-def server_of(config: Config) -> Server:
+def server_of(config: Config) -> EndpointClient:
     """The server of a file."""
     assert isinstance(config.backend, EndpointBackend)
     assert isinstance(config.base_model, str)
     mode: Mode = "chat" if sends_chat(config) else "completion"
-    return Server(config.backend, config.backend.model or config.base_model, mode)
+    return EndpointClient(config.backend, config.backend.model or config.base_model, mode)
 
 
 def generated_or_raise(result: RowResult) -> Generated:

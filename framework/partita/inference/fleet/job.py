@@ -5,35 +5,35 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from partita.inference.fleet.crew import Ended, Event, Lost, Replied, Told
-from partita.inference.fleet.desk import Desk
-from partita.inference.fleet.member import Member
-from partita.inference.fleet.messages import Errand
-from partita.inference.fleet.parcels import ParcelPlan
+from partita.inference.fleet.assignments import Assignments
+from partita.inference.fleet.messages import WorkerJob
+from partita.inference.fleet.work_items import WorkPlan
+from partita.inference.fleet.worker_backend import Event, WorkerEnded, WorkerLost, WorkerReplied, WorkerReported
+from partita.inference.fleet.worker_state import WorkerState
 from partita.inference.results import BatchResult, RowResult
-from partita.inference.slots import FREE_SHARE, MORE_SLOTS
+from partita.inference.scheduler import FREE_SHARE, MORE_SLOTS
 
 if TYPE_CHECKING:
-    from partita.inference.fleet.fleet import Fleet
+    from partita.inference.fleet.worker_pool import WorkerPool
 
 AHEAD = 2
 """How many times the rows that it answers at a time a worker has: those, and as many that wait for them to end."""
 
 
-class FleetJob:
+class WorkerPoolJob:
     """Has the parcels of a plan answered."""
 
-    def __init__(self, fleet: "Fleet", plan: ParcelPlan, errand: Errand) -> None:
+    def __init__(self, fleet: "WorkerPool", plan: WorkPlan, errand: WorkerJob) -> None:
         """The fleet has started."""
         self.fleet, self.plan, self.errand = fleet, plan, errand
-        self.desk = Desk(plan.total)
+        self.desk = Assignments(plan.total)
         self.in_slots = errand.engine == "slots"
         self.is_stopping = False
 
-    def answers(self, stopping: Callable[[], bool]) -> Iterator[BatchResult]:
+    def completions(self, stopping: Callable[[], bool]) -> Iterator[BatchResult]:
         """Results as they come, until all are there; or once it is `stopping`, those of rows that were begun."""
         fleet = self.fleet
-        self.begin(fleet.ready())
+        self.start_job(fleet.ready())
         while not self.desk.done:
             if stopping() and not self.is_stopping:
                 self.is_stopping = True
@@ -49,33 +49,37 @@ class FleetJob:
 
     def next_results(self) -> Iterator[BatchResult]:
         """What has come since."""
-        for event in self.fleet.happened():
-            found = self.take_in(event)
+        for event in self.fleet.poll():
+            found = self.handle_event(event)
             if found is not None:
                 yield found
         for member in self.fleet.working():
             if (self.desk.holds(member.number) or self.desk.done) and self.fleet.is_silent(member):
                 self.lose(member, f"it has not answered for {self.fleet.timeout:,.0f} s (backend.timeout_seconds)")
-        self.fleet.check_patience()
+        self.fleet.check_timeouts()
 
-    def take_in(self, event: Event) -> BatchResult | None:
+    def handle_event(self, event: Event) -> BatchResult | None:
         """Results, if that is what an event brings; workers that are ready are given something to do."""
         fleet = self.fleet
         member = fleet.members[event.worker]
         match event:
-            case Told(found=BatchResult() as batch):
-                return self.told(member, batch)
-            case Ended():
+            case WorkerReported(found=BatchResult() as batch):
+                return self.reported(member, batch)
+            case WorkerEnded():
                 member.state = "ready"
-            case Lost(reason=reason):
+            case WorkerLost(reason=reason):
                 self.lose(member, reason)
             case _:
-                fleet.take_in(event)
-                if isinstance(event, Replied) and event.method == "load" and not (self.is_stopping or self.desk.done):
-                    self.begin([member])
+                fleet.handle_event(event)
+                if (
+                    isinstance(event, WorkerReplied)
+                    and event.method == "load"
+                    and not (self.is_stopping or self.desk.done)
+                ):
+                    self.start_job([member])
         return None
 
-    def told(self, member: Member, batch: BatchResult) -> BatchResult:
+    def reported(self, member: WorkerState, batch: BatchResult) -> BatchResult:
         """The results of a worker, with those that follow from them; the worker has new rows."""
         results: list[RowResult] = []
         for result in batch.results:
@@ -87,7 +91,7 @@ class FleetJob:
         # Slots that are opened for the last few rows say nothing of how many there could be.
         found_less = batch.out_of_memory > 0
         member.at_a_time = batch.batch_size if found_less else max(member.at_a_time, batch.batch_size)
-        self.hand([member])
+        self.submit([member])
         # They work at the same time: what all of them take together is the mean.
         workers = max(1, len(self.fleet.working()))
         return replace(
@@ -99,28 +103,28 @@ class FleetJob:
             batch_size=sum(other.at_a_time for other in self.fleet.members.values()),
         )
 
-    def lose(self, member: Member, reason: str) -> None:
+    def lose(self, member: WorkerState, reason: str) -> None:
         """A worker is gone, and others get what it had."""
-        rows = self.desk.take_back(member.number)
+        rows = self.desk.requeue(member.number)
         self.fleet.lose(member, reason, rows=rows)
-        self.hand(self.fleet.working())
+        self.submit(self.fleet.working())
 
-    def begin(self, members: Sequence[Member]) -> None:
+    def start_job(self, members: Sequence[WorkerState]) -> None:
         """Send workers out on the errand, with as many rows as they answer at a time."""
         for member in members:
             member.state, member.heard, member.at_a_time = "working", time.monotonic(), 0
-            self.fleet.crew.begin(member.number, self.errand)
+            self.fleet.crew.start_job(member.number, self.errand)
         most = min(self.at_a_time(members[0]), self.share(1)) if members else 0
         # The longest rows are dealt round, so that all workers have some.
         dealt: dict[int, list[int]] = {member.number: [] for member in members}
         for _ in range(most):
             for member in members:
-                dealt[member.number] += self.desk.deal(member.number, 1)
+                dealt[member.number] += self.desk.assign(member.number, 1)
         for number, places in dealt.items():
             self.send(number, places)
-        self.hand(members)
+        self.submit(members)
 
-    def hand(self, members: Sequence[Member]) -> None:
+    def submit(self, members: Sequence[WorkerState]) -> None:
         """Hand rows to workers that soon have free slots, fewer towards the end, so that all come to it together."""
         for member in members:
             at_a_time = self.at_a_time(member)
@@ -130,14 +134,14 @@ class FleetJob:
             if self.is_stopping or wanted * FREE_SHARE < at_a_time:
                 continue
             share = self.share(2 if self.desk.holds(member.number) else 1)
-            self.send(member.number, self.desk.deal(member.number, min(wanted, share)))
+            self.send(member.number, self.desk.assign(member.number, min(wanted, share)))
 
     def share(self, parts: int) -> int:
         """Places that are left, by workers and so many parts of each; for a single worker all."""
         workers = self.fleet.workers
         return -(-self.desk.left // (parts * workers)) if workers > 1 else self.desk.left
 
-    def at_a_time(self, member: Member) -> int:
+    def at_a_time(self, member: WorkerState) -> int:
         """Places of the plan that a worker answers at a time."""
         return max(self.errand.batch_size, member.at_a_time) if self.in_slots else 1
 
@@ -145,7 +149,7 @@ class FleetJob:
         """Hand a worker the parcels at these places."""
         if places:
             self.fleet.members[number].heard = time.monotonic()
-            self.fleet.crew.hand(number, self.errand.number, self.plan.parcels(places))
+            self.fleet.crew.submit(number, self.errand.number, self.plan.parcels(places))
 
     def end(self, *, now: bool) -> None:
         """Tell workers that this was all; with `now`, also of what they have not begun."""

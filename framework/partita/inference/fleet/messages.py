@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelOrder:
+class LoadRequest:
     """What a worker loads."""
 
     config: Config
@@ -29,7 +29,7 @@ class ModelOrder:
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class WorkerLocation:
     """Where a worker runs."""
 
     node: str
@@ -57,7 +57,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Errand:
+class WorkerJob:
     """A job, as workers are told of it; its rows come afterwards."""
 
     number: int
@@ -77,7 +77,7 @@ class Errand:
 
 
 @dataclass(frozen=True)
-class Remark:
+class LogMessage:
     """What a worker has logged."""
 
     level: int

@@ -7,7 +7,7 @@ import pytest
 
 from partita.data.chunks import ChunkEncoder, RawChunk, Unreadable, parsed
 from partita.data.dialogue.expand import build_expander
-from partita.data.shaping.encoder import build_encoder
+from partita.data.shaping.row_tokenizer import build_row_tokenizer
 
 SAID = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}]}
 
@@ -18,7 +18,7 @@ def test_a_dialogue_of_a_stream_becomes_its_rows_where_it_is_encoded(
     config = make_config(
         input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
     )
-    encoder = ChunkEncoder(build_encoder(config, tokenizer=tokenizer, context_length=None))
+    encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
     rows = [json.dumps(SAID).encode(), b'{"messages": []}', json.dumps(SAID).encode()]
 
     found = encoder(RawChunk(rows, ["a:1", "a:2", "a:3"]))
@@ -39,7 +39,7 @@ def test_the_expander_of_a_chunk_is_made_once(
     config = make_config(
         input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
     )
-    encoder = ChunkEncoder(build_encoder(config, tokenizer=tokenizer, context_length=None))
+    encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
     made: list[Any] = []
 
     def counted(*given: Any, **named: Any) -> Any:
@@ -78,7 +78,7 @@ def test_rows_with_more_tokens_than_a_batch_are_bad_and_their_other_examples_sta
     config = make_config(
         input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
     )
-    made = build_encoder(config, tokenizer=tokenizer, context_length=None)
+    made = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None)
     rows = RawChunk([json.dumps(SAID).encode()], ["a:1"])
     short, long = ChunkEncoder(made)(rows).lengths.tolist()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.dialogue.expand import Expander, expanded, for_scores
-from partita.data.dialogue.squash import Context
+from partita.data.dialogue.squash import HistoryLimits
 from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
 
@@ -78,7 +78,7 @@ def test_rows_that_are_made_already_or_cannot_be_read_come_out_as_they_went_in()
 
 
 def test_an_expander_can_be_sent_to_other_processes() -> None:
-    maker = expander("squash", context=Context(context_length=2))
+    maker = expander("squash", context=HistoryLimits(context_length=2))
 
     assert pickle.loads(pickle.dumps(maker)).expand(EPISODE, "k") == maker.expand(EPISODE, "k")
 
@@ -135,7 +135,7 @@ def test_squashed_rows_learn_what_the_packed_dialogue_learns(rows: list[dict[str
 
 
 def test_the_fingerprint_knows_how_rows_are_made() -> None:
-    makers = [expander("squash"), expander("last_turn"), expander("squash", context=Context(context_length=2))]
+    makers = [expander("squash"), expander("last_turn"), expander("squash", context=HistoryLimits(context_length=2))]
 
     assert len({open_view([EPISODE], maker).fingerprint for maker in makers}) == 3
 

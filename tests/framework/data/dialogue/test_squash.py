@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.dialogue.squash import Context, answers, history
+from partita.data.dialogue.squash import HistoryLimits, answers, history
 
 Row = tuple[str, str]
 
@@ -18,7 +18,7 @@ def episode(exchanges: int, *, system: bool = False) -> list[dict[str, Any]]:
     return said
 
 
-def squashed(messages: list[dict[str, Any]], context: Context, count: Any = None) -> list[Row]:
+def squashed(messages: list[dict[str, Any]], context: HistoryLimits, count: Any = None) -> list[Row]:
     return [
         (
             " ".join(shown["content"] for shown in history(messages, place, context=context, count=count)),
@@ -32,7 +32,7 @@ def squashed(messages: list[dict[str, Any]], context: Context, count: Any = None
 
 
 def test_without_labels_and_with_all_context_questions_pile_up() -> None:
-    assert squashed(episode(4), Context(include_labels=False)) == [
+    assert squashed(episode(4), HistoryLimits(include_labels=False)) == [
         ("x1", "y1"),
         ("x1 x2", "y2"),
         ("x1 x2 x3", "y3"),
@@ -41,7 +41,7 @@ def test_without_labels_and_with_all_context_questions_pile_up() -> None:
 
 
 def test_with_labels_a_context_length_counts_questions_and_answers() -> None:
-    assert squashed(episode(4), Context(include_labels=True, context_length=3)) == [
+    assert squashed(episode(4), HistoryLimits(include_labels=True, context_length=3)) == [
         ("x1", "y1"),
         ("x1 y1 x2", "y2"),
         ("x2 y2 x3", "y3"),
@@ -52,27 +52,27 @@ def test_with_labels_a_context_length_counts_questions_and_answers() -> None:
 @pytest.mark.parametrize(
     ("context", "last"),
     [
-        (Context(), "x1 y1 x2 y2 x3 y3 x4"),
-        (Context(context_length=1), "x4"),
-        (Context(context_length=2), "y3 x4"),
-        (Context(context_length=99), "x1 y1 x2 y2 x3 y3 x4"),
-        (Context(include_labels=False, context_length=2), "x3 x4"),
-        (Context(context_turns=1), "x4"),
-        (Context(context_turns=2), "x3 y3 x4"),
-        (Context(context_turns=2, include_labels=False), "x3 x4"),
-        (Context(context_turns=3, context_length=2), "y3 x4"),
-        (Context(context_turns=9), "x1 y1 x2 y2 x3 y3 x4"),
-        (Context(context_tokens=6), "x3 y3 x4"),
-        (Context(context_tokens=7), "x3 y3 x4"),
-        (Context(context_tokens=1), "x4"),
+        (HistoryLimits(), "x1 y1 x2 y2 x3 y3 x4"),
+        (HistoryLimits(context_length=1), "x4"),
+        (HistoryLimits(context_length=2), "y3 x4"),
+        (HistoryLimits(context_length=99), "x1 y1 x2 y2 x3 y3 x4"),
+        (HistoryLimits(include_labels=False, context_length=2), "x3 x4"),
+        (HistoryLimits(context_turns=1), "x4"),
+        (HistoryLimits(context_turns=2), "x3 y3 x4"),
+        (HistoryLimits(context_turns=2, include_labels=False), "x3 x4"),
+        (HistoryLimits(context_turns=3, context_length=2), "y3 x4"),
+        (HistoryLimits(context_turns=9), "x1 y1 x2 y2 x3 y3 x4"),
+        (HistoryLimits(context_tokens=6), "x3 y3 x4"),
+        (HistoryLimits(context_tokens=7), "x3 y3 x4"),
+        (HistoryLimits(context_tokens=1), "x4"),
     ],
 )
-def test_the_last_row_of_four_exchanges(context: Context, last: str) -> None:
+def test_the_last_row_of_four_exchanges(context: HistoryLimits, last: str) -> None:
     assert squashed(episode(4), context, count=len)[-1] == (last, "y4")
 
 
 def test_an_opening_system_message_is_always_shown_and_not_counted() -> None:
-    for context in (Context(context_length=1), Context(context_turns=1), Context(context_tokens=2)):
+    for context in (HistoryLimits(context_length=1), HistoryLimits(context_turns=1), HistoryLimits(context_tokens=2)):
         assert squashed(episode(3, system=True), context, count=len)[-1] == ("s x3", "y3")
 
 
@@ -84,8 +84,8 @@ def test_questions_in_several_messages_are_one_turn_and_several_pieces() -> None
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "e", "learned": True},
     ]
-    assert squashed(said, Context(context_turns=1))[-1] == ("c d", "e")
-    assert squashed(said, Context(context_length=1))[-1] == ("d", "e")
+    assert squashed(said, HistoryLimits(context_turns=1))[-1] == ("c d", "e")
+    assert squashed(said, HistoryLimits(context_length=1))[-1] == ("d", "e")
 
 
 messages = st.lists(
@@ -103,7 +103,7 @@ limits = st.none() | st.integers(1, 8)
 def test_a_history_is_a_suffix_that_keeps_its_limits(
     said: list[dict[str, Any]], include: bool, length: int | None, turns: int | None, tokens: int | None
 ) -> None:
-    context = Context(include, length, turns, tokens)
+    context = HistoryLimits(include, length, turns, tokens)
     for place in answers(said):
         shown = history(said, place, context=context, count=len)
         whole = [message for message in said[:place] if include or message["role"] != "assistant"]

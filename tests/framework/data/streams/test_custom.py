@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from partita.data.streams.base import Stream
-from partita.data.streams.lane_reader import LaneReader
+from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.open import open_stream
 from partita_schema.errors import ConfigError, DataError
 from partita_schema.sources import CustomSource
@@ -111,8 +111,8 @@ def stream_of(folder: Path, name: str, *, shards: int = 1, **options: Any) -> St
     return open_stream(source, folder=folder, least_shards=shards)
 
 
-def lane(stream: Stream, state: Any = None) -> LaneReader:
-    return LaneReader([stream], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0, state=state)
+def lane(stream: Stream, state: Any = None) -> InterleavedReader:
+    return InterleavedReader([stream], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0, state=state)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.streams.dealing import deal, unevenness
+from partita.data.streams.sharding import deal, unevenness
 
 some_sizes = st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 100)), max_size=30)
 

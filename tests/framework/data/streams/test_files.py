@@ -23,12 +23,12 @@ from partita.data.reading.readers import READERS
 from partita.data.reading.sources import find_files, open_rows
 from partita.data.streams import files
 from partita.data.streams.base import Stream, StreamRow
-from partita.data.streams.dealing import unevenness
+from partita.data.streams.file_slices import DEFAULT_SIZES, FileSizes
 from partita.data.streams.files import FileStream
-from partita.data.streams.lane_reader import LaneReader
+from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.open import open_stream
 from partita.data.streams.opening import training_streams
-from partita.data.streams.pieces import DEFAULT_SIZES, FileSizes
+from partita.data.streams.sharding import unevenness
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.sources import FileSource
@@ -182,7 +182,8 @@ def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(tmp_
 
 def rows_of_lanes(stream: Stream, lanes: int) -> list[int]:
     readers = [
-        LaneReader([stream], weights=[1], stop="all", lane=lane, lanes=lanes, seed=1, epoch=0) for lane in range(lanes)
+        InterleavedReader([stream], weights=[1], stop="all", lane=lane, lanes=lanes, seed=1, epoch=0)
+        for lane in range(lanes)
     ]
     return [len(reader.take(10**6)) for reader in readers]
 
@@ -486,7 +487,7 @@ def test_the_web_without_its_library_is_told_what_to_install(tmp_path: Path, mon
 def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     row = json.dumps({"text": "x" * 480}).encode() + b"\n"
     (tmp_path / "a.jsonl").write_bytes(row * 100_000)
-    reader = LaneReader(
+    reader = InterleavedReader(
         [stream_of(tmp_path, "a.jsonl", "jsonl", 4)], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0
     )
     reader.take(1000)

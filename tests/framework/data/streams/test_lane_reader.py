@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partita.data.planning.cursor import Cursor, short_parts
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.lane_reader import LaneReader
+from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.loader import count_lanes
 from partita.data.streams.packing import pack
 from partita_schema.errors import ResumeError
@@ -60,9 +60,9 @@ def reader(
     seed: int = 7,
     epoch: int = 0,
     shuffle: bool = True,
-) -> LaneReader:
+) -> InterleavedReader:
     weights = weights or [1.0] * len(sources)
-    return LaneReader(
+    return InterleavedReader(
         sources,
         weights=weights,
         stop=stop,
@@ -106,7 +106,7 @@ def test_a_reader_continues_exactly_from_every_position(
     streams = [Numbers(sizes, str(number)) for number, sizes in enumerate(sources)]
     lane = data.draw(st.integers(0, lanes - 1))
 
-    def at(state: Any = None) -> LaneReader:
+    def at(state: Any = None) -> InterleavedReader:
         return reader(streams, lane=lane, lanes=lanes, stop=stop, weights=weights[: len(streams)], state=state)
 
     whole = names(at().take(400))

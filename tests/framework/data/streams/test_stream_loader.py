@@ -21,9 +21,9 @@ from partita.data.chunks import ChunkEncoder
 from partita.data.collate import collate
 from partita.data.ledger import Ledger
 from partita.data.planning.policies import Policy, build_policy
-from partita.data.shaping.encoder import Encoder, build_encoder
-from partita.data.streams import lane as lane_module
-from partita.data.streams.lane_reader import LaneReader
+from partita.data.shaping.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.streams import shard_group as lane_module
+from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
 from partita.data.streams.opening import TrainingStreams
 from partita.distributed.thread_group import ThreadGroup
@@ -46,7 +46,7 @@ CONFIG = Config.model_validate(
         "trainer": {"type": "finetune"},
     }
 )
-ENCODER = build_encoder(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+ENCODER = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
 BUDGET = TokenBudgetBatching(type="token_budget", max_tokens=160, window=16)
 BATCHINGS = [
     FixedBatching(type="fixed"),
@@ -83,7 +83,7 @@ def make(
     workers: int = 0,
     ledger: Ledger | None = None,
     seed: int = 7,
-    encoder: Encoder = ENCODER,
+    encoder: RowTokenizer = ENCODER,
     options: LoaderOptions | None = None,
     **changes: Any,
 ) -> StreamLoader:
@@ -187,14 +187,14 @@ def test_steps_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: i
 def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the rows of each window that is read from now on."""
     found: list[int] = []
-    take = LaneReader.take
+    take = InterleavedReader.take
 
-    def counted(reader: LaneReader, count: int) -> Any:
+    def counted(reader: InterleavedReader, count: int) -> Any:
         rows = take(reader, count)
         found.append(len(rows))
         return rows
 
-    monkeypatch.setattr(LaneReader, "take", counted)
+    monkeypatch.setattr(InterleavedReader, "take", counted)
     return found
 
 
@@ -275,9 +275,9 @@ def test_the_text_of_rows_is_forgotten_once_they_are_encoded(tmp_path: Path) -> 
 
 
 def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, closed = write_shards(tmp_path / "data", [300, 300]), list[LaneReader]()
-    close = LaneReader.close
-    monkeypatch.setattr(LaneReader, "close", lambda reader: (closed.append(reader), close(reader)))
+    folder, closed = write_shards(tmp_path / "data", [300, 300]), list[InterleavedReader]()
+    close = InterleavedReader.close
+    monkeypatch.setattr(InterleavedReader, "close", lambda reader: (closed.append(reader), close(reader)))
     steps = make(folder, batches_per_step=4, workers=1).steps()
     next(steps)
     assert len(multiprocessing.active_children()) == 1
@@ -380,7 +380,7 @@ def test_rows_of_one_dialogue_have_keys_of_their_own(tmp_path: Path) -> None:
             "trainer": {"type": "finetune"},
         }
     )
-    encoder = build_encoder(dialogues, tokenizer=byte_tokenizer(), context_length=512)
+    encoder = build_row_tokenizer(dialogues, tokenizer=byte_tokenizer(), context_length=512)
 
     keys = keys_of(epoch_of(make(tmp_path, batching=FixedBatching(type="fixed"), encoder=encoder)))
 
@@ -401,7 +401,7 @@ def test_lanes_divide_the_batches_of_a_step(batches: int, lanes: int) -> None:
 
 def test_a_stream_whose_text_the_tokenizer_does_not_know_is_refused_once_enough_of_it_was_met(tmp_path: Path) -> None:
     base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
-    encoder = build_encoder(CONFIG, tokenizer=train_tokenizer(base, ["abq"]), context_length=64)
+    encoder = build_row_tokenizer(CONFIG, tokenizer=train_tokenizer(base, ["abq"]), context_length=64)
     answers = [*["ab" * 10] * 60, *["яa" * 10] * 200]
     lines = [json.dumps({"question": "q", "answer": answer}) + "\n" for answer in answers]
     (tmp_path / "part.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partita import Model
 from partita.inference.endpoint import pace
-from partita.inference.endpoint.pace import Pace
+from partita.inference.endpoint.pace import RateLimiter
 
 from ....properties import examples
 from .conftest import LocalServer, Response, answer
@@ -81,7 +81,7 @@ def test_requests_are_as_far_apart_as_the_limits_say_and_no_farther(
         now += seconds
 
     async def run() -> list[tuple[float, int]]:
-        limits = Pace(requests_per_minute=requests, tokens_per_minute=tokens, clock=lambda: now)
+        limits = RateLimiter(requests_per_minute=requests, tokens_per_minute=tokens, clock=lambda: now)
         begun = []
         for reserved, used in asked:
             await limits.turn(reserved)
@@ -104,7 +104,7 @@ def test_no_request_begins_while_the_server_asks_to_wait() -> None:
         now += seconds
 
     async def run() -> float:
-        limits = Pace(requests_per_minute=None, tokens_per_minute=None, clock=lambda: now)
+        limits = RateLimiter(requests_per_minute=None, tokens_per_minute=None, clock=lambda: now)
         await limits.turn(1)
         assert now == 5.0
         limits.hold(3.0)

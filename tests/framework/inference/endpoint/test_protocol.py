@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partita.inference.endpoint.protocol import (
     AnswerError,
-    Reply,
+    EndpointReply,
     read_messages,
     read_reply,
     request_body,
@@ -118,7 +118,7 @@ def test_rows_have_seeds_of_their_own_that_any_server_takes() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-def reply(choice: Any, *, mode: Any = "chat", logprobs: bool = False, **response: Any) -> Reply:
+def reply(choice: Any, *, mode: Any = "chat", logprobs: bool = False, **response: Any) -> EndpointReply:
     return read_reply(json.dumps({"choices": [choice], **response}).encode(), mode=mode, logprobs=logprobs)
 
 

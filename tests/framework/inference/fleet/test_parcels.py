@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from partita.inference.fleet.parcels import BatchPlan, RowPlan
+from partita.inference.fleet.work_items import BatchWorkPlan, RowWorkPlan
 from partita.inference.results import RowResult
-from partita.inference.slots import Work
+from partita.inference.scheduler import RowRequests
 from partita.lm.base import PADDED
 
 LENGTHS = np.array([3, 5, 0, 5, 2, 4])
 """Row 2 is not asked."""
 
 
-def work(*, equal: tuple[int, int] | None = None) -> Work:
+def work(*, equal: tuple[int, int] | None = None) -> RowRequests:
     digests = np.array([bytes([row + 1]) for row in range(len(LENGTHS))], dtype="V1")
     if equal is not None:
         digests[equal[1]] = digests[equal[0]]
-    return Work(
+    return RowRequests(
         LENGTHS,
         np.full(len(LENGTHS), 7),
         fetch=lambda rows: [[row] * int(LENGTHS[row]) for row in rows],
@@ -31,17 +31,17 @@ def all_but(*rows: int) -> np.ndarray:
 
 
 def test_rows_come_longest_first_with_their_prompts() -> None:
-    plan = RowPlan(work(), all_but(0))
+    plan = RowWorkPlan(work(), all_but(0))
 
     parcels = plan.parcels(range(plan.total))
 
     assert [parcel.rows for parcel in parcels] == [(1,), (3,), (5,), (4,)]
     assert parcels[2].prompts == ([5, 5, 5, 5],)
-    assert (parcels[2].new_tokens, parcels[2].keys, parcels[2].wanted) == ((7,), (b"\x05",), (True,))
+    assert (parcels[2].new_tokens, parcels[2].keys, parcels[2].max_new_tokens) == ((7,), (b"\x05",), (True,))
 
 
 def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> None:
-    plan = RowPlan(work(equal=(1, 3)), all_but())
+    plan = RowWorkPlan(work(equal=(1, 3)), all_but())
     plan.parcels(range(plan.total))
 
     place, results = plan.answered(RowResult(1, None, "no"))
@@ -52,10 +52,10 @@ def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> Non
 
 
 def test_a_batch_is_answered_with_its_last_row() -> None:
-    plan = BatchPlan(work(), all_but(1), batch_size=2, way=PADDED)
+    plan = BatchWorkPlan(work(), all_but(1), batch_size=2, way=PADDED)
     [first, _, last] = plan.parcels(range(plan.total))
 
-    assert (first.rows, first.wanted) == ((1, 3), (False, True))
+    assert (first.rows, first.max_new_tokens) == ((1, 3), (False, True))
     assert (last.place, last.rows) == (2, (4,))
     assert plan.answered(RowResult(5, None)) == (None, [RowResult(5, None)])
     assert plan.answered(RowResult(0, None))[0] == 1
@@ -63,17 +63,17 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
 
 
 def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
-    plan = BatchPlan(work(), all_but(), batch_size=3, way=PADDED)
+    plan = BatchWorkPlan(work(), all_but(), batch_size=3, way=PADDED)
     [first, _] = plan.parcels(range(plan.total))
     plan.answered(RowResult(first.rows[0], None))
 
     [again] = plan.parcels([0])
 
     assert again.rows == first.rows
-    assert again.wanted == (False, True, True)
+    assert again.max_new_tokens == (False, True, True)
 
 
 def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:
-    plan = BatchPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
+    plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
 
     assert [parcel.place for parcel in plan.parcels(range(plan.total))] == [1, 2]

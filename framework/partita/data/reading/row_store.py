@@ -19,7 +19,7 @@ import numpy as np
 from partita_schema.errors import WriteError
 
 
-class SpoolWriter:
+class RowStoreWriter:
     """Takes rows one after the other, then becomes a Spool."""
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class SpoolWriter:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def finish(self) -> "Spool":
+    def finish(self) -> "RowStore":
         """The rows, for reading; they stay when the writer is closed. Raises WriteError."""
         try:
             self._file.flush()
         except OSError as error:
             raise full(error) from error
-        return Spool(os.dup(self._file.fileno()), np.frombuffer(self._ends, dtype=np.int64))
+        return RowStore(os.dup(self._file.fileno()), np.frombuffer(self._ends, dtype=np.int64))
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ def full(error: OSError) -> WriteError:
     )
 
 
-class Spool:
+class RowStore:
     """Rows by index, parsed when they are asked for."""
 
     def __init__(self, descriptor: int, ends: np.ndarray) -> None:

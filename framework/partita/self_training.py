@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.assembly import Assembly, assemble
 from partita.data.reading.sources import open_rows
 from partita.data.run_data import RunData, open_run_data
 from partita.identity import model_fingerprint
+from partita.pipeline import Pipeline, build_pipeline
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, without_infinities, write_atomically
 from partita.simulation.dialogue import derived_seed
@@ -83,7 +83,7 @@ def dialogues_of_rounds(config: Config, plan: TrainOn) -> Simulation:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class SelfTraining:
     """The rounds of a run, whose directory is open."""
 
     config: Config
@@ -105,20 +105,20 @@ class Rounds:
         result = finished_result(self.directory)
         ended: list[dict[str, Any]] = list(self.directory.manifest.get("rounds", []))
         while len(ended) < self.plan.rounds and (not ended or ended[-1]["kept"]):
-            dialogues = self.have_dialogues(len(ended) + 1)
-            if not self.goes_on(dialogues, ended):
+            dialogues = self.simulate_round(len(ended) + 1)
+            if not self.should_continue(dialogues, ended):
                 break
             result = self.train_round(len(ended) + 1)
             ended.append({"dialogues": dialogues, "steps": result.steps, "metrics": result.metrics, "kept": True})
             self.directory.note(rounds=ended)
         else:
             if self.plan.guard is not None and ended and ended[-1]["kept"]:
-                dialogues = self.have_dialogues(len(ended) + 1)
+                dialogues = self.simulate_round(len(ended) + 1)
                 ended[-1]["kept"] = not self.is_worse(dialogues, ended)
         self.directory.note(rounds=ended)
         return self.finish(ended, result)
 
-    def goes_on(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
+    def should_continue(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
         """Whether there is a round to train; one before it that has made it worse is marked."""
         if ended and self.is_worse(dialogues, ended):
             ended[-1]["kept"] = False
@@ -143,22 +143,22 @@ class Rounds:
         """Whether the file has rows to train on before the rounds."""
         return self.data.training is not None
 
-    def have_dialogues(self, number: int) -> dict[str, Any]:
+    def simulate_round(self, number: int) -> dict[str, Any]:
         """The dialogues of a round, and what they came to."""
         done = self.folder(number) / "simulation.json"
-        before = self.process_group.run_on_rank_zero(lambda: self.ended_dialogues(number), "a simulation")
+        before = self.process_group.run_on_rank_zero(lambda: self.read_dialogues(number), "a simulation")
         if before is not None:
             return before
         section = dialogues_of_rounds(self.config, self.plan)
         config = self.config.model_copy(update={"simulation": section})
         with synchronized_errors(self.process_group, "loading the model"):
-            assembly = self.assemble(config, number, trainable=False)
+            pipeline = self.build_pipeline(config, number, trainable=False)
         report, _ = simulate(
-            assembly,
+            pipeline,
             folder=self.folder(number) / "transcripts",
-            sizing=BatchSizeTuner(assembly, cache=Cache.of_user(), process_group=self.process_group),
+            sizing=BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.process_group),
             seed=derived_seed(self.seed, "round", str(number)),
-            model=model_fingerprint(assembly, config=config, result=self.weights(number - 1)),
+            model=model_fingerprint(pipeline, config=config, result=self.weights(number - 1)),
             others=self.others(),
             batch_size=None,
             fresh=False,
@@ -172,7 +172,7 @@ class Rounds:
         logger.info("round %d: %s", number, told_of(found))
         return found
 
-    def ended_dialogues(self, number: int) -> dict[str, Any] | None:
+    def read_dialogues(self, number: int) -> dict[str, Any] | None:
         """What the dialogues of a round came to; None where they have not ended, or what they left is damaged."""
         done, lines = self.folder(number) / "simulation.json", Path(self.source(number).path)
         try:
@@ -226,7 +226,7 @@ class Rounds:
                 data,
                 trainer=build_trainer(config.trainer, folder=self.origin),
                 process_group=self.process_group,
-                assemble=lambda _: self.assemble(config, number, trainable=True),
+                assemble=lambda _: self.build_pipeline(config, number, trainable=True),
             )
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
         self.process_group.run_on_rank_zero(
@@ -234,10 +234,10 @@ class Rounds:
         )
         return result
 
-    def assemble(self, config: Config, number: int, *, trainable: bool) -> Assembly:
+    def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> Pipeline:
         """The model of the round before, once what there is in memory of another one is gone."""
         free_everything()
-        return assemble(
+        return build_pipeline(
             config,
             folder=self.origin,
             labels={},

@@ -14,7 +14,7 @@ MEANS = ("ipt", "exp_avg_ipt", "exp_avg_unc")
 """The allocator's running means, each a table from parameter name to tensor."""
 
 
-class RankBudget:
+class AdaloraBudget:
     """Moves the budget of a model with an AdaLoRA adapter after each step."""
 
     def __init__(self, adapted: "PeftModel", adapter: AdaloraAdapter) -> None:

@@ -21,7 +21,7 @@ LOGITS_BYTES = 12
 
 def generation_bytes(model: Any, rows: int, *, prompt_tokens: int, new_tokens: int) -> int:
     """Reading prompts beside their cache, or the full cache and the copy of one layer that a decode step makes."""
-    shape = Shape(model)
+    shape = ModelShape(model)
     read = prompt_tokens * (shape.alive + shape.cache) + MASK_BYTES * prompt_tokens**2
     length = prompt_tokens + new_tokens
     decoded = length * (shape.cache + shape.cache // shape.layers)
@@ -30,20 +30,20 @@ def generation_bytes(model: Any, rows: int, *, prompt_tokens: int, new_tokens: i
 
 def forward_bytes(model: Any, rows: int, *, tokens: int, learned: int) -> int:
     """A forward pass without gradients, with logits where labels stand."""
-    shape = Shape(model)
+    shape = ModelShape(model)
     row = tokens * shape.alive + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
     return int(HALF_AGAIN * rows * row)
 
 
 def training_bytes(model: Any, rows: int, *, tokens: int, learned: int, recomputed: bool) -> int:
     """What layers keep for the backward pass; where that is recomputed, their inputs and all of one layer."""
-    shape = Shape(model)
+    shape = ModelShape(model)
     kept = shape.layers * shape.hidden + shape.kept if recomputed else shape.layers * shape.kept
     row = tokens * kept + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
     return int(HALF_AGAIN * rows * row)
 
 
-class Shape:
+class ModelShape:
     """Bytes a token of the parts of a model, and how many there are."""
 
     def __init__(self, model: Any) -> None:

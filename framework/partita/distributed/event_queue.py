@@ -11,7 +11,7 @@ from partita_schema.errors import OtherRankError
 
 
 @dataclass(frozen=True)
-class Came:
+class RankStarted:
     """A rank has started."""
 
     rank: int
@@ -22,7 +22,7 @@ class Came:
 
 
 @dataclass(frozen=True)
-class Said:
+class RankLogged:
     """A rank has logged something."""
 
     logger: str
@@ -31,7 +31,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Opened:
+class ProgressOpened:
     """A rank shows a progress display; `number` tells its displays apart."""
 
     number: int
@@ -41,7 +41,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Moved:
+class ProgressMoved:
     """A progress display moves on."""
 
     number: int
@@ -50,14 +50,14 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Closed:
+class ProgressClosed:
     """A progress display is gone."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Left:
+class RankFinished:
     """A rank has ended, with an error or with what came of its work."""
 
     error: BaseException | None
@@ -65,7 +65,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Died:
+class RankDied:
     """Ranks are gone, and all are started again, unless that has happened too often."""
 
     ranks: Sequence[int]
@@ -75,7 +75,7 @@ class Died:
 
 
 @dataclass(frozen=True)
-class Over:
+class JobFinished:
     """Nobody is started any more."""
 
     reason: str | None = None
@@ -84,13 +84,13 @@ class Over:
     """Whether the reason is that ranks have died."""
 
 
-Message = Came | Said | Opened | Moved | Closed | Left
+Message = RankStarted | RankLogged | ProgressOpened | ProgressMoved | ProgressClosed | RankFinished
 """What a rank tells."""
-Posted = tuple[str, Message | Died | Over]
+Posted = tuple[str, Message | RankDied | JobFinished]
 """Who tells, and what."""
 
 
-class Board:
+class EventQueue:
     """Where ranks tell something, until it is fetched, and hear whether they are to stop: in a process of its own."""
 
     def __init__(self) -> None:
@@ -99,13 +99,13 @@ class Board:
         self.at_work: set[str] = set()
         self.stopping = self.over = False
 
-    def tell(self, sender: str, message: Message | Died | Over, rank: Any = None) -> None:
+    def tell(self, sender: str, message: Message | RankDied | JobFinished, rank: Any = None) -> None:
         """Keep a message; a rank gives its actor with it, so that it can be ended."""
         self.ranks.setdefault(sender, rank)
         self.told.append((sender, message))
-        if isinstance(message, Came):
+        if isinstance(message, RankStarted):
             self.at_work.add(sender)
-        if isinstance(message, Left):
+        if isinstance(message, RankFinished):
             self.at_work.discard(sender)
             self.over = self.over or not isinstance(message.error, OtherRankError | None)
 
@@ -117,7 +117,7 @@ class Board:
     def lose(self, ranks: Sequence[int]) -> bool:
         """Ranks have ended before their time: whether that ends all. Else it is told that all start again."""
         if not self.over:
-            self.tell("", Died(ranks, [sender for sender in self.ranks if sender]))
+            self.tell("", RankDied(ranks, [sender for sender in self.ranks if sender]))
             self.at_work.clear()
         return self.over
 

@@ -58,7 +58,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Part(Generic[T]):
+class BatchPart(Generic[T]):
     """A part of a batch that is finished: with its result, or a single row that does not fit."""
 
     places: range
@@ -74,14 +74,14 @@ def halves(places: range) -> tuple[range, range]:
     return places[:middle], places[middle:]
 
 
-def in_parts(
+def run_with_oom_backoff(
     rows: int,
     work: Callable[[range], tuple[T | None, Exception | None]],
     *,
     limit: BatchLimit,
     tokens: Callable[[range], int],
     describe: Callable[[range], str],
-) -> Iterator[Part[T]]:
+) -> Iterator[BatchPart[T]]:
     """Parts of a batch of `rows`, in order, every row in one of them at most.
 
     `work` does a part and gives its result, or the failure where the part did not fit, and then both halves of the part
@@ -99,7 +99,7 @@ def in_parts(
         result, failure = work(places)
         limit.out_of_memory += failure is not None
         if result is not None:
-            yield Part(places, result)
+            yield BatchPart(places, result)
         elif failure is not None and len(places) > 1:
             failed.append(places)
             limit.rows, limit.tokens = len(halves(places)[0]), tokens(places)
@@ -112,4 +112,4 @@ def in_parts(
             failed = [other for other in failed if places[0] not in other]
             limit.rows, limit.tokens = (len(halves(failed[-1])[0]), tokens(failed[-1])) if failed else before
             if failure is not None:
-                yield Part(places, None, failure)
+                yield BatchPart(places, None, failure)

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.inference.results import RowResult, Rows
-from partita.inference.slots import Work, common_prefix, plan
-from partita.inference.static import plan_batches
+from partita.inference.scheduler import RowRequests, common_prefix, plan
+from partita.inference.static_batches import plan_batches
 from partita.lm.base import BatchWay
 
 
 @dataclass(frozen=True)
-class Parcel:
+class WorkItem:
     """Rows that are answered together, each with its prompt."""
 
     place: int
@@ -30,11 +30,11 @@ class Parcel:
     """Most new tokens of each row."""
     keys: tuple[bytes, ...]
     """What each row's random numbers follow from."""
-    wanted: tuple[bool, ...]
+    max_new_tokens: tuple[bool, ...]
     """Rows that are asked for; the others only decide what those become."""
 
 
-class ParcelPlan(Protocol):
+class WorkPlan(Protocol):
     """All parcels of a job, by their place."""
 
     @property
@@ -45,17 +45,17 @@ class ParcelPlan(Protocol):
     def prefix(self) -> Sequence[int]:
         """Tokens that all prompts begin with and that are read once."""
 
-    def parcels(self, places: Sequence[int]) -> list[Parcel]:
+    def parcels(self, places: Sequence[int]) -> list[WorkItem]:
         """The parcels at these places, with what is not answered of them."""
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
         """A worker's result and those that follow from it; and the place that is answered with it, if any is."""
 
 
-class RowPlan:
+class RowWorkPlan:
     """A row a place, the longest prompt first; rows with equal prompts are one."""
 
-    def __init__(self, work: Work, left: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_]) -> None:
         """`left` [rows] tells which rows are to be answered."""
         self.work = work
         self.order, self.copies = plan(work, left)
@@ -68,12 +68,12 @@ class RowPlan:
         """Number of places."""
         return len(self.order)
 
-    def parcels(self, places: Sequence[int]) -> list[Parcel]:
+    def parcels(self, places: Sequence[int]) -> list[WorkItem]:
         """The parcels at these places."""
         rows = [self.order[place] for place in places]
         self.places |= zip(rows, places, strict=True)
         return [
-            Parcel(place, (row,), (ids,), (int(self.work.new_tokens[row]),), (self.work.key(row),), (True,))
+            WorkItem(place, (row,), (ids,), (int(self.work.new_tokens[row]),), (self.work.key(row),), (True,))
             for place, row, ids in zip(places, rows, self.work.fetch(rows), strict=True)
         ]
 
@@ -83,12 +83,12 @@ class RowPlan:
         return self.places.pop(result.row), [result, *copies]
 
 
-class BatchPlan:
+class BatchWorkPlan:
     """A batch a place: those of the static engine."""
 
     prefix: Sequence[int] = ()
 
-    def __init__(self, work: Work, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
+    def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
         """`left` [rows] tells which rows are to be answered; the others are still in the batches."""
         self.work = work
         self.left = left.copy()
@@ -103,16 +103,16 @@ class BatchPlan:
         """Number of places."""
         return len(self.batches)
 
-    def parcels(self, places: Sequence[int]) -> list[Parcel]:
+    def parcels(self, places: Sequence[int]) -> list[WorkItem]:
         """The batches at these places."""
         return [self.parcel(place) for place in places]
 
-    def parcel(self, place: int) -> Parcel:
+    def parcel(self, place: int) -> WorkItem:
         """A whole batch, named by its position among all."""
         rows = self.batches[place].tolist()
         wanted = self.left[rows].tolist()
         self.places |= {row: place for row, asked in zip(rows, wanted, strict=True) if asked}
-        return Parcel(
+        return WorkItem(
             self.positions[place],
             tuple(rows),
             tuple(self.work.fetch(rows)),

@@ -7,7 +7,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from partita.distributed.board import Came, Closed, Died, Left, Message, Moved, Opened, Over, Posted, Said
+from partita.distributed.event_queue import (
+    JobFinished,
+    Message,
+    Posted,
+    ProgressClosed,
+    ProgressMoved,
+    ProgressOpened,
+    RankDied,
+    RankFinished,
+    RankLogged,
+    RankStarted,
+)
 from partita.runs.progress import show_progress
 from partita_schema.errors import JobError, OtherRankError, TrainingError
 from partita_trainers.interrupt import interruption
@@ -20,10 +31,10 @@ END_SECONDS = 5.0
 """Time that ranks have to end by themselves once one of them has."""
 
 
-class Ranks(Protocol):
+class RankLauncher(Protocol):
     """Ranks that somebody starts, and starts again where one is gone."""
 
-    def happened(self, timeout_seconds: float) -> Sequence[Posted]:
+    def poll(self, timeout_seconds: float) -> Sequence[Posted]:
         """What has been told since, with the name of who told it; may be nothing."""
 
     def stop(self) -> None:
@@ -43,8 +54,8 @@ class Ranks(Protocol):
 class Attempt:
     """The ranks that work together, from their start to their end or to the death of one."""
 
-    came: dict[str, Came] = field(default_factory=dict)
-    left: dict[str, Left] = field(default_factory=dict)
+    came: dict[str, RankStarted] = field(default_factory=dict)
+    left: dict[str, RankFinished] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
 
     @property
@@ -71,7 +82,7 @@ class Attempt:
 
 
 def follow(
-    ranks: Ranks,
+    ranks: RankLauncher,
     *,
     workers: int,
     max_failures: int,
@@ -85,7 +96,7 @@ def follow(
     Where one is gone all start `again`, as that says. Once one has ended with an error the others have `end_seconds` to
     end by themselves. Ctrl-C and SIGTERM stop the ranks behind their step; a second one ends them at once.
     """
-    follower = Follower(
+    follower = RankMonitor(
         ranks,
         workers,
         max_failures=max_failures,
@@ -110,12 +121,12 @@ def follow(
     return follower.result
 
 
-class Follower:
+class RankMonitor:
     """The process that people look at."""
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankLauncher,
         workers: int,
         *,
         max_failures: int,
@@ -135,50 +146,50 @@ class Follower:
         self.last_gone = ""
         self.ended_at: float | None = None
         """When the first rank has ended by itself."""
-        self.end: Over | None = None
+        self.end: JobFinished | None = None
         self.result: Any = None
 
     def look(self) -> None:
         """Take in what has happened. Raises what a rank has ended with, once the others have ended as well."""
-        for sender, message in self.ranks.happened(GLANCE_SECONDS):
+        for sender, message in self.ranks.poll(GLANCE_SECONDS):
             if sender not in self.given_up:
-                self.take_in(sender, message)
+                self.handle_event(sender, message)
         reason = self.attempt.reason
         if reason is None:
-            self.check_patience()
+            self.check_timeouts()
             return
         self.ended_at = self.ended_at or time.monotonic()
         late = time.monotonic() - self.ended_at > self.end_seconds
         if late or len(self.attempt.left) == len(self.attempt.came) or self.end is not None:
             raise reason
 
-    def take_in(self, sender: str, message: Message | Died | Over) -> None:
+    def handle_event(self, sender: str, message: Message | RankDied | JobFinished) -> None:
         """Show or remember what was told."""
         match message:
-            case Came():
+            case RankStarted():
                 self.attempt.came[sender] = message
-            case Said():
+            case RankLogged():
                 logging.getLogger(message.logger).log(message.level, "%s", message.text)
-            case Opened():
+            case ProgressOpened():
                 self.open(sender, message)
-            case Moved():
+            case ProgressMoved():
                 self.shown[sender, message.number][0].advance(message.amount, **message.shown)
-            case Closed():
+            case ProgressClosed():
                 self.shown.pop((sender, message.number))[1].close()
-            case Left(error=None):
+            case RankFinished(error=None):
                 self.attempt.left[sender] = message
                 if self.attempt.came[sender].rank == 0:
                     self.result = message.result
-            case Left():
+            case RankFinished():
                 self.attempt.left[sender] = message
                 if not isinstance(message.error, OtherRankError):
                     self.ranks.end(sender)  # those that wait for it need not wait longer
-            case Died():
+            case RankDied():
                 self.lose(message)
-            case Over():
+            case JobFinished():
                 self.end = message
 
-    def lose(self, died: Died) -> None:
+    def lose(self, died: RankDied) -> None:
         """Ranks are gone; what others say of it is not shown."""
         if self.attempt.reason is not None:
             return  # it was ended
@@ -205,13 +216,13 @@ class Follower:
             )
         raise TrainingError(f"Ray has ended the training: {reason}")
 
-    def open(self, sender: str, opened: Opened) -> None:
+    def open(self, sender: str, opened: ProgressOpened) -> None:
         """Show a progress display."""
         stack = self.displays.enter_context(ExitStack())
         display = show_progress(opened.total, opened.description, completed=opened.completed, quiet=self.quiet)
         self.shown[sender, opened.number] = stack.enter_context(display), stack
 
-    def check_patience(self) -> None:
+    def check_timeouts(self) -> None:
         """Raises JobError where ranks that are to start do not come."""
         attempt = self.attempt
         if not attempt.is_whole and self.end is None and time.monotonic() - attempt.since > self.timeout:

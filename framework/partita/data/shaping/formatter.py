@@ -17,7 +17,7 @@ from partita_schema.prompt import template_fields
 if TYPE_CHECKING:
     from partita.data.dialogue.expand import Expander
     from partita.data.shaping.chat import ChatTemplate
-    from partita.data.shaping.dialogue import DialogueShaper
+    from partita.data.shaping.dialogue import DialogueFormatter
 
 Row = Mapping[str, Any]
 """A cleaned row: values by feature name, as `partita_schema.rows.row_schema` makes them."""
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shaped:
+class FormattedText:
     """A row as text."""
 
     segments: tuple[Segment, ...]
@@ -68,7 +68,7 @@ class Retriever(Protocol):
         """Examples for each row, the least helpful first; never the row itself."""
 
 
-class Shaper:
+class Formatter:
     """Renders rows. Pure: a row and its key decide what comes out."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Shaper:
             from partita.data.shaping.chat import ChatTemplate
 
             self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
-        self._dialogues = self._dialogue_shaper()
+        self._dialogues = self._dialogue_formatter()
 
     @property
     def examples_from(self) -> str:
@@ -116,19 +116,19 @@ class Shaper:
 
         return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
 
-    def shape(self, row: Row, *, key: str = "") -> Shaped:
+    def format(self, row: Row, *, key: str = "") -> FormattedText:
         """Prompt and answer of a row. Raises RowError."""
-        return self.shape_all([row], [key])[0]
+        return self.format_all([row], [key])[0]
 
-    def shape_prompt(self, row: Row, *, key: str = "") -> Shaped:
+    def format_prompt(self, row: Row, *, key: str = "") -> FormattedText:
         """The prompt of a row. Raises RowError."""
-        return self.shape_all([row], [key], supervised=False)[0]
+        return self.format_all([row], [key], supervised=False)[0]
 
-    def shape_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[Shaped]:
+    def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
         """Rows as text; with one retrieval for all of them."""
         chosen = self._retriever.choose(rows, keys) if self._retriever is not None else [[] for _ in rows]
         return [
-            self._shape(row, [*self._examples, *examples], supervised=supervised)
+            self._format(row, [*self._examples, *examples], supervised=supervised)
             for row, examples in zip(rows, chosen, strict=True)
         ]
 
@@ -138,9 +138,9 @@ class Shaper:
             return self._chat.render("QUESTION", answer, turns=())[0]
         return Segment("QUESTION\n", False), Segment(answer, True)
 
-    def _shape(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> Shaped:
+    def _format(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> FormattedText:
         if self._dialogues is not None:
-            return self._dialogues.shape(row[self._dialogues.name], supervised=supervised)
+            return self._dialogues.format(row[self._dialogues.name], supervised=supervised)
         row, cut = self._limited(row)
         answer = answer_text(self.config, row) if supervised else None
         turns: list[tuple[str, str]] = []
@@ -151,18 +151,18 @@ class Shaper:
             turns = [(self._user_text(example), answer_text(self.config, example)) for example in examples]
         if self._chat is not None:
             segments, ends = self._chat.render(user, answer, turns=turns)
-            return Shaped(segments, begins=False, ends=ends, cut_tokens=cut)
+            return FormattedText(segments, begins=False, ends=ends, cut_tokens=cut)
         system = f"{self._prompt.system}\n\n" if self._prompt.system else ""
         prompt = Segment(system + user, False)
         if answer is None:
-            return Shaped((prompt,), begins=True, cut_tokens=cut)
-        return Shaped((prompt, Segment(answer, True)), begins=True, ends=True, cut_tokens=cut)
+            return FormattedText((prompt,), begins=True, cut_tokens=cut)
+        return FormattedText((prompt, Segment(answer, True)), begins=True, ends=True, cut_tokens=cut)
 
-    def _dialogue_shaper(self) -> "DialogueShaper | None":
-        from partita.data.shaping.dialogue import DialogueShaper
+    def _dialogue_formatter(self) -> "DialogueFormatter | None":
+        from partita.data.shaping.dialogue import DialogueFormatter
 
         feature = self.config.dialogue_input
-        return None if feature is None else DialogueShaper(self.config, tokenizer=self.tokenizer, chat=self._chat)
+        return None if feature is None else DialogueFormatter(self.config, tokenizer=self.tokenizer, chat=self._chat)
 
     def _worked(self, example: Row) -> str:
         """An example with its answer, as the row itself would stand there."""

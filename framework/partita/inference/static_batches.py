@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.claims import Claims, claimed
-from partita.inference.halving import BatchLimit, Capacity, in_parts
+from partita.inference.oom_backoff import BatchLimit, Capacity, run_with_oom_backoff
 from partita.inference.prompts import Lengths, PromptSource, described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.inference.work_queue import WorkQueue, drain
 from partita.lm.base import PADDED, BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita_schema.counted import counted
 from partita_schema.errors import OutOfMemory
@@ -35,7 +35,7 @@ from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
-    from partita.inference.fleet.fleet import Fleet
+    from partita.inference.fleet.worker_pool import WorkerPool
     from partita.lm.base import GenerativeModel
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: Batc
 
 
 def way_for(
-    lm: "GenerativeModel | Fleet",
+    lm: "GenerativeModel | WorkerPool",
     lengths: npt.NDArray[np.integer],
     new_tokens: npt.NDArray[np.integer],
     *,
@@ -88,14 +88,14 @@ def generate_in_batches(
     """
     way = way_for(lm, lengths, new_tokens, options=options)
     batches = plan_batches(lengths, batch_size=batch_size, way=way)
-    for position in claimed(Claims(len(batches), process_group=process_group)):
+    for position in drain(WorkQueue(len(batches), process_group=process_group)):
         rows = batches[position]
         wanted = ~done[rows]
         if not wanted.any():
             continue
         if stopping():
             return
-        yield from PlannedBatch(
+        yield from StaticBatch(
             lm,
             prompts.prompts,
             options,
@@ -137,7 +137,7 @@ def requests_in_batches(
         def describe(places: range, batch: list[GenerationRequest] = batch) -> str:
             return f"{counted(len(places), 'prompt')} of {counted(len(batch[places[0]].input_ids), 'token')}"
 
-        for part in in_parts(len(batch), work, limit=capacity.limit, tokens=longest, describe=describe):
+        for part in run_with_oom_backoff(len(batch), work, limit=capacity.limit, tokens=longest, describe=describe):
             if part.result is None:
                 raise OutOfMemory(
                     f"a prompt of {len(batch[part.places[0]].input_ids):,} tokens does not fit in memory even alone; "
@@ -148,7 +148,7 @@ def requests_in_batches(
 
 
 @dataclass(frozen=True)
-class PlannedBatch:
+class StaticBatch:
     """A batch of the plan. Its rows are known by their places, from 0."""
 
     lm: "GenerativeModel"
@@ -173,7 +173,7 @@ class PlannedBatch:
         """What becomes of the rows that are asked for, in one result or in several; the longest first."""
         limit = self.limit
         started, before = time.perf_counter(), limit.out_of_memory
-        for part in in_parts(
+        for part in run_with_oom_backoff(
             len(self.rows), self.attempt_part, limit=limit, tokens=self.longest, describe=self.describe
         ):
             results = part.result

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Hashable
 
 
-class Desk:
+class Assignments:
     """Places from 0 to `total` - 1. Each is held by one worker at most, and answered once."""
 
     def __init__(self, total: int) -> None:
@@ -29,7 +29,7 @@ class Desk:
         """Places that a worker was dealt and has not answered."""
         return len(self.held.get(worker, ()))
 
-    def deal(self, worker: Hashable, wanted: int) -> list[int]:
+    def assign(self, worker: Hashable, wanted: int) -> list[int]:
         """The next places, the first ones of the plan first; at most `wanted`."""
         places = [heapq.heappop(self.returned) for _ in range(min(wanted, len(self.returned)))]
         end = min(self.total, self.dealt + max(0, wanted - len(places)))
@@ -42,7 +42,7 @@ class Desk:
         """A worker has answered a place that it holds."""
         self.held[worker].remove(place)
 
-    def take_back(self, worker: Hashable) -> int:
+    def requeue(self, worker: Hashable) -> int:
         """What a worker holds is there for others again; its number."""
         places = self.held.pop(worker, set())
         for place in places:

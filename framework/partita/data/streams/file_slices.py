@@ -26,7 +26,7 @@ DEFAULT_SIZES = FileSizes()
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileSlice:
     """A file or a part of it."""
 
     path: str

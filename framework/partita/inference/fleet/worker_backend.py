@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from partita.inference.fleet.messages import Errand, Remark
-from partita.inference.fleet.parcels import Parcel
+from partita.inference.fleet.messages import LogMessage, WorkerJob
+from partita.inference.fleet.work_items import WorkItem
 from partita.inference.results import BatchResult
 
 
 @dataclass(frozen=True)
-class Replied:
+class WorkerReplied:
     """A worker has done what it was asked for."""
 
     worker: int
@@ -19,22 +19,22 @@ class Replied:
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerReported:
     """A worker has results of its errand, or something to say."""
 
     worker: int
-    found: BatchResult | Remark
+    found: BatchResult | LogMessage
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkerEnded:
     """A worker's errand is over, and all its results were told."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class Lost:
+class WorkerLost:
     """A worker is gone. Nothing comes from it any more."""
 
     worker: int
@@ -42,38 +42,38 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Failed:
+class WorkerFailed:
     """A worker has raised what is no row's error."""
 
     worker: int
     error: Exception
 
 
-Event = Replied | Told | Ended | Lost | Failed
+Event = WorkerReplied | WorkerReported | WorkerEnded | WorkerLost | WorkerFailed
 
 
-class Crew(Protocol):
+class WorkerBackend(Protocol):
     """Workers by number. What they come to is told by `events`, of each worker in order; nothing else here waits.
 
     Each is a `partita.distributed.worker.Worker` in a process of its own.
     """
 
-    def hire(self) -> int:
+    def start(self) -> int:
         """A new worker's number; it is asked `where` it is, and replies once it has started."""
 
     def ask(self, worker: int, method: str, *given: Any, **named: Any) -> None:
-        """Call a method of the worker; `Replied` has what comes of it."""
+        """Call a method of the worker; `WorkerReplied` has what comes of it."""
 
-    def begin(self, worker: int, errand: Errand) -> None:
+    def start_job(self, worker: int, errand: WorkerJob) -> None:
         """Let it answer what it is handed."""
 
-    def hand(self, worker: int, number: int, parcels: Sequence[Parcel]) -> None:
+    def submit(self, worker: int, number: int, parcels: Sequence[WorkItem]) -> None:
         """Rows of the errand with this number."""
 
     def end(self, worker: int, number: int, *, now: bool) -> None:
         """No more rows come; with `now`, it leaves what it has not begun."""
 
-    def dismiss(self, worker: int) -> None:
+    def stop(self, worker: int) -> None:
         """End its process, whatever it does, and forget it."""
 
     def events(self, timeout_seconds: float) -> list[Event]:

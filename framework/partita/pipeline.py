@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.data.dialogue.expand import expanded
-from partita.data.encoded import EncodedRows, texts
 from partita.data.evaluation_batches import EvaluationBatches
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.data.shaping.encoder import Encoder, build_encoder
-from partita.data.shaping.prompt import Shaper
+from partita.data.shaping.formatter import Formatter
 from partita.data.shaping.retrieval import build_retriever
+from partita.data.shaping.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.splits import has_answers
 from partita.data.token_cache import TokenCache
+from partita.data.tokenized import TokenizedDataset, texts
 from partita.inference.decode import Decoder
 from partita.inference.endpoint.messages import Messages
 from partita.inference.endpoint.protocol import server_options
-from partita.inference.endpoint.server import Server, server_of
+from partita.inference.endpoint.server import EndpointClient, server_of
 from partita.inference.engine import refuse_without_slots
-from partita.inference.fleet.fleet import Fleet
+from partita.inference.fleet.worker_pool import WorkerPool
 from partita.inference.form import in_form, scored_labels
 from partita.inference.predict import DEFAULT_NEW_TOKENS, default_new_tokens
 from partita.lm.bag_model import load_bag
@@ -49,7 +49,7 @@ NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class PipelineParts:
     """The parts of a run but the model."""
 
     config: Config
@@ -57,7 +57,7 @@ class Parts:
     """Where relative paths of the file start."""
     labels: Labels
     """Labels of each category output."""
-    encoder: Encoder
+    encoder: RowTokenizer
     decoder: Decoder
     generation: GenerationOptions
     max_new_tokens: int
@@ -67,7 +67,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembly(Parts):
+class Pipeline(PipelineParts):
     """The parts of a run on this process."""
 
     lm: GenerativeModel
@@ -76,20 +76,20 @@ class Assembly(Parts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedAssembly(Parts):
+class EndpointPipeline(PipelineParts):
     """The parts of a run whose model is on a server, which is only asked."""
 
-    lm: Server
+    lm: EndpointClient
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetAssembly(Parts):
+class RayPipeline(PipelineParts):
     """The parts of a run whose model is on workers, which are only asked."""
 
-    lm: Fleet
+    lm: WorkerPool
 
 
-def assemble(
+def build_pipeline(
     config: Config,
     *,
     folder: Path,
@@ -98,7 +98,7 @@ def assemble(
     saved: Path | None = None,
     tokenizer_folder: Path | None = None,
     trainable: bool,
-) -> Assembly:
+) -> Pipeline:
     """All parts of a run.
 
     `folder` is where relative paths start. `training` rows give a new model its tokenizer, retrieval its examples and
@@ -110,8 +110,8 @@ def assemble(
     tokenizer = load_tokenizer(config, folder=folder, texts=new_texts, saved=saved, kept=tokenizer_folder)
     retriever = build_retriever(config, training=training, folder=folder)
 
-    def encoder(context_length: int | None) -> Encoder:
-        return build_encoder(
+    def encoder(context_length: int | None) -> RowTokenizer:
+        return build_row_tokenizer(
             config,
             tokenizer=tokenizer,
             context_length=context_length,
@@ -130,11 +130,11 @@ def assemble(
         lm = load_bag(config, tokenizer=tokenizer, labels=told, saved=saved)
     else:
         lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
-    parts = answering_parts(config, lm, encoder(lm.context_length), folder=folder, labels=labels)
-    return Assembly(**vars(parts), lm=lm, trainable=trainable)
+    parts = prediction_parts(config, lm, encoder(lm.context_length), folder=folder, labels=labels)
+    return Pipeline(**vars(parts), lm=lm, trainable=trainable)
 
 
-def labels_of_bag(config: Config, labels: Labels, encoder: Encoder) -> tuple[Label, ...]:
+def labels_of_bag(config: Config, labels: Labels, encoder: RowTokenizer) -> tuple[Label, ...]:
     """What a bag of words chooses from. Raises ModelError where two labels cannot be told apart."""
     output = config.output_features[0]
     assert isinstance(output, CategoryOutput), "the file is refused with another output"
@@ -142,15 +142,15 @@ def labels_of_bag(config: Config, labels: Labels, encoder: Encoder) -> tuple[Lab
     return scored_labels(output, labels, encoder, at="base_model.vocab_size", advice=advice)
 
 
-def assemble_fleet(
+def build_ray_pipeline(
     config: Config,
-    start: Callable[["PreTrainedTokenizerFast"], Fleet],
+    start: Callable[["PreTrainedTokenizerFast"], WorkerPool],
     *,
     folder: Path,
     labels: Labels,
     training: Rows | None,
     saved: Path | None,
-) -> FleetAssembly:
+) -> RayPipeline:
     """All parts of a run whose model is on the workers that `start` gives; prompts are made here, without the model.
 
     The others are as for `assemble`.
@@ -158,7 +158,7 @@ def assemble_fleet(
     tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
     retriever = build_retriever(config, training=training, folder=folder)
     fleet = start(tokenizer)
-    encoder = build_encoder(
+    encoder = build_row_tokenizer(
         config,
         tokenizer=tokenizer,
         context_length=fleet.context_length,
@@ -166,12 +166,12 @@ def assemble_fleet(
         retriever=retriever,
         folder=folder,
     )
-    return FleetAssembly(**vars(answering_parts(config, fleet, encoder, folder=folder, labels=labels)), lm=fleet)
+    return RayPipeline(**vars(prediction_parts(config, fleet, encoder, folder=folder, labels=labels)), lm=fleet)
 
 
-def answering_parts(
-    config: Config, lm: GenerativeModel | Fleet, encoder: Encoder, *, folder: Path, labels: Labels
-) -> Parts:
+def prediction_parts(
+    config: Config, lm: GenerativeModel | WorkerPool, encoder: RowTokenizer, *, folder: Path, labels: Labels
+) -> PipelineParts:
     """What answers need beside the model. Raises ModelError where it cannot hold them to what the file asks."""
     shipped = lm.checkpoint_generation
     options = generation_options(config, tokenizer=lm.tokenizer, checkpoint=shipped)
@@ -182,7 +182,7 @@ def answering_parts(
         refuse_without_slots(generation, reason)
     most = effective_generation(config.generation, shipped).value("max_new_tokens")
     needed = default_new_tokens(config, tokenizer=lm.tokenizer, labels=labels, otherwise=most or DEFAULT_NEW_TOKENS)
-    return Parts(
+    return PipelineParts(
         config=config,
         folder=folder,
         labels=labels,
@@ -203,18 +203,18 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
     return texts(training, config, supervised=supervised)
 
 
-def assemble_served(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> ServedAssembly:
+def build_endpoint_pipeline(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> EndpointPipeline:
     """All parts of a run that asks a server; retrieval takes its examples from the `training` rows."""
     server = server_of(config)
     retriever = build_retriever(config, training=training, folder=folder)
     chat = Messages(system=config.prompt.system) if server.mode == "chat" else None
-    shaper = Shaper(config, tokenizer=server.tokenizer, labels=labels, retriever=retriever, chat=chat)
-    return ServedAssembly(
+    formatter = Formatter(config, tokenizer=server.tokenizer, labels=labels, retriever=retriever, chat=chat)
+    return EndpointPipeline(
         config=config,
         folder=folder,
         lm=server,
         labels=labels,
-        encoder=Encoder(shaper),
+        encoder=RowTokenizer(formatter),
         decoder=Decoder(config, labels=labels),
         generation=server_options(config),
         # In bytes a label is never shorter than in tokens.
@@ -222,12 +222,12 @@ def assemble_served(config: Config, *, folder: Path, labels: Labels, training: R
     )
 
 
-def initial_batches(config: Config, training: Rows | None, encoder: Encoder, tokenizer: Any) -> Iterator["Batch"]:
+def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer, tokenizer: Any) -> Iterator["Batch"]:
     """Training batches for an adapter whose start depends on data."""
     if training is None:
         raise DataError("this adapter's init looks at training rows; write data.source in the file")
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
-    encoded = EncodedRows.build(expanded(training, encoder.expander), encoder, ledger=ledger)
+    encoded = TokenizedDataset.build(expanded(training, encoder.expander), encoder, ledger=ledger)
     given = config.trainer.batch_size
     batch_size = ROWS_TO_START_FROM if given == "auto" else given
     return iter(EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=tokenizer.pad_token_id))

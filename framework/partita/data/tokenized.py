@@ -8,8 +8,8 @@ import numpy as np
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows, digest
-from partita.data.shaping.encoder import Encoder
-from partita.data.workers import Workers
+from partita.data.shaping.row_tokenizer import RowTokenizer
+from partita.data.workers import EncodingWorkers
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
@@ -19,20 +19,20 @@ IN_THIS_PROCESS = LoaderOptions()
 
 
 @dataclass(frozen=True)
-class EncodedRows:
+class TokenizedDataset:
     """Encoded rows by index. N rows, L tokens in all, S spans of learned tokens."""
 
     ids_L: np.ndarray
     """Token ids of all rows, one row behind the other, int32."""
     starts_N1: np.ndarray
     """Where each row starts in ids_L, and the end, int64."""
-    spans_S2: np.ndarray
+    loss_spans_S2: np.ndarray
     """First learned token and the one behind the last, in the row, int32."""
     span_starts_N1: np.ndarray
-    """Where each row's spans start in spans_S2, and the end, int64."""
+    """Where each row's spans start in loss_spans_S2, and the end, int64."""
     keys: RowKeys
     """Key of each row."""
-    places_N: np.ndarray
+    indices_N: np.ndarray
     """Place of each row in the Rows that were encoded, int64."""
     parts: dict[str, str]
     """What decided the rows and their ids, by names that a person knows: files, tokenizer, prompt ..."""
@@ -41,14 +41,14 @@ class EncodedRows:
     def build(
         cls,
         rows: Rows,
-        encoder: Encoder,
+        encoder: RowTokenizer,
         *,
         ledger: Ledger,
         split: str = "training",
         options: LoaderOptions = IN_THIS_PROCESS,
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
-    ) -> "EncodedRows":
+    ) -> "TokenizedDataset":
         """Check and encode every row once; `progress` is told the number of rows done since the last call.
 
         Bad rows, and those that could not be read, go to the ledger, which is checked and saved. Raises DataError
@@ -78,9 +78,9 @@ class EncodedRows:
         return np.diff(self.starts_N1).astype(np.int32)
 
     @property
-    def learned_tokens(self) -> np.ndarray:
+    def loss_tokens(self) -> np.ndarray:
         """Learned tokens of each row, [N], int64."""
-        spans_S2 = self.spans_S2.reshape(-1, 2).astype(np.int64)
+        spans_S2 = self.loss_spans_S2.reshape(-1, 2).astype(np.int64)
         totals_S1 = np.concatenate([[0], np.cumsum(spans_S2[:, 1] - spans_S2[:, 0])])
         learned_N: np.ndarray = np.diff(totals_S1[self.span_starts_N1])
         return learned_N
@@ -88,39 +88,39 @@ class EncodedRows:
     @property
     def fingerprint(self) -> str:
         """A hash of keys, ids and learned tokens."""
-        arrays = (self.ids_L, self.starts_N1, self.spans_S2, self.span_starts_N1)
+        arrays = (self.ids_L, self.starts_N1, self.loss_spans_S2, self.span_starts_N1)
         return digest(self.keys.digest(), *arrays)
 
     def ids(self, index: int) -> np.ndarray:
         """Token ids of a row."""
         return self.ids_L[self.starts_N1[index] : self.starts_N1[index + 1]]
 
-    def spans(self, index: int) -> np.ndarray:
+    def loss_spans(self, index: int) -> np.ndarray:
         """Learned spans of a row, [spans, 2]."""
-        return self.spans_S2[self.span_starts_N1[index] : self.span_starts_N1[index + 1]]
+        return self.loss_spans_S2[self.span_starts_N1[index] : self.span_starts_N1[index + 1]]
 
-    def take(self, indices: np.ndarray) -> "EncodedRows":
+    def take(self, indices: np.ndarray) -> "TokenizedDataset":
         """A copy of some rows, in the order asked for, that keeps nothing of the others."""
         ids, ends = taken(self.ids_L, self.starts_N1, indices)
-        spans, span_ends = taken(self.spans_S2, self.span_starts_N1, indices)
-        keys, places = self.keys.take(indices), self.places_N[indices]
-        return EncodedRows(ids, ends, spans, span_ends, keys, places, self.parts)
+        spans, span_ends = taken(self.loss_spans_S2, self.span_starts_N1, indices)
+        keys, places = self.keys.take(indices), self.indices_N[indices]
+        return TokenizedDataset(ids, ends, spans, span_ends, keys, places, self.parts)
 
 
-NO_ROWS = EncodedRows(
+NO_ROWS = TokenizedDataset(
     ids_L=np.empty(0, dtype=np.int32),
     starts_N1=np.zeros(1, dtype=np.int64),
-    spans_S2=np.empty((0, 2), dtype=np.int32),
+    loss_spans_S2=np.empty((0, 2), dtype=np.int32),
     span_starts_N1=np.zeros(1, dtype=np.int64),
     keys=RowKeys.counted("", 0),
-    places_N=np.empty(0, dtype=np.int64),
+    indices_N=np.empty(0, dtype=np.int64),
     parts={},
 )
 """What batches without rows are made of."""
 
 
 def encoded_chunks(
-    rows: Rows, encoder: Encoder, *, options: LoaderOptions, chunk: int
+    rows: Rows, encoder: RowTokenizer, *, options: LoaderOptions, chunk: int
 ) -> Iterator[tuple[int, EncodedChunk]]:
     """All rows encoded a chunk at a time, each with the place of its first row, by as many processes as asked for."""
     begins = range(0, len(rows), chunk)
@@ -128,7 +128,7 @@ def encoded_chunks(
         RawChunk(rows.get(indices), rows.keys.take(indices))
         for indices in (np.arange(start, min(start + chunk, len(rows))) for start in begins)
     )
-    with Workers(ChunkEncoder(encoder), options) as workers:
+    with EncodingWorkers(ChunkEncoder(encoder), options) as workers:
         yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
 
 
@@ -156,20 +156,20 @@ class FlatBuilder:
         self._chunks.append(chunk)
         self._places.append(chunk.places + start)
 
-    def finish(self, *, keys: RowKeys, parts: dict[str, str], numbered: bool = False) -> EncodedRows:
+    def finish(self, *, keys: RowKeys, parts: dict[str, str], numbered: bool = False) -> TokenizedDataset:
         """All of it; `keys` are those of all rows, `numbered` where a row may have given several examples."""
         places = np.concatenate(self._places)
         keys = keys.take(places)
         if numbered:
             numbers = np.concatenate([chunk.numbers for chunk in self._chunks])
             keys = RowKeys(keys.names, keys.files, keys.numbers, parts=numbers)
-        return EncodedRows(
+        return TokenizedDataset(
             ids_L=np.concatenate([chunk.ids for chunk in self._chunks]),
             starts_N1=starts([chunk.lengths for chunk in self._chunks]),
-            spans_S2=np.concatenate([chunk.spans for chunk in self._chunks]),
+            loss_spans_S2=np.concatenate([chunk.spans for chunk in self._chunks]),
             span_starts_N1=starts([chunk.span_counts for chunk in self._chunks]),
             keys=keys,
-            places_N=places,
+            indices_N=places,
             parts=parts,
         )
 
@@ -194,12 +194,12 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
     where `supervised` is false. Raises DataError where no row is good.
     """
     from partita.data.dialogue.expand import expanded
-    from partita.data.shaping.prompt import Shaper
+    from partita.data.shaping.formatter import Formatter
     from partita_schema.rows import check_rows, row_schema
 
-    shaper = Shaper(config, tokenizer=None)
+    formatter = Formatter(config, tokenizer=None)
     schema = row_schema(config, supervised=supervised)
-    made = expanded(rows, shaper.expander if supervised else None)
+    made = expanded(rows, formatter.expander if supervised else None)
     good, reason = 0, ""
     for chunk in made.iterate():
         checked = check_rows(schema, chunk)
@@ -207,7 +207,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
         if checked.bad and not reason:
             reason = f"; such as {made.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
         for row in checked.clean.values():
-            shaped = shaper.shape(row) if supervised else shaper.shape_prompt(row)
+            shaped = formatter.format(row) if supervised else formatter.format_prompt(row)
             yield from (segment.text for segment in shaped.segments)
     if not good:
         raise DataError(f"no row for the tokenizer of the new model can be used, of {len(made):,}{reason}")

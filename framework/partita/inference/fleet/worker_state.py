@@ -3,17 +3,17 @@
 import time
 from dataclasses import dataclass, field
 
-from partita.inference.fleet.messages import Whereabouts
+from partita.inference.fleet.messages import WorkerLocation
 
 
 @dataclass
-class Member:
+class WorkerState:
     """One worker, as far as it is known here."""
 
     number: int
     state: str = "starting"
     """starting, placed, loading, ready, asked something, or working on an errand."""
-    place: Whereabouts | None = None
+    place: WorkerLocation | None = None
     heard: float = field(default_factory=time.monotonic)
     """When something came from it."""
     at_a_time: int = 0
@@ -25,7 +25,7 @@ class Member:
         return self.place.node if self.place is not None else None
 
 
-def described(member: Member) -> str:
+def described(member: WorkerState) -> str:
     """A worker, for people."""
     place = member.place
     return f"worker {member.number}" + (f" (process {place.process} on {place.node})" if place is not None else "")

@@ -46,7 +46,7 @@ LEAST = Least()
 
 
 @contextmanager
-def wide_products(on: bool = True) -> Iterator[None]:
+def using_onednn(on: bool = True) -> Iterator[None]:
     """Inside, layers compute in this way, if it is `on`."""
     before = getattr(current, "on", False)
     current.on = on
@@ -56,7 +56,7 @@ def wide_products(on: bool = True) -> Iterator[None]:
         current.on = before
 
 
-class WideLinear(nn.Linear):
+class OneDnnLinear(nn.Linear):
     """A linear layer whose products are oneDNN's inside `wide_products`, where they are many and need no gradient."""
 
     least: Least
@@ -87,7 +87,7 @@ def rounded(rows: int) -> int:
     return -(-rows >> zeros) << zeros
 
 
-def widen_products(module: nn.Module) -> int:
+def use_onednn(module: nn.Module) -> int:
     """Let the plain float32 layers on a CPU compute in this way where it is faster; how many there are."""
     return widen(module) if is_faster() else 0
 
@@ -96,8 +96,8 @@ def widen(module: nn.Module, *, least: Least = LEAST) -> int:
     """Let the plain float32 layers on a CPU compute in this way, faster or not; how many there are."""
     plain = [part for part in module.modules() if type(part) is nn.Linear and fits(part, least)]
     for layer in plain:
-        layer.__class__ = WideLinear
-    wide = [part for part in module.modules() if isinstance(part, WideLinear)]
+        layer.__class__ = OneDnnLinear
+    wide = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
     for layer in wide:
         layer.least = least
     return len(wide)

@@ -19,7 +19,7 @@ COPIED_TOKENS = 4096
 """Tokens of prompts and their common beginning that are put side by side at once while prompts are read."""
 
 
-class Place:
+class CacheLayout:
     """Where the next forward pass writes, and what it sees: the same for all layers."""
 
     def __init__(self, *, slots: int, tokens: int) -> None:
@@ -27,7 +27,7 @@ class Place:
         self.copied_tokens = COPIED_TOKENS
         self.prefix = 0
         """Tokens that all slots begin with."""
-        self.lean = False
+        self.prefix_in_first_slot = False
         """Whether they stand in the first slot alone."""
         self.layer: SlotLayer | None = None
         """The layer that was written last, during a pass."""
@@ -69,7 +69,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_sliding = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: CacheLayout) -> None:
         super().__init__()
         self.place = place
         self.keys: torch.Tensor
@@ -117,12 +117,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.place.tokens
 
 
-class SlotPool(Cache):  # type: ignore[misc]
+class SlotKVCache(Cache):  # type: ignore[misc]
     """The slots of all layers."""
 
     def __init__(self, *, slots: int, tokens: int) -> None:
         """Nothing is allocated before the first forward pass."""
-        self.place = Place(slots=slots, tokens=tokens)
+        self.place = CacheLayout(slots=slots, tokens=tokens)
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.place))
 
     @property
@@ -130,7 +130,7 @@ class SlotPool(Cache):  # type: ignore[misc]
         """Keys and values of every layer."""
         return [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
 
-    def spread(self, tokens: int) -> None:
+    def broadcast_prefix(self, tokens: int) -> None:
         """Copy the first tokens of the first slot to all others."""
         for held in self.held:
             held[1:, :, :tokens] = held[:1, :, :tokens]

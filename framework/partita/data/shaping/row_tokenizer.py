@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.data.rows import digest
-from partita.data.shaping.custom import CustomShaper
-from partita.data.shaping.prompt import Retriever, Row, Segment, Shaped, Shaper
+from partita.data.shaping.custom import CustomFormatter
+from partita.data.shaping.formatter import FormattedText, Formatter, Retriever, Row, Segment
 from partita.data.shaping.segments import SegmentTokenizer
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, RowError
@@ -62,10 +62,10 @@ class PromptExample:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class RowTokenizer:
     """Encodes rows; the same row always gives the same ids. Can be sent to other processes."""
 
-    shaper: Shaper | CustomShaper
+    formatter: Formatter | CustomFormatter
     max_length: int | None = None
     """Longest example in tokens, prompt and answer together; None for no limit."""
     answer_limit: int | None = None
@@ -78,13 +78,13 @@ class Encoder:
     @cached_property
     def end(self) -> int | None:
         """The token that ends a text; the tokenizer looks it up anew each time."""
-        found: int | None = self.shaper.tokenizer.eos_token_id
+        found: int | None = self.formatter.tokenizer.eos_token_id
         return found
 
     @property
     def expander(self) -> "Expander | None":
         """What makes training rows of dialogues; None where no input is a dialogue."""
-        return self.shaper.expander if isinstance(self.shaper, Shaper) else None
+        return self.formatter.expander if isinstance(self.formatter, Formatter) else None
 
     def encode(self, row: Row, *, key: str) -> Example:
         """A row for training. Raises RowError."""
@@ -122,8 +122,8 @@ class Encoder:
 
     def answer_ids(self, answer: str) -> tuple[int, ...]:
         """Tokens of an answer as it is in the loss after any prompt, and of the end that a chat template writes."""
-        assert isinstance(self.shaper, Shaper), "a shaper of one's own knows no answers but those of rows"
-        segments = self.shaper.any_prompt(answer)
+        assert isinstance(self.formatter, Formatter), "a formatter of one's own knows no answers but those of rows"
+        segments = self.formatter.any_prompt(answer)
         [parts] = self._segment_ids([segments])
         return tuple(
             token for segment, part in zip(segments, parts, strict=True) if segment.supervised for token in part
@@ -151,7 +151,7 @@ class Encoder:
             for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=False), keys, strict=True)
         ]
 
-    def _prompt_example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> PromptExample:
+    def _prompt_example(self, shaped: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
         parts, _ = self._parts(shaped.segments, ids)
         prompt = [*self._beginning(shaped), *(token for part, _ in parts for token in part)]
         return self._checked_prompt(prompt, shaped.text, key)
@@ -165,7 +165,7 @@ class Encoder:
             error = too_long(len(prompt), self.max_length) + self._advice()
         return PromptExample(key, text, prompt, error)
 
-    def _example(self, shaped: Shaped, ids: Sequence[list[int]], key: str) -> Example:
+    def _example(self, shaped: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
         tokens, spans = self._beginning(shaped), list[Span]()
         parts, cut = self._parts(shaped.segments, ids)
         if shaped.ends and self.end is not None and not cut:
@@ -212,26 +212,26 @@ class Encoder:
 
     def _advice(self) -> str:
         """What shortens the prompt of a dialogue."""
-        return "; data.dialogue: {context_tokens: ...} shows less of it" if self.shaper.config.dialogue_input else ""
+        return "; data.dialogue: {context_tokens: ...} shows less of it" if self.formatter.config.dialogue_input else ""
 
-    def _beginning(self, shaped: Shaped) -> list[int]:
+    def _beginning(self, shaped: FormattedText) -> list[int]:
         return list(self.beginning) if shaped.begins else []
 
     def _tokens(
         self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool
-    ) -> tuple[list[Shaped | RowError], list[list[list[int]]]]:
+    ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
         """Text and ids of each row's segments."""
-        shaped = self._shape(rows, keys, supervised=supervised)
+        shaped = self._format(rows, keys, supervised=supervised)
         try:
             return shaped, self._segment_ids([segments_of(item) for item in shaped])
         except (TypeError, UnicodeEncodeError):
             return self._tokens_by_row(shaped)
 
     def _tokens_by_row(
-        self, shaped: Sequence[Shaped | RowError]
-    ) -> tuple[list[Shaped | RowError], list[list[list[int]]]]:
+        self, shaped: Sequence[FormattedText | RowError]
+    ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
         """The same row by row, where a text of some row is no Unicode."""
-        found: list[Shaped | RowError] = []
+        found: list[FormattedText | RowError] = []
         ids: list[list[list[int]]] = []
         for item in shaped:
             try:
@@ -242,32 +242,32 @@ class Encoder:
                 found.append(RowError("not Unicode: half of a surrogate pair"))
         return found, ids
 
-    def _shape(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool) -> list[Shaped | RowError]:
+    def _format(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool) -> list[FormattedText | RowError]:
         try:
-            return list(self.shaper.shape_all(rows, keys, supervised=supervised))
+            return list(self.formatter.format_all(rows, keys, supervised=supervised))
         except RowError as error:
             if len(rows) == 1:
                 return [error]
-        return [self._shape([row], [key], supervised=supervised)[0] for row, key in zip(rows, keys, strict=True)]
+        return [self._format([row], [key], supervised=supervised)[0] for row, key in zip(rows, keys, strict=True)]
 
     @cached_property
     def _segment_ids(self) -> SegmentTokenizer:
-        return SegmentTokenizer(self.shaper.tokenizer)
+        return SegmentTokenizer(self.formatter.tokenizer)
 
     def parts(self) -> dict[str, str]:
         """Hashes of what decides the ids, by the names under which a person knows it."""
         from partita.lm.tokenizers import tokenizer_digest
 
-        config = self.shaper.config
+        config = self.formatter.config
         dialogue = {"dialogue": digest(config.data.dialogue.model_dump_json())} if config.dialogue_input else {}
         features = [feature.model_dump_json(exclude={"decoder"}) for feature in config.input_features]
         features += [feature.model_dump_json(exclude={"decoder"}) for feature in config.output_features]
-        custom = {"shaper": self.shaper.fingerprint} if isinstance(self.shaper, CustomShaper) else {}
-        chosen_from = "" if isinstance(self.shaper, CustomShaper) else self.shaper.examples_from
+        custom = {"formatter": self.formatter.fingerprint} if isinstance(self.formatter, CustomFormatter) else {}
+        chosen_from = "" if isinstance(self.formatter, CustomFormatter) else self.formatter.examples_from
         examples = {"examples": chosen_from} if chosen_from else {}
         limits = f"{self.max_length} in all, {self.answer_limit} of the answer"
         return {
-            "tokenizer": tokenizer_digest(self.shaper.tokenizer),
+            "tokenizer": tokenizer_digest(self.formatter.tokenizer),
             "token rules": RULES,
             "prompt": digest(config.prompt.model_dump_json()),
             "features": digest(*features),
@@ -279,7 +279,7 @@ class Encoder:
         }
 
 
-def build_encoder(
+def build_row_tokenizer(
     config: Config,
     *,
     tokenizer: Any,
@@ -287,7 +287,7 @@ def build_encoder(
     labels: Mapping[str, Sequence[str]] | None = None,
     retriever: Retriever | None = None,
     folder: Path | None = None,
-) -> Encoder:
+) -> RowTokenizer:
     """The encoder of a run. `context_length` is the model's, None for no limit; `folder` is that of the file.
 
     Raises ModelError where preprocessing.global_max_sequence_length is above it.
@@ -299,10 +299,10 @@ def build_encoder(
             f"tokens; write at most {context_length}"
         )
     outputs = config.output_features
-    return Encoder(
-        Shaper(config, tokenizer=tokenizer, labels=labels, retriever=retriever)
-        if config.data.shaper is None
-        else CustomShaper(config, tokenizer=tokenizer, folder=folder),
+    return RowTokenizer(
+        Formatter(config, tokenizer=tokenizer, labels=labels, retriever=retriever)
+        if config.data.formatter is None
+        else CustomFormatter(config, tokenizer=tokenizer, folder=folder),
         max_length=wanted or context_length,
         answer_limit=outputs[0].preprocessing.max_sequence_length
         if len(outputs) == 1 and outputs[0].type != "category"
@@ -312,9 +312,9 @@ def build_encoder(
     )
 
 
-def segments_of(shaped: Shaped | RowError) -> tuple[Segment, ...]:
+def segments_of(shaped: FormattedText | RowError) -> tuple[Segment, ...]:
     """The segments of a row; none of a bad one."""
-    return shaped.segments if isinstance(shaped, Shaped) else ()
+    return shaped.segments if isinstance(shaped, FormattedText) else ()
 
 
 def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: int) -> int:

@@ -16,15 +16,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.fleet.crew import Crew, Event, Failed, Lost, Replied, Told
-from partita.inference.fleet.job import FleetJob
-from partita.inference.fleet.member import Member, described
-from partita.inference.fleet.messages import Errand, ModelFacts, ModelOrder, Offer, Remark
-from partita.inference.fleet.parcels import BatchPlan, ParcelPlan, RowPlan
+from partita.inference.fleet.job import WorkerPoolJob
+from partita.inference.fleet.messages import LoadRequest, LogMessage, ModelFacts, Offer, WorkerJob
+from partita.inference.fleet.work_items import BatchWorkPlan, RowWorkPlan, WorkPlan
+from partita.inference.fleet.worker_backend import (
+    Event,
+    WorkerBackend,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReplied,
+    WorkerReported,
+)
+from partita.inference.fleet.worker_state import WorkerState, described
 from partita.inference.reading import clipped
 from partita.inference.results import BatchResult
-from partita.inference.slots import Work
-from partita.inference.static import way_for
+from partita.inference.scheduler import RowRequests
+from partita.inference.static_batches import way_for
 from partita.lm.base import BatchWay, GenerationOptions
 from partita_schema.counted import counted
 from partita_schema.errors import JobError
@@ -42,13 +49,13 @@ LONGEST_REASON = 400
 """Characters of why a worker has died."""
 
 
-class Fleet:
+class WorkerPool:
     """The workers, and the model that they hold. Nothing is started before something is asked of it."""
 
     def __init__(
         self,
-        crew: Crew,
-        order: ModelOrder,
+        crew: WorkerBackend,
+        order: LoadRequest,
         *,
         tokenizer: "PreTrainedTokenizerFast",
         workers: int,
@@ -60,7 +67,7 @@ class Fleet:
         """
         self.crew, self.order, self.tokenizer = crew, order, tokenizer
         self.workers, self.timeout = workers, timeout_seconds
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, WorkerState] = {}
         self.known: ModelFacts | None = None
         self.has_begun = False
         """Whether all have been there."""
@@ -129,9 +136,9 @@ class Fleet:
 
     # Answers
 
-    def answers(
+    def completions(
         self,
-        work: Work,
+        work: RowRequests,
         options: GenerationOptions,
         *,
         engine: str,
@@ -147,17 +154,17 @@ class Fleet:
         Once it is `stopping`, workers end the rows that they have begun. Raises what a worker fails with, and
         JobError where workers die one after the other: what was handed on before is complete.
         """
-        plan: ParcelPlan
+        plan: WorkPlan
         if engine == "slots":
-            plan = RowPlan(work, left)
+            plan = RowWorkPlan(work, left)
         else:
             way = way_for(self, work.lengths, work.new_tokens, options=options)
-            plan = BatchPlan(work, left, batch_size=batch_size, way=way)
+            plan = BatchWorkPlan(work, left, batch_size=batch_size, way=way)
         if not plan.total:
             return
         self.start()
         self.errands += 1
-        errand = Errand(
+        errand = WorkerJob(
             number=self.errands,
             engine=engine,
             options=options,
@@ -169,13 +176,13 @@ class Fleet:
             room_tokens=room_tokens,
             prefix=list(plan.prefix),
         )
-        job = FleetJob(self, plan, errand)
+        job = WorkerPoolJob(self, plan, errand)
         try:
-            yield from job.answers(stopping)
+            yield from job.completions(stopping)
         finally:
             # Of a job that was left in the middle: what they are at would go on.
             for member in self.working():
-                self.dismiss(member)
+                self.stop(member)
 
     # Workers
 
@@ -186,20 +193,20 @@ class Fleet:
         """
         while not self.ready() or not (self.has_begun or len(self.ready()) == self.workers):
             self.fill()
-            for event in self.happened():
-                self.take_in(event)
-            self.check_patience()
+            for event in self.poll():
+                self.handle_event(event)
+            self.check_timeouts()
         self.has_begun = True
 
     def fill(self) -> None:
         """Hire as many workers as there are to be."""
         while len(self.members) < self.workers:
-            number = self.crew.hire()
-            self.members[number] = Member(number)
+            number = self.crew.start()
+            self.members[number] = WorkerState(number)
 
-    def lose(self, member: Member, reason: str, *, rows: int = 0) -> None:
+    def lose(self, member: WorkerState, reason: str, *, rows: int = 0) -> None:
         """A worker is gone, which had so many rows. Raises JobError where that happens time after time."""
-        self.dismiss(member)
+        self.stop(member)
         self.deaths += 1
         logger.debug("%s: %s", described(member), reason)
         if self.deaths >= MOST_DEATHS:
@@ -211,16 +218,16 @@ class Fleet:
         dealt = f", and what it had is dealt again: {counted(rows, 'row')}" if rows else ""
         logger.warning("%s is gone; another one takes its place%s", described(member), dealt)
 
-    def dismiss(self, member: Member) -> None:
+    def stop(self, member: WorkerState) -> None:
         """End a worker."""
-        self.crew.dismiss(member.number)
+        self.crew.stop(member.number)
         self.members.pop(member.number, None)
 
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[WorkerState]:
         """Workers that wait for an errand."""
         return [member for member in self.members.values() if member.state == "ready"]
 
-    def working(self) -> list[Member]:
+    def working(self) -> list[WorkerState]:
         """Workers on an errand."""
         return [member for member in self.members.values() if member.state == "working"]
 
@@ -235,13 +242,13 @@ class Fleet:
                     self.crew.ask(member.number, method, *given, **named)
                     member.state, member.heard = "asked", time.monotonic()
                 while any(member.state == "asked" for member in self.members.values()):
-                    for event in self.happened():
-                        if isinstance(event, Replied) and event.method == method:
+                    for event in self.poll():
+                        if isinstance(event, WorkerReplied) and event.method == method:
                             found.append(event.value)
                             self.members[event.worker].state = "ready"
                         else:
-                            self.take_in(event)
-                    self.check_patience()
+                            self.handle_event(event)
+                    self.check_timeouts()
         return found
 
     def each(self, method: str, tasks: Iterable[Any], **named: Any) -> list[Any]:
@@ -262,15 +269,15 @@ class Fleet:
                     given[member.number] = task
                     self.crew.ask(member.number, method, task[1], **named)
                     member.state, member.heard = "asked", time.monotonic()
-                for event in self.happened() if given or not self.ready() else ():
-                    if isinstance(event, Replied) and event.method == method:
+                for event in self.poll() if given or not self.ready() else ():
+                    if isinstance(event, WorkerReplied) and event.method == method:
                         found[given.pop(event.worker)[0]] = event.value
                         self.members[event.worker].state, self.deaths = "ready", 0
                         continue
-                    if isinstance(event, Lost) and event.worker in given:
+                    if isinstance(event, WorkerLost) and event.worker in given:
                         left.append(given.pop(event.worker))
-                    self.take_in(event)
-                self.check_patience()
+                    self.handle_event(event)
+                self.check_timeouts()
         return [found[place] for place in sorted(found)]
 
     @contextmanager
@@ -280,9 +287,9 @@ class Fleet:
             yield
         finally:
             for member in [member for member in self.members.values() if member.state == "asked"]:
-                self.dismiss(member)
+                self.stop(member)
 
-    def happened(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Event]:
         """What has happened to workers since; nothing of those that are dismissed in between."""
         for event in self.crew.events(GLANCE_SECONDS):
             member = self.members.get(event.worker)
@@ -290,21 +297,21 @@ class Fleet:
                 member.heard = time.monotonic()
                 yield event
 
-    def take_in(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """Know what has become of a worker. Raises what it has failed with."""
         member = self.members[event.worker]
         match event:
-            case Failed():
-                self.dismiss(member)
+            case WorkerFailed():
+                self.stop(member)
                 raise event.error
-            case Lost():
+            case WorkerLost():
                 self.lose(member, event.reason)
-            case Replied(method="where"):
+            case WorkerReplied(method="where"):
                 member.place, member.state = event.value, "placed"
-            case Replied(method="load"):
+            case WorkerReplied(method="load"):
                 self.check_same(event.value)
                 member.state = "ready"
-            case Told(found=Remark() as remark):
+            case WorkerReported(found=LogMessage() as remark):
                 logger.log(remark.level, "%s: %s", described(member), remark.text)
             case _:
                 raise AssertionError(f"nobody waits for {event}")
@@ -337,7 +344,7 @@ class Fleet:
             )
         self.known = facts
 
-    def check_patience(self) -> None:
+    def check_timeouts(self) -> None:
         """Raises JobError where no worker is at work, and one that is waited for does not come."""
         silent = [member for member in self.members.values() if self.is_silent(member)]
         if silent and not self.working():
@@ -350,6 +357,6 @@ class Fleet:
                 "smaller backend.workers, add machines, or write a longer time"
             )
 
-    def is_silent(self, member: Member) -> bool:
+    def is_silent(self, member: WorkerState) -> bool:
         """Whether something is waited for from this worker, and for too long."""
         return member.state != "ready" and time.monotonic() - member.heard > self.timeout

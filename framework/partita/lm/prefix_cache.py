@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.lm.base import SlotRequest
-from partita.lm.choosing import Row
-from partita.lm.slot_pool import SlotPool
+from partita.lm.sampler import Row
+from partita.lm.slot_kv_cache import SlotKVCache
 
 
 @dataclass
-class KeptRow:
+class CachedPrefix:
     """A row that stays."""
 
     slot: int
@@ -22,16 +22,16 @@ class KeptRow:
     """The tokens whose keys and values stand in it: all but the last one of the answer, which nothing has read."""
 
 
-class KeptRows:
+class PrefixCache:
     """The rows of a pool that stay, by name."""
 
-    def __init__(self, pool: SlotPool) -> None:
+    def __init__(self, pool: SlotKVCache) -> None:
         self.pool = pool
-        self.rows: dict[int, KeptRow] = {}
+        self.rows: dict[int, CachedPrefix] = {}
 
     def keep(self, row: Row, *, slot: int) -> None:
         """A row that has ended stays in its slot."""
-        self.rows[row.request.row] = KeptRow(slot, [*row.request.input_ids, *row.new[:-1]])
+        self.rows[row.request.row] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]])
 
     def forget(self, names: Iterable[int]) -> None:
         """Rows do not stay any longer."""
@@ -89,7 +89,7 @@ class KeptRows:
         by_name = {request.row: request for request in requests}
         return [by_name[places[slot]] for slot in slots]
 
-    def bring(self, kept: KeptRow, *, to: int, other: int | None) -> None:
+    def bring(self, kept: CachedPrefix, *, to: int, other: int | None) -> None:
         """A row comes to another slot; a row that stays there takes its own."""
         start = self.pool.place.prefix
         if other is None:

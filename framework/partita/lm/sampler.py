@@ -54,7 +54,7 @@ class Row:
     """Tokens of its answer so far."""
     logprob: float = 0.0
     """Log probability of its answer so far."""
-    chances: Sequence[float] = ()
+    uniforms: Sequence[float] = ()
     """A random number between 0 and 1 for each of its tokens."""
     processors: Any = None
     """What changes its scores."""
@@ -73,7 +73,7 @@ class Row:
         return len(self.request.input_ids) + len(self.new)
 
 
-class Chooser:
+class Sampler:
     """Chooses the next token of rows by the options of the file."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Chooser:
         """What a row needs before its first token."""
         request = row.request
         if self.samples:
-            row.chances = random_numbers(self.seed, request.key, count=request.max_new_tokens)
+            row.uniforms = random_numbers(self.seed, request.key, count=request.max_new_tokens)
         if self.by_row:
             row.processors = row_processors(self.arguments, request, ends=self.ends)
         if self.grammar is not None:
@@ -130,7 +130,7 @@ class Chooser:
         if self.grammar is not None:
             scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
         tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)
-        close = doubtful(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
+        close = near_ties(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
         if self.logprobs:
             chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
             for row, chance in zip(rows, chances_N.tolist(), strict=True):
@@ -153,7 +153,7 @@ class Chooser:
             scores_NV = self.warpers(None, scores_NV)
         reached_NV = scores_NV.softmax(-1).cumsum(-1)
         total_N1 = reached_NV[:, -1:]
-        chances_N1 = torch.tensor([[row.chances[len(row.new)]] for row in rows], device=self.device)
+        chances_N1 = torch.tensor([[row.uniforms[len(row.new)]] for row in rows], device=self.device)
         # A number of 0.99999997 times the total may round to the total, which nothing passes.
         sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
         tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
@@ -166,7 +166,7 @@ def greedy(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens_N, ~best_N.isnan()
 
 
-def doubtful(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> torch.Tensor:
+def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> torch.Tensor:
     """Whether another token is as likely as the likeliest but for the last digits [N]."""
     best_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     least_N = best_N - CLOSE * (best_N - means_N).abs()

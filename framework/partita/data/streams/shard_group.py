@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from partita.data.chunks import BadPlace, EncodedChunk, RawChunk, Unreadable
-from partita.data.encoded import EncodedRows, FlatBuilder
 from partita.data.ledger import UsedRows
 from partita.data.planning.plan import PlannedBatch
 from partita.data.planning.policies import Policy
 from partita.data.rows import RowKeys
 from partita.data.streams.base import Stream, StreamRow
-from partita.data.streams.lane_reader import LaneReader
-from partita.data.workers import Workers
+from partita.data.streams.interleaved_reader import InterleavedReader
+from partita.data.tokenized import FlatBuilder, TokenizedDataset
+from partita.data.workers import EncodingWorkers
 
 CHUNK = 64
 """Rows that a worker encodes at a time."""
@@ -29,7 +29,7 @@ MOST_DOUBLINGS = 32
 
 
 @dataclass(frozen=True)
-class LanePlan:
+class ShardPlan:
     """What decides the batches of all lanes."""
 
     streams: Sequence[Stream]
@@ -39,9 +39,9 @@ class LanePlan:
     seed: int
     policy: Policy
 
-    def reader(self, lane: int, *, epoch: int, state: Any = None) -> LaneReader:
+    def reader(self, lane: int, *, epoch: int, state: Any = None) -> InterleavedReader:
         """The rows of a lane in an epoch."""
-        return LaneReader(
+        return InterleavedReader(
             self.streams,
             weights=self.weights,
             stop=self.stop,
@@ -113,16 +113,16 @@ class ReadWindow:
     chunks: deque[Callable[[], EncodedChunk]]
 
 
-class Lane:
+class ShardGroup:
     """Batches of a lane in an epoch. What was taken of a window is in memory no more."""
 
     def __init__(
         self,
-        plan: LanePlan,
+        plan: ShardPlan,
         number: int,
         *,
         epoch: int,
-        workers: Workers[RawChunk, EncodedChunk],
+        workers: EncodingWorkers[RawChunk, EncodedChunk],
         seen: Callable[[SeenWindow], None],
         numbered: bool = False,
         place: Sequence[Any] | None = None,
@@ -141,7 +141,7 @@ class Lane:
         self._numbered = numbered
         self._reader = plan.reader(number, epoch=epoch, state=state)
         self._read: deque[ReadWindow] = deque()
-        self._batches: deque[tuple[EncodedRows, PlannedBatch]] = deque()
+        self._batches: deque[tuple[TokenizedDataset, PlannedBatch]] = deque()
         self._cut_into = 0
         self._open: WindowPlace | None = None
         self.ended = False
@@ -173,7 +173,7 @@ class Lane:
         """Windows in memory; the open one counts by its share that is left."""
         return len(self._read) + len(self._batches) / max(1, self._cut_into)
 
-    def next_batch(self) -> tuple[EncodedRows, PlannedBatch] | None:
+    def next_batch(self) -> tuple[TokenizedDataset, PlannedBatch] | None:
         """The next batch and its rows; None at the end of the epoch."""
         while not self._batches:
             if not self._read and not self.read_window():
@@ -212,7 +212,7 @@ class Lane:
         if not known:
             self._seen(seen)
 
-    def _encoded(self, window: ReadWindow) -> tuple[EncodedRows | None, SeenWindow]:
+    def _encoded(self, window: ReadWindow) -> tuple[TokenizedDataset | None, SeenWindow]:
         """The examples of a window, None without any, and what became of its rows."""
         flat, bad, used, num_unreadable = FlatBuilder(), list[BadPlace](), UsedRows(), 0
         for start in range(0, len(window.keys), CHUNK):
@@ -224,7 +224,7 @@ class Lane:
         encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None
         return encoded, SeenWindow(window.keys, bad, used, num_unreadable)
 
-    def _cut(self, encoded: EncodedRows, window: int) -> list[PlannedBatch]:
+    def _cut(self, encoded: TokenizedDataset, window: int) -> list[PlannedBatch]:
         """Batches of the examples of a window."""
         chance = np.random.default_rng([self._plan.seed, self._epoch, window, self._number])
         order = np.arange(len(encoded))

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from partita.assembly import Assembly
 from partita.data.custom_collate import build_collate, collate_parts
 from partita.data.describe import DataPlan
 from partita.data.dialogue.expand import expanded
-from partita.data.encoded import EncodedRows
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
 from partita.data.loader import Loader
 from partita.data.planning.cursor import batching_parts
@@ -17,12 +15,14 @@ from partita.data.reading.mixed import mixed_order
 from partita.data.rows import Rows
 from partita.data.run_data import RunData
 from partita.data.splits import TRAINING
-from partita.data.streams.lane import CHUNK
 from partita.data.streams.loader import StreamLoader, count_lanes
 from partita.data.streams.opening import TrainingStreams
+from partita.data.streams.shard_group import CHUNK
+from partita.data.tokenized import TokenizedDataset
 from partita.data_plan import plan_rows, plan_streams
-from partita.evaluation import Examination, prepare
+from partita.evaluation import EvalDataset, build_eval_dataset
 from partita.inference.predict import READING_IS_SHOWN, ShowProgress
+from partita.pipeline import Pipeline
 from partita.tuning.training_shape import TrainingShape, training_shape
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingDatasets:
     """What a run works on, checked and encoded once."""
 
-    training: EncodedRows | None
+    training: TokenizedDataset | None
     """Rows to learn from, of streams the first ones; None where nothing is trained or there are none."""
     shape: TrainingShape | None
     """How they are batched."""
-    examinations: dict[str, Examination]
+    examinations: dict[str, EvalDataset]
     """Rows to evaluate on, by split."""
     order_parts: Mapping[str, str] = field(default_factory=dict)
     """What the order of the rows is made of, where sources are mixed."""
@@ -46,37 +46,37 @@ class Material:
     """Where the rows to learn from are read while they are used."""
 
 
-def read_material(
-    assembly: Assembly,
+def build_training_datasets(
+    pipeline: Pipeline,
     data: RunData,
     ledger: Ledger,
     *,
     progress: ShowProgress | None = None,
     ranks: int = 1,
     begun: int | None = None,
-) -> Material:
+) -> TrainingDatasets:
     """All rows of a run but those of streams; rows that cannot be used go to the ledger.
 
     A step's batches are shared by so many `ranks`; `begun` are those of a step that the run has begun with.
     """
-    config = assembly.config
+    config = pipeline.config
     trains = config.trainer.type != "none"
     if trains:
-        assembly.lm.check_loss()
+        pipeline.lm.check_loss()
     if trains and config.data.batching.type == "pack":
-        assembly.lm.check_packing()  # before hours of reading
+        pipeline.lm.check_packing()  # before hours of reading
     training = None
     if trains and data.streams is not None:
-        training = encode_first(assembly, data)
+        training = encode_first(pipeline, data)
     elif trains and TRAINING in data.splits:
-        training = encode_training(assembly, data.splits[TRAINING], ledger, progress=progress)
+        training = encode_training(pipeline, data.splits[TRAINING], ledger, progress=progress)
     examinations = {
-        split: prepare(assembly, rows, split=split, ledger=ledger)
+        split: build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
         for split, rows in data.splits.items()
         if split != TRAINING or (config.trainer.type == "none" and TRAINING in config.trainer.evaluate)
     }
     if training is None:
-        return Material(None, None, examinations)
+        return TrainingDatasets(None, None, examinations)
     mixed = mixed_order(config.data, training.keys) if data.mixed and data.streams is None else None
     shape = training_shape(
         config,
@@ -87,41 +87,43 @@ def read_material(
         begun=begun,
     )
     parts = mixed.parts if mixed is not None else {}
-    return Material(training, shape, examinations, order_parts=parts, streams=data.streams)
+    return TrainingDatasets(training, shape, examinations, order_parts=parts, streams=data.streams)
 
 
-def encode_training(assembly: Assembly, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None) -> EncodedRows:
+def encode_training(
+    pipeline: Pipeline, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None
+) -> TokenizedDataset:
     """The training rows, encoded."""
-    made = expanded(rows, assembly.encoder.expander)
+    made = expanded(rows, pipeline.encoder.expander)
     shown = progress is not None and len(made) >= READING_IS_SHOWN
     with progress(len(made), "reading") if progress is not None and shown else nullcontext() as display:
-        encode = EncodedRows.build if assembly.tokens is None else assembly.tokens.encode
+        encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
         encoded = encode(
             made,
-            assembly.encoder,
+            pipeline.encoder,
             ledger=ledger,
-            options=assembly.config.data.loader,
+            options=pipeline.config.data.loader,
             progress=display.advance if display else None,
         )
     ledger.refuse_unknown_tokens(TRAINING)
     return encoded
 
 
-def encode_first(assembly: Assembly, data: RunData) -> EncodedRows | None:
+def encode_first(pipeline: Pipeline, data: RunData) -> TokenizedDataset | None:
     """The first rows of streams, which tell what the others are like; they are counted when they are trained on."""
     if data.training is None:
         return None
-    rows = expanded(data.training, assembly.encoder.expander)
-    options = assembly.config.data.loader
+    rows = expanded(data.training, pipeline.encoder.expander)
+    options = pipeline.config.data.loader
     ledger = Ledger(None, max_bad_rows=1.0)
-    encoded = EncodedRows.build(rows, assembly.encoder, ledger=ledger, options=options, chunk=CHUNK)
+    encoded = TokenizedDataset.build(rows, pipeline.encoder, ledger=ledger, options=options, chunk=CHUNK)
     ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
     return encoded
 
 
 def training_loader(
-    assembly: Assembly,
-    material: Material,
+    pipeline: Pipeline,
+    material: TrainingDatasets,
     ledger: Ledger,
     *,
     size: BatchSize | None,
@@ -132,17 +134,22 @@ def training_loader(
         return None
     size = material.shape.with_tokens(size)
     if material.streams is not None:
-        return stream_loader(assembly, material, material.streams, ledger, size=size, process_group=process_group)
-    return index_loader(assembly, material, material.training, size=size, process_group=process_group)
+        return stream_loader(pipeline, material, material.streams, ledger, size=size, process_group=process_group)
+    return index_loader(pipeline, material, material.training, size=size, process_group=process_group)
 
 
 def index_loader(
-    assembly: Assembly, material: Material, encoded: EncodedRows, *, size: BatchSize, process_group: ProcessGroup
+    pipeline: Pipeline,
+    material: TrainingDatasets,
+    encoded: TokenizedDataset,
+    *,
+    size: BatchSize,
+    process_group: ProcessGroup,
 ) -> Loader:
     """Batches of rows that are encoded already."""
-    config, shape = assembly.config, material.shape
+    config, shape = pipeline.config, material.shape
     assert shape is not None
-    pad_token_id = assembly.lm.tokenizer.pad_token_id
+    pad_token_id = pipeline.lm.tokenizer.pad_token_id
     batches_per_step = shape.batches_per_step(config.trainer, size)
     loader = Loader(
         encoded,
@@ -153,8 +160,8 @@ def index_loader(
         seed=config.seed,
         pad_token_id=pad_token_id,
         order=shape.order,
-        more_parts={**material.order_parts, **collate_parts(config.data.collate, folder=assembly.folder)},
-        collate_batch=build_collate(config.data.collate, folder=assembly.folder, pad_token_id=pad_token_id),
+        more_parts={**material.order_parts, **collate_parts(config.data.collate, folder=pipeline.folder)},
+        collate_batch=build_collate(config.data.collate, folder=pipeline.folder, pad_token_id=pad_token_id),
         resume=config.data.resume,
         process_group=process_group,
     )
@@ -163,8 +170,8 @@ def index_loader(
 
 
 def stream_loader(
-    assembly: Assembly,
-    material: Material,
+    pipeline: Pipeline,
+    material: TrainingDatasets,
     streams: TrainingStreams,
     ledger: Ledger,
     *,
@@ -172,7 +179,7 @@ def stream_loader(
     process_group: ProcessGroup,
 ) -> StreamLoader:
     """Batches of rows that are read while they are used."""
-    config, shape = assembly.config, material.shape
+    config, shape = pipeline.config, material.shape
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
     policy = shape.policy(size.rows, max_tokens=size.max_tokens)
@@ -180,7 +187,7 @@ def stream_loader(
     tell(plan_streams(config, shape, size, plan))
     return StreamLoader(
         plan,
-        assembly.encoder,
+        pipeline.encoder,
         options=config.data.loader,
         batches_per_step=batches_per_step,
         parts=batching_parts(
@@ -190,10 +197,10 @@ def stream_loader(
             batches_per_step=batches_per_step,
             seed=config.seed,
         )
-        | collate_parts(config.data.collate, folder=assembly.folder),
+        | collate_parts(config.data.collate, folder=pipeline.folder),
         ledger=ledger,
         collate_batch=build_collate(
-            config.data.collate, folder=assembly.folder, pad_token_id=assembly.lm.tokenizer.pad_token_id
+            config.data.collate, folder=pipeline.folder, pad_token_id=pipeline.lm.tokenizer.pad_token_id
         ),
         resume=config.data.resume,
         process_group=process_group,

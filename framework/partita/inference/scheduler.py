@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.inference.claims import PlannedRows, RowSource
-from partita.inference.halving import BatchLimit
+from partita.inference.oom_backoff import BatchLimit
 from partita.inference.prompts import described
 from partita.inference.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.inference.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt, free_everything
@@ -44,7 +44,7 @@ SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Work:
+class RowRequests:
     """Rows to answer, and what is known of them."""
 
     lengths: npt.NDArray[np.integer]
@@ -62,7 +62,7 @@ class Work:
 
 
 @dataclass
-class Times:
+class SchedulerStats:
     """What was done since the last answers were handed on."""
 
     started: float = field(default_factory=time.perf_counter)
@@ -75,13 +75,13 @@ class Times:
     out_of_memory: int = 0
 
 
-class SlotRun:
+class Scheduler:
     """Answers the rows of a work that are left."""
 
     def __init__(
         self,
         lm: "GenerativeModel",
-        work: Work,
+        work: RowRequests,
         options: GenerationOptions,
         *,
         slots: int,
@@ -92,7 +92,7 @@ class SlotRun:
         tolerant: bool = True,
         stopping: Callable[[], bool] = never,
         process_group: ProcessGroup = SINGLE_PROCESS,
-        source: RowSource | None = None,
+        source: RowQueue | None = None,
     ) -> None:
         """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
 
@@ -104,7 +104,7 @@ class SlotRun:
         self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
         self.stopping = stopping
         order, self.copies = plan(work, left)
-        self.source = PlannedRows(order, process_group=process_group) if source is None else source
+        self.source = PlannedRowQueue(order, process_group=process_group) if source is None else source
         self.queue: list[int] = []
         """Rows that are to be begun, taken from the end."""
         self.prefix = list(common_prefix(work, order) if source is None else work.prefix)
@@ -113,21 +113,21 @@ class SlotRun:
         self.count = self.tokens = 0
         self.before: tuple[int, int | None] | None = None
         self.results: list[RowResult] = []
-        self.times = Times()
+        self.times = SchedulerStats()
 
-    def answers(self) -> Iterator[BatchResult]:
+    def completions(self) -> Iterator[BatchResult]:
         """Results as they come."""
-        with closing(self.work_off()) as moves:
+        with closing(self.run()) as moves:
             for _ in moves:
                 if self.results and self.is_due():
-                    yield self.handed_on()
+                    yield self.take_finished()
                     self.times.started = time.perf_counter()
             if self.results:
-                yield self.handed_on()
+                yield self.take_finished()
 
     def steps(self) -> Iterator[list[RowResult]]:
         """What has ended with each step; in between `unfinished` tells of the others."""
-        with closing(self.work_off()) as moves:
+        with closing(self.run()) as moves:
             for _ in moves:
                 results, self.results = self.results, []
                 yield results
@@ -136,17 +136,17 @@ class SlotRun:
         """Rows that are being answered, with their tokens so far."""
         return [(row.request.row, row.new) for row in self.slots.live] if self.slots is not None else []
 
-    def work_off(self) -> Generator[None]:
+    def run(self) -> Generator[None]:
         """Step by step, until all rows are answered; the model is as before afterwards."""
         with self.lm.evaluating():
             try:
-                while self.is_left():
-                    self.advance()
+                while self.has_waiting():
+                    self.step()
                     yield
             finally:
                 self.close()
 
-    def is_left(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether a row is to be begun, or to be ended."""
         if self.stopping():
             self.queue = []
@@ -159,9 +159,9 @@ class SlotRun:
         """Whether answers have waited long enough."""
         return len(self.results) >= self.count or time.perf_counter() - self.times.started >= SECONDS
 
-    def handed_on(self) -> BatchResult:
+    def take_finished(self) -> BatchResult:
         """The results since the last time, and what they took."""
-        times, self.times = self.times, Times()
+        times, self.times = self.times, SchedulerStats()
         results, self.results = tuple(self.results), []
         return BatchResult(
             results=results,
@@ -176,7 +176,7 @@ class SlotRun:
             row_steps=times.row_steps,
         )
 
-    def advance(self) -> None:
+    def step(self) -> None:
         """Fill free slots where that is worth it, and make a token for every row."""
         slots = self.open()
         if slots is None:
@@ -185,14 +185,14 @@ class SlotRun:
             if not slots.live:
                 self.close()
                 return
-        elif self.is_worth_reading(slots):
+        elif self.should_prefill(slots):
             while self.queue and len(slots.live) < self.count:
-                if not self.read(slots, self.next_group(slots)):
+                if not self.prefill(slots, self.next_group(slots)):
                     return
                 if not slots.live and self.is_due():
                     return
         if slots.live:
-            self.step(slots)
+            self.decode_step(slots)
 
     def most_slots(self, tokens: int) -> int:
         """Slots for rows of up to so many tokens."""
@@ -217,7 +217,7 @@ class SlotRun:
         places = np.array(rows)
         return int((self.work.lengths[places] + self.work.new_tokens[places]).max())
 
-    def is_worth_reading(self, slots: AnsweringSlots) -> bool:
+    def should_prefill(self, slots: AnsweringSlots) -> bool:
         """Whether enough slots are free to read prompts."""
         free = self.count - len(slots.live)
         return not slots.live or free * FREE_SHARE >= self.count or free >= len(self.queue)
@@ -250,7 +250,7 @@ class SlotRun:
         self.times.padded_tokens += len(self.prefix)
         return opened
 
-    def read(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
+    def prefill(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
         """Read prompts in one pass, or one by one if they fail together; False where the slots are gone."""
         started = time.perf_counter()
         ended, failure, reason = self.tried(lambda: slots.admit(group))
@@ -263,12 +263,12 @@ class SlotRun:
             return True
         logger.info("%s prompts failed together and are read one by one: %s", len(group), reason)
         for place, request in enumerate(group):
-            if not self.read(slots, [request]):
+            if not self.prefill(slots, [request]):
                 self.queue += [other.row for other in reversed(group[place + 1 :])]
                 return False
         return True
 
-    def step(self, slots: AnsweringSlots) -> None:
+    def decode_step(self, slots: AnsweringSlots) -> None:
         """A token more of every row."""
         started, live = time.perf_counter(), len(slots.live)
         ended, failure, reason = self.tried(slots.step)
@@ -303,11 +303,11 @@ class SlotRun:
             return
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
         for request in requests:
-            work = Work(self.work.lengths, self.work.new_tokens, self.work.fetch, self.work.key)
+            work = RowRequests(self.work.lengths, self.work.new_tokens, self.work.fetch, self.work.key)
             left = np.zeros(len(self.work.lengths), dtype=np.bool_)
             left[request.row] = True
-            run = SlotRun(self.lm, work, self.options, slots=1, seed=self.seed, left=left, limit=self.limit)
-            for batch in run.answers():
+            run = Scheduler(self.lm, work, self.options, slots=1, seed=self.seed, left=left, limit=self.limit)
+            for batch in run.completions():
                 for result in batch.results:
                     self.note(result)
 
@@ -385,14 +385,14 @@ class SlotRun:
             self.results.append(RowResult(row, result.generated, result.error))
 
 
-def common_prefix(work: Work, rows: Sequence[int]) -> Sequence[int]:
+def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
     """What the prompts of these rows begin with, where it is long enough; every prompt goes on after it."""
     shortest = int(work.lengths[rows].min()) if len(rows) > 1 else 0
     found = work.prefix[: max(0, shortest - 1)]
     return found if len(found) >= SHORTEST_PREFIX else ()
 
 
-def plan(work: Work, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
+def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
     """Rows to answer, the longest prompt first, and for each the rows that have the same one."""
     rows: Rows = np.flatnonzero(left & (work.lengths > 0))
     copies: dict[int, list[int]] = {}

@@ -11,7 +11,7 @@ from typing import Protocol
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
-class Claims:
+class WorkQueue:
     """The places of a plan, dealt to the ranks of a process group in order."""
 
     def __init__(self, total: int, *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
@@ -40,7 +40,7 @@ class Claims:
         return range(min(start, self.total), self._dealt)
 
 
-class RowSource(Protocol):
+class RowQueue(Protocol):
     """Where rows come from that are to be answered."""
 
     @property
@@ -51,12 +51,12 @@ class RowSource(Protocol):
         """The next rows, the longest first; which may be none, and more than wanted where nobody else wants them."""
 
 
-class PlannedRows:
+class PlannedRowQueue:
     """Rows in the order of a plan, as this process claims them."""
 
     def __init__(self, order: Sequence[int], *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
         """`order` is the same on all ranks of the process group."""
-        self.order, self.claims = order, Claims(len(order), process_group=process_group)
+        self.order, self.claims = order, WorkQueue(len(order), process_group=process_group)
 
     @property
     def left(self) -> bool:
@@ -69,7 +69,7 @@ class PlannedRows:
         return self.order[places.start : places.stop]
 
 
-def claimed(claims: Claims) -> Iterator[int]:
+def drain(claims: WorkQueue) -> Iterator[int]:
     """Places that this process claims, one after the other."""
     while claims.left:
         yield from claims.take(1)

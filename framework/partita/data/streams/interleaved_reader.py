@@ -15,8 +15,8 @@ import numpy as np
 
 from partita.data.planning.mixing import Mixer
 from partita.data.streams.base import Position, Stream, StreamRow
-from partita.data.streams.dealing import deal
 from partita.data.streams.packing import damaged, pack, unpack
+from partita.data.streams.sharding import deal
 
 OPEN = 4
 """Shards of a source that a lane has open."""
@@ -26,7 +26,7 @@ NO_ROWS, OWN_ROWS, NONE_OF_ALL, ROWS_OF_ALL = range(4)
 """What a lane has seen of a source: no rows or some of its own shards; or, reading all shards, no rows or some."""
 
 
-class LaneReader:
+class InterleavedReader:
     """Rows of a lane, each with the number of its source."""
 
     def __init__(
