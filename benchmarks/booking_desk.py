@@ -77,7 +77,7 @@ def story(seed: int) -> list[dict[str, Any]]:
     before = sum(line["seconds"] for line in logs[0])
     control, more = run / "control", round(len(logs[0]) * max(0.0, seconds - before) / before)
     overrides = {"base_model": str(run / "rounds" / "0" / "model"), "trainer.max_steps": more}
-    spent, _ = timed(lambda: model(seed, **overrides, **{"simulation.train_on": None}).train(run=control))
+    spent, _ = timed(lambda: model(seed, **overrides, **{"simulation.self_training": None}).train(run=control))
     rounds = [run / "rounds" / number / "model" for number in "012"]
     rows = [
         asked(seed, GOLD, rounds[0], history="gold", repairs=0),
@@ -111,7 +111,7 @@ def asked(seed: int, what: str, weights: Path, *, history: str = "predicted", re
     overrides = {
         "base_model": str(weights),
         "trainer": {"type": "none", "batch_size": 64},
-        "simulation.train_on": None,
+        "simulation.self_training": None,
         "simulation.history": [history],
         "simulation.tasks": {"count": DIALOGUES},
         "simulation.checker.rounds": repairs,
@@ -137,7 +137,7 @@ def ceiling_of(seed: int) -> float:
     """What a desk can expect of the guests that a seed gives, without repairs: one in twelve of what is lost."""
     import desk
 
-    from partita.simulation.dialogue import derived_seed
+    from partita.simulation.episode import derived_seed
 
     total = 0.0
     for number in range(DIALOGUES):

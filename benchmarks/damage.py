@@ -149,7 +149,7 @@ def talking() -> dict[str, Any]:
         "generation": {"max_new_tokens": 4},
         "data": {"source": "talks.jsonl"},
         "trainer": {"type": "none", "batch_size": 4},
-        "simulation": {"world": {"type": "user_sim"}, "seats": {"user": user}, "tasks": {"count": 8}},
+        "simulation": {"world": {"type": "user_sim"}, "agents": {"user": user}, "tasks": {"count": 8}},
     }
 
 

@@ -172,7 +172,7 @@ def on_ranks(folder: str) -> dict[str, Any]:
     def work(rank: int) -> None:
         from partita.simulation.rollout import Rollout
 
-        have, model = Rollout.have, Workload(Path(folder)).ours(count)
+        have, model = Rollout.run, Workload(Path(folder)).ours(count)
         inside = 0
         with counting_calls() as calls:
 
@@ -182,7 +182,7 @@ def on_ranks(folder: str) -> dict[str, Any]:
                 yield from have(rollout, dialogues)
                 inside += sum(calls.values()) - before
 
-            Rollout.have = watched  # type: ignore[method-assign]
+            Rollout.run = watched  # type: ignore[method-assign]
             model.simulate(output, batch_size=16)
         Path(folder, f"calls-{rank}").write_text(json.dumps([inside, dict(calls)]), encoding="utf8")
 
@@ -207,13 +207,13 @@ class Ours:
 
     def run(self, count: int, *, batch: int, keeps: bool = True, removes: bool = True) -> dict[str, list[str]]:
         """What the model said in each of so many dialogues, a batch at a time."""
+        from partita.simulation.dialogue_scheduler import DialogueScheduler
         from partita.simulation.rollout import Rollout
-        from partita.simulation.slots import DialogueScheduler
 
         begin = Rollout.begin
 
         def begin_together(rollout: Rollout) -> None:
-            if not rollout.live:
+            if not rollout.active:
                 begin(rollout)
 
         DialogueScheduler.keeps = keeps

@@ -118,7 +118,7 @@ def settings(dialogues: int) -> dict[str, Any]:
         "simulation": {
             "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
             "tasks": {"count": 20},
-            "train_on": {
+            "self_training": {
                 "rounds": ROUNDS,
                 "tasks": {"count": dialogues},
                 "max_steps": 10,

@@ -11,7 +11,7 @@ from typing import Any
 
 from partita.simulation import Verdict
 
-SLOTS = ("food", "area", "day", "time", "seats")
+SLOTS = ("food", "area", "day", "time", "agents")
 VALUES = 12
 LOST = "..."
 NOISE = 0.10

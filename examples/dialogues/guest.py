@@ -9,7 +9,7 @@ from typing import Any
 
 from make_chats import make_chat
 
-from partita.simulation import Dialogue, Verdict
+from partita.simulation import Episode, Verdict
 
 
 class Guest:
@@ -35,10 +35,10 @@ class Guest:
 class Paid:
     """Looks at dialogues with a guest who is a model: was the bill what the guest has ordered?"""
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         """The waiter's last words, and whether the guest has ordered what it was told to."""
-        said = [(message["seat"], message["content"].strip()) for message in dialogue.messages]
-        order = next(text for seat, text in said if seat == "user").removeprefix("I take ")
-        bill = [text for seat, text in said if seat == "agent"][-1]
-        told = float(order == dialogue.task["order"])
+        said = [(message["agent"], message["content"].strip()) for message in episode.messages]
+        order = next(text for agent, text in said if agent == "user").removeprefix("I take ")
+        bill = [text for agent, text in said if agent == "agent"][-1]
+        told = float(order == episode.task["order"])
         return Verdict(bill == f"that was {order}", target=f"that was {order}", metrics={"order_as_told": told})

@@ -1,4 +1,4 @@
-"""Rounds of dialogues and training: what `simulation.train_on` asks for, behind the training on data.
+"""Rounds of dialogues and training: what `simulation.self_training` asks for, behind the training on data.
 
 Round N stands in `rounds/N` of the run. Its dialogues are had with the weights of the round before, and once all have
 ended, `simulation.json` says what they came to. Then that folder is a run of its own, whose rows are a mix of data and
@@ -21,17 +21,17 @@ from partita.identity import model_fingerprint
 from partita.pipeline import Pipeline, build_pipeline
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, without_infinities, write_atomically
-from partita.simulation.dialogue import derived_seed
+from partita.simulation.episode import derived_seed
 from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
+from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.run import simulate
-from partita.simulation.seating import SeatModel, build_programs
 from partita.training import finished_result, train_in
 from partita.tuning.sizes import BatchSizeTuner
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
-from partita_schema.rounds import TrainOn
 from partita_schema.sealed import DamagedError, sealed, unsealed, unsealed_line
+from partita_schema.self_training import SelfTrainingConfig
 from partita_schema.simulation import Simulation, Tasks
 from partita_schema.sources import SimulationSource, default_name
 from partita_trainers.base import TrainResult
@@ -49,9 +49,9 @@ OpenRun = Callable[[Path, Config], AbstractContextManager[RunDirectory]]
 """Opens a run directory for a file."""
 
 
-def rounds_of(config: Config) -> TrainOn | None:
+def rounds_of(config: Config) -> SelfTrainingConfig | None:
     """What the file says of rounds; None where it asks for none."""
-    return config.simulation.train_on if config.simulation is not None else None
+    return config.simulation.self_training if config.simulation is not None else None
 
 
 def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
@@ -61,7 +61,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
         return
     if dataset is not None:
         message = "rounds are mixed with the rows of data.source; write them there, not beside the file"
-        raise ConfigError([Problem("simulation.train_on", message)])
+        raise ConfigError([Problem("simulation.self_training", message)])
     section = dialogues_of_rounds(config, plan)
     with ExitStack() as held:
         build_world(section, folder=folder, held=held)
@@ -71,13 +71,13 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
         open_tasks(config, section, folder=folder)
 
 
-def dialogues_of_rounds(config: Config, plan: TrainOn) -> Simulation:
+def dialogues_of_rounds(config: Config, plan: SelfTrainingConfig) -> Simulation:
     """The file's simulation as rounds have it: about their own tasks, once each, with the model's own words in view."""
     changes = {
         "tasks": Tasks(count=plan.tasks.count, source=plan.tasks.source),
         "history": (HISTORY,),
         "repeats": 1,
-        "train_on": None,
+        "self_training": None,
     }
     return section_of(config).model_copy(update=changes)
 
@@ -87,7 +87,7 @@ class SelfTraining:
     """The rounds of a run, whose directory is open."""
 
     config: Config
-    plan: TrainOn
+    plan: SelfTrainingConfig
     origin: Path
     """Where relative paths of the file start."""
     directory: RunDirectory
@@ -97,8 +97,8 @@ class SelfTraining:
     data: RunData
     """The rows of the file."""
     open_run: OpenRun
-    others: Callable[[], Mapping[str, SeatModel]]
-    """Loads other models that speak in the dialogues, by seat."""
+    others: Callable[[], Mapping[str, AgentModel]]
+    """Loads other models that speak in the dialogues, by agent."""
 
     def train(self) -> TrainResult:
         """All rounds that are missing; the last weights are the run's in the end."""
@@ -192,7 +192,8 @@ class SelfTraining:
         if self.plan.guard is None or share is None or earlier is None or share >= earlier - self.plan.guard:
             return False
         logger.warning(
-            "round %d has made it worse: %.3f of its dialogues succeed, %.3f did before, and train_on.guard allows "
+            "round %d has made it worse: %.3f of its dialogues succeed, %.3f did before, and self_training.guard "
+            "allows "
             "%.3f less; the weights of before are kept",
             *(len(ended), share, earlier, self.plan.guard),
         )

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 from pydantic import AfterValidator, BaseModel
 
+from partita_schema.agents import ModelAgentConfig
 from partita_schema.backend import EndpointBackend, RayBackend
 from partita_schema.config import Config
 from partita_schema.model import ModelParameters
-from partita_schema.seats import ModelSeat
-from partita_schema.simulation import EnvironmentWorld
+from partita_schema.simulation import EnvironmentWorldConfig
 from partita_schema.target import check_part, check_target, is_target
 
 Path = tuple[str, ...]
@@ -83,9 +83,9 @@ def special(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
         yield "trust_remote_code", "true"
     elif isinstance(model, ModelParameters) and model.pickled_weights:
         yield f"{at}pickled_weights", "true"
-    elif isinstance(model, EnvironmentWorld) and ":" in model.environment:  # Gymnasium's `module:Id-v0` as well
+    elif isinstance(model, EnvironmentWorldConfig) and ":" in model.environment:  # Gymnasium's `module:Id-v0` as well
         yield f"{at}environment", model.environment
-    elif isinstance(model, ModelSeat) and model.file is not None:
+    elif isinstance(model, ModelAgentConfig) and model.file is not None:
         yield f"{at}file", model.file
     elif isinstance(model, RayBackend) and model.address is not None:  # what comes back from there is unpickled
         yield f"{at}address", model.address

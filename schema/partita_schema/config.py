@@ -189,18 +189,19 @@ class Config(Base):
 
     @model_validator(mode="after")
     def rounds_can_be_trained(self) -> "Config":
-        if self.simulation is None or self.simulation.train_on is None:
+        if self.simulation is None or self.simulation.self_training is None:
             return self
         if not isinstance(self.trainer, FinetuneTrainer):
             raise broken(
-                f"trainer: {{type: {self.trainer.type}}} trains no rounds; write type: finetune, or remove train_on",
-                at="simulation.train_on",
+                f"trainer: {{type: {self.trainer.type}}} trains no rounds; write type: finetune, or remove "
+                "self_training",
+                at="simulation.self_training",
             )
         if self.data.streaming:
             raise broken(
                 "rounds are mixed with rows by index; remove streaming, or train on data first and write rounds in a "
                 "file of their own, with base_model: runs/NAME/model",
-                at="simulation.train_on",
+                at="simulation.self_training",
             )
         if isinstance(self.base_model, ScratchModel) and self.data.source is None and self.data.mix is None:
             raise broken("a new model cannot speak yet; write data.source, rows to learn from", at="data")

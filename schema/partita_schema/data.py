@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Number, Positive, Share, broken, changed
 from partita_schema.batching import AutoBatching, Batching
-from partita_schema.dialogue import Dialogue
+from partita_schema.dialogue import DialogueConfig
 from partita_schema.sources import Source, WeightedSource, mix_names
 from partita_schema.target import check_target
 
@@ -97,7 +97,7 @@ class Data(Base):
     """Rows to test on. Default: a share of source, by split."""
     split: Split | None = None
     """How source is divided. Default: random 90/5/5, less what has a source of its own; a stream is not divided."""
-    dialogue: Dialogue = Dialogue.model_construct()
+    dialogue: DialogueConfig = DialogueConfig.model_construct()
     """How dialogues become rows."""
     formatter: Annotated[str, AfterValidator(check_target)] | None = None
     """`module:Class` that writes rows as text in place of prompt."""

@@ -20,7 +20,7 @@ class Speakers(Base):
     """Before what a tool gave."""
 
 
-class Dialogue(Base):
+class DialogueConfig(Base):
     """How dialogues become rows to learn from; used with an input feature of type dialogue."""
 
     mode: Literal["auto", "packed_dialogue", "squash", "last_turn"] = "auto"
@@ -51,7 +51,7 @@ class Dialogue(Base):
     """What stands before a piece where there is no chat template."""
 
     @model_validator(mode="after")
-    def whole_dialogues_are_not_cut(self) -> "Dialogue":
+    def whole_dialogues_are_not_cut(self) -> "DialogueConfig":
         if self.mode == "packed_dialogue":
             for key in ("include_labels", "context_length", "context_turns", "context_tokens"):
                 if changed(self, key):

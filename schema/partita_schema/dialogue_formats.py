@@ -29,7 +29,7 @@ TOOL_COLUMNS = ("tools", "functions")
 PARLAI_FIELDS = ("text", "labels", "eval_labels", "episode_done", "id", "label_candidates", "reward")
 """Fields of ParlAI's messages that are read, or that by its protocol no agent reads."""
 
-TRANSCRIPT_KEYS = ("seat", "tokens", "gold")
+TRANSCRIPT_KEYS = ("agent", "tokens", "gold")
 """What transcripts of simulations note at a message: who said it, its tokens, and the right answer."""
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load
 
 from partita_schema.config import Config
-from partita_schema.dialogue import Dialogue
+from partita_schema.dialogue import DialogueConfig
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
 from partita_schema.errors import shortened
 from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
@@ -138,7 +138,7 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
     answer. A dialogue in its one form that has its answers already stays as it is.
     """
 
-    def __init__(self, *, column: str, options: Dialogue, supervised: bool) -> None:
+    def __init__(self, *, column: str, options: DialogueConfig, supervised: bool) -> None:
         super().__init__(required=True)
         self.column, self.options, self.supervised = column, options, supervised
 
@@ -274,7 +274,7 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
     return schema
 
 
-def dialogue_cell(feature: DialogueInput, *, options: Dialogue, supervised: bool) -> Cell:
+def dialogue_cell(feature: DialogueInput, *, options: DialogueConfig, supervised: bool) -> Cell:
     column = feature.source_column
     field = DialogueColumn(column=column, options=options, supervised=supervised)
     return Cell(name=feature.name, column=column, field=field, whole=True)

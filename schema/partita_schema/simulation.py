@@ -4,9 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from partita_schema.agents import (
+    AgentsConfig,
+    ContextPolicy,
+    CustomWorldConfig,
+    SelfPlayWorldConfig,
+    UserSimWorldConfig,
+    refused_agents,
+)
 from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
-from partita_schema.rounds import RoundTasks, TrainOn
-from partita_schema.seats import ContextPolicy, CustomWorld, Seats, SelfPlayWorld, UserSimWorld, refused_seats
+from partita_schema.self_training import RoundTasks, SelfTrainingConfig
 from partita_schema.target import check_part
 
 History = Literal["predicted", "gold"]
@@ -18,7 +25,7 @@ def one_or_several(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class EnvironmentWorld(Base):
+class EnvironmentWorldConfig(Base):
     """A program that the model talks to: it says something, is answered, and in the end gives a reward."""
 
     type: Literal["environment"]
@@ -36,13 +43,13 @@ class EnvironmentWorld(Base):
     where it takes too long, and which nothing but its own dialogue ends with."""
 
     @model_validator(mode="after")
-    def environment_can_be_found(self) -> "EnvironmentWorld":
+    def environment_can_be_found(self) -> "EnvironmentWorldConfig":
         if self.interface != "gymnasium":
             check_part(self.environment, at="environment")
         return self
 
 
-class ReplayWorld(Base):
+class ReplayWorldConfig(Base):
     """Dialogues of a data set: what others said is said again, and the model answers in its own words."""
 
     type: Literal["replay"]
@@ -50,7 +57,8 @@ class ReplayWorld(Base):
 
 
 World = Annotated[
-    EnvironmentWorld | ReplayWorld | UserSimWorld | SelfPlayWorld | CustomWorld, Field(discriminator="type")
+    EnvironmentWorldConfig | ReplayWorldConfig | UserSimWorldConfig | SelfPlayWorldConfig | CustomWorldConfig,
+    Field(discriminator="type"),
 ]
 
 
@@ -69,7 +77,7 @@ class Tasks(Base):
         return self
 
 
-class Checker(Base):
+class CheckerConfig(Base):
     """A program that looks at a dialogue at its end, and may send it back."""
 
     type: Annotated[str, AfterValidator(check_part)]
@@ -85,7 +93,7 @@ class Limits(Base):
     """What a dialogue may take."""
 
     step_seconds: Positive = 30.0
-    """Time of the environment, the world, the checker or the program of a seat for one answer."""
+    """Time of the environment, the world, the checker or the program of an agent for one answer."""
     dialogue_seconds: Positive = 600.0
     """Time from the first word to the last."""
     fail_fraction: Share = 0.1
@@ -99,7 +107,7 @@ class Simulation(Base):
     """How a dialogue goes."""
     tasks: Tasks = Tasks.model_construct()
     """What about."""
-    seats: Seats = Seats.model_construct()
+    agents: AgentsConfig = AgentsConfig.model_construct()
     """Who speaks."""
     repeats: Count = 1
     """Dialogues about each task, with other seeds. Above 1, pass@k and pass^k are told."""
@@ -113,7 +121,7 @@ class Simulation(Base):
     2048 where it has none."""
     context: ContextPolicy = ContextPolicy.model_construct()
     """What a model sees of a dialogue that needs more."""
-    checker: Checker | None = None
+    checker: CheckerConfig | None = None
     """Looks at each dialogue at its end."""
     limits: Limits = Limits.model_construct()
     """What a dialogue may take."""
@@ -123,7 +131,7 @@ class Simulation(Base):
     transcripts: Annotated[str, AfterValidator(check_part)] = "jsonl"
     """What keeps them as they end: `jsonl`; or `module:Class` of a subclass of `partita.simulation.Transcripts`, or its
     name where a package gives it one (entry points `partita.transcripts`)."""
-    train_on: TrainOn | None = None
+    self_training: SelfTrainingConfig | None = None
     """Rounds of dialogues and of training on them, behind the training on data. Default: none."""
 
     @model_validator(mode="after")
@@ -134,28 +142,28 @@ class Simulation(Base):
 
     @model_validator(mode="after")
     def tasks_fit_the_world(self) -> "Simulation":
-        if isinstance(self.world, ReplayWorld) and self.tasks.count is not None:
+        if isinstance(self.world, ReplayWorldConfig) and self.tasks.count is not None:
             raise broken("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
-        if not isinstance(self.world, ReplayWorld) and self.tasks == Tasks():
+        if not isinstance(self.world, ReplayWorldConfig) and self.tasks == Tasks():
             raise broken("write tasks: {count: 100}, or a source of tasks", at="tasks")
         return self
 
     @model_validator(mode="after")
     def tasks_of_rounds_fit_the_world(self) -> "Simulation":
-        if self.train_on is None:
+        if self.self_training is None:
             return self
-        tasks = self.train_on.tasks
-        if isinstance(self.world, ReplayWorld) and tasks.count is not None:
+        tasks = self.self_training.tasks
+        if isinstance(self.world, ReplayWorldConfig) and tasks.count is not None:
             raise broken(
                 "replay takes dialogues of a data set; write source, or nothing for those of data.source",
-                at="train_on.tasks.count",
+                at="self_training.tasks.count",
             )
-        if not isinstance(self.world, ReplayWorld) and tasks == RoundTasks():
-            raise broken("write tasks: {count: 600}, or a source of tasks", at="train_on.tasks")
+        if not isinstance(self.world, ReplayWorldConfig) and tasks == RoundTasks():
+            raise broken("write tasks: {count: 600}, or a source of tasks", at="self_training.tasks")
         return self
 
     @model_validator(mode="after")
-    def seats_fit_the_world(self) -> "Simulation":
-        for key, message in refused_seats(self):
+    def agents_fit_the_world(self) -> "Simulation":
+        for key, message in refused_agents(self):
             raise broken(message, at=key)
         return self

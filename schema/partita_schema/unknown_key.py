@@ -14,9 +14,10 @@ from partita_schema.shapes import Items, Section, Tagged, keys_of, models_of
 from partita_schema.trainer import NOT_WITHOUT_LOCKS, HogwildTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 
-
 RENAMED_KEYS = {
     "data.shaper": "formatter",
+    "simulation.seats": "agents",
+    "simulation.train_on": "self_training",
 }
 """Earlier names of keys, until the first release."""
 

@@ -95,4 +95,4 @@ def is_template(path: Path) -> bool:
     names = [part for part in path if isinstance(part, str)]
     if names[-2:] == ["prompt", "template"] or names == ["simulation", "world", "first"]:
         return True
-    return names[:2] == ["simulation", "seats"] and names[-1] in ("prompt", "lines") and "options" not in names
+    return names[:2] == ["simulation", "agents"] and names[-1] in ("prompt", "lines") and "options" not in names

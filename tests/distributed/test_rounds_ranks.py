@@ -44,7 +44,13 @@ def folder(processes: Any, tmp_path: Path) -> Path:
         "simulation": {
             "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
             "tasks": {"count": 20},
-            "train_on": {"rounds": 2, "tasks": {"count": DIALOGUES}, "max_steps": 6, "select": "all", "guard": 1.0},
+            "self_training": {
+                "rounds": 2,
+                "tasks": {"count": DIALOGUES},
+                "max_steps": 6,
+                "select": "all",
+                "guard": 1.0,
+            },
         },
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")

@@ -1,4 +1,4 @@
-"""Dialogues that the model has: worlds, seats, limits, and training on them."""
+"""Dialogues that the model has: worlds, agents, limits, and training on them."""
 
 from typing import Any
 
@@ -25,16 +25,16 @@ def section(**keys: Any) -> Config:
 
 
 def talk(type: str) -> Config:
-    seats = {"user" if type == "user_sim" else "partner": LINES, "agent": {"type": "model"}}
-    return section(world={"type": type, "first": "say red"}, seats=seats, max_turns=3)
+    agents = {"user" if type == "user_sim" else "partner": LINES, "agent": {"type": "model"}}
+    return section(world={"type": type, "first": "say red"}, agents=agents, max_turns=3)
 
 
-def panel(name: str, seat: Config) -> Config:
-    """Return a world in which everybody speaks, with one of the seats taken."""
-    seats: Config = {"user": LINES, "partner": LINES, "others": {"guest": LINES}}
-    seats |= {name: seat} if name != "others" else {"others": {"guest": seat}}
+def panel(name: str, agent: Config) -> Config:
+    """Return a world in which everybody speaks, with one of the agents taken."""
+    agents: Config = {"user": LINES, "partner": LINES, "others": {"guest": LINES}}
+    agents |= {name: agent} if name != "others" else {"others": {"guest": agent}}
     tasks = {"count": None, "source": "talks.jsonl"}
-    return section(world={"type": "custom", "target": "talkers_of_effects:Panel"}, seats=seats, tasks=tasks)
+    return section(world={"type": "custom", "target": "talkers_of_effects:Panel"}, agents=agents, tasks=tasks)
 
 
 REPLAY = section(world={"type": "replay"}, tasks={"count": None, "source": "talks.jsonl"})
@@ -42,9 +42,9 @@ MODEL: Config = {"type": "model"}
 PROGRAM: Config = {"type": "scripted", "program": "talkers_of_effects:Speaker"}
 
 
-def seat(name: str) -> dict[str, Flip]:
-    """Keys of a seat beside the agent's."""
-    path = f"simulation.seats.{name}"
+def agent(name: str) -> dict[str, Flip]:
+    """Keys of an agent beside the agent's."""
+    path = f"simulation.agents.{name}"
     return {
         f"{path}[model].type": Flip(PROGRAM, given=panel(name, MODEL)),
         f"{path}[model].run": Flip("trained", given=panel(name, MODEL)),
@@ -79,11 +79,11 @@ SIMULATION = [
             "simulation.world[environment].options": {"word": "more"},
             "simulation.world[environment].isolation": "process",
             "simulation.world[replay].type": Flip(DESK, given=REPLAY),
-            "simulation.world[user_sim].type": Flip(DESK, given=talk("user_sim"), also=section(seats={"user": None})),
+            "simulation.world[user_sim].type": Flip(DESK, given=talk("user_sim"), also=section(agents={"user": None})),
             "simulation.world[user_sim].first": Flip("say blue", given=talk("user_sim")),
             "simulation.world[user_sim].done": Flip("one", given=talk("user_sim")),
             "simulation.world[self_play].type": Flip(
-                DESK, given=talk("self_play"), also=section(seats={"partner": None})
+                DESK, given=talk("self_play"), also=section(agents={"partner": None})
             ),
             "simulation.world[self_play].first": Flip("say blue", given=talk("self_play")),
             "simulation.world[self_play].done": Flip("more", given=talk("self_play")),
@@ -92,17 +92,17 @@ SIMULATION = [
             "simulation.world[custom].options": Flip({"rounds": 2}, given=panel("user", LINES)),
             "simulation.tasks.count": 2,
             "simulation.tasks.source": Flip("more-talks.jsonl", given=REPLAY),
-            "simulation.seats.agent.run": Flip("trained", given=talk("user_sim"), part="refusal"),
-            "simulation.seats.agent.file": Flip("other.yaml", given=talk("user_sim"), part="refusal"),
-            "simulation.seats.agent.base_model": Flip("other", given=talk("user_sim"), part="refusal"),
-            "simulation.seats.agent.prompt": Flip("say two", given=talk("user_sim")),
-            **seat("user"),
-            **seat("partner"),
-            **seat("others"),
-            "simulation.seats.user": Flip("model", given=panel("user", "gold")),  # type: ignore[arg-type]
-            "simulation.seats.partner": Flip("model", given=panel("partner", "gold")),  # type: ignore[arg-type]
-            "simulation.seats.user[environment].type": Flip(
-                MODEL, given=section(seats={"user": {"type": "environment"}}), part="refusal"
+            "simulation.agents.agent.run": Flip("trained", given=talk("user_sim"), part="refusal"),
+            "simulation.agents.agent.file": Flip("other.yaml", given=talk("user_sim"), part="refusal"),
+            "simulation.agents.agent.base_model": Flip("other", given=talk("user_sim"), part="refusal"),
+            "simulation.agents.agent.prompt": Flip("say two", given=talk("user_sim")),
+            **agent("user"),
+            **agent("partner"),
+            **agent("others"),
+            "simulation.agents.user": Flip("model", given=panel("user", "gold")),  # type: ignore[arg-type]
+            "simulation.agents.partner": Flip("model", given=panel("partner", "gold")),  # type: ignore[arg-type]
+            "simulation.agents.user[environment].type": Flip(
+                MODEL, given=section(agents={"user": {"type": "environment"}}), part="refusal"
             ),
             "simulation.repeats": 2,
             "simulation.history": Flip("gold", part="files"),
@@ -141,34 +141,36 @@ SIMULATION = [
             "simulation": {
                 "world": DESK,
                 "tasks": {"count": 2},
-                "train_on": {"rounds": 1, "tasks": {"count": 4}, "max_steps": 1},
+                "self_training": {"rounds": 1, "tasks": {"count": 4}, "max_steps": 1},
             },
         },
         "rounds",
         {
-            "simulation.train_on.rounds": 2,
-            "simulation.train_on.tasks.count": 6,
-            "simulation.train_on.tasks.source": Flip(
+            "simulation.self_training.rounds": 2,
+            "simulation.self_training.tasks.count": 6,
+            "simulation.self_training.tasks.source": Flip(
                 "more-talks.jsonl",
                 given=section(
                     world={"type": "replay"},
                     tasks={"count": None, "source": "talks.jsonl"},
-                    train_on={"tasks": {"count": None, "source": "talks.jsonl"}},
+                    self_training={"tasks": {"count": None, "source": "talks.jsonl"}},
                 ),
                 part="files of rounds",
             ),
-            "simulation.train_on.select": Flip(
+            "simulation.self_training.select": Flip(
                 "all",
-                given=section(train_on={"tasks": {"count": 12}, "target": "every_agent_turn"}),
+                given=section(self_training={"tasks": {"count": 12}, "target": "every_agent_turn"}),
                 part="files of rounds",
             ),
-            "simulation.train_on.target": Flip("every_agent_turn", part="files of rounds"),
-            "simulation.train_on.mix": Flip(0.9, part="files of rounds"),
-            "simulation.train_on.keep_rounds": Flip(1, given=section(train_on={"rounds": 2}), part="files of rounds"),
-            "simulation.train_on.epochs": Flip(3, given=section(train_on={"max_steps": None})),
-            "simulation.train_on.max_steps": 3,
-            "simulation.train_on.learning_rate": Flip(0.5, part="files of rounds"),
-            "simulation.train_on.guard": Flip(None, given=section(train_on={"guard": 0.05}), part="files"),
+            "simulation.self_training.target": Flip("every_agent_turn", part="files of rounds"),
+            "simulation.self_training.mix": Flip(0.9, part="files of rounds"),
+            "simulation.self_training.keep_rounds": Flip(
+                1, given=section(self_training={"rounds": 2}), part="files of rounds"
+            ),
+            "simulation.self_training.epochs": Flip(3, given=section(self_training={"max_steps": None})),
+            "simulation.self_training.max_steps": 3,
+            "simulation.self_training.learning_rate": Flip(0.5, part="files of rounds"),
+            "simulation.self_training.guard": Flip(None, given=section(self_training={"guard": 0.05}), part="files"),
         },
         long=True,
     ),

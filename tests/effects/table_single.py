@@ -28,27 +28,27 @@ SINGLE = [
             "version": 2,
             "model_type": "ecd",
             "input_features[text].type": "number",
-            "simulation.seats.agent.type": Flip(
+            "simulation.agents.agent.type": Flip(
                 "scripted",
                 given={
                     "input_features": [{"name": "messages", "type": "dialogue"}],
                     "simulation": {
                         "world": {"type": "replay"},
                         "tasks": {"source": "talks.jsonl"},
-                        "seats": {"agent": {"type": "model"}},
+                        "agents": {"agent": {"type": "model"}},
                     },
                 },
             ),
-            "simulation.seats.partner[environment].type": Flip("environment", given=PANEL),
-            "simulation.seats.others[environment].type": Flip("environment", given=PANEL),
-            "simulation.seats.agent": Flip(
+            "simulation.agents.partner[environment].type": Flip("environment", given=PANEL),
+            "simulation.agents.others[environment].type": Flip("environment", given=PANEL),
+            "simulation.agents.agent": Flip(
                 "gold",
                 given={
                     "input_features": [{"name": "messages", "type": "dialogue"}],
                     "simulation": {
                         "world": {"type": "replay"},
                         "tasks": {"source": "talks.jsonl"},
-                        "seats": {"agent": "model"},
+                        "agents": {"agent": "model"},
                     },
                 },
             ),
@@ -74,9 +74,10 @@ SINGLE = [
 NOT_OBSERVED = {
     "adapter[boft].boft_n_butterfly_factor": "peft sets it to 1 where it cannot compile its CUDA extension, for which "
     "it needs nvcc and ninja",
-    "backend[ray].max_failures": "needs a Ray cluster whose workers die; tests/distributed/test_follow.py counts them",
+    "backend[ray].max_failures": "needs a Ray cluster whose workers die; tests/distributed/test_rank_monitor.py counts "
+    "them",
     "backend[ray].address": "needs a Ray cluster to connect to; tests/distributed/test_ray.py starts one",
     "backend[ray].timeout_seconds": "needs a Ray cluster whose workers do not start or answer; "
-    "tests/distributed/test_follow.py waits for such workers",
+    "tests/distributed/test_rank_monitor.py waits for such workers",
 }
 """Keys that no test here flips, and why."""

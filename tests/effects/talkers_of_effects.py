@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.simulation import Ask, Context, Dialogue, Play, Rollout, Transcripts, Verdict
+from partita.simulation import Episode, Play, RequestTurn, Rollout, Transcripts, TurnContext, Verdict
 
 
 class Desk:
@@ -62,12 +62,12 @@ class Panel:
     def __init__(self, rounds: int = 1) -> None:
         self.rounds = rounds
 
-    def play(self, dialogue: Dialogue) -> Play:
-        dialogue.hear("say more")
+    def run(self, episode: Episode) -> Play:
+        episode.observe("say more")
         for _ in range(self.rounds):
-            for seat in ("user", "partner", "guest"):
-                yield Ask(seat)
-            yield Ask()
+            for agent in ("user", "partner", "guest"):
+                yield RequestTurn(agent)
+            yield RequestTurn()
 
 
 class OtherPanel(Panel):
@@ -83,7 +83,7 @@ class Speaker:
     def __init__(self, word: str = "green") -> None:
         self.word = word
 
-    def reply(self, context: Context) -> str:
+    def reply(self, context: TurnContext) -> str:
         return self.word
 
 
@@ -100,25 +100,25 @@ class Strict:
     def __init__(self, word: str = "two") -> None:
         self.word = word
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         return Verdict(False, feedback=f"say {self.word}", target=self.word)
 
 
 class Watched(Rollout):
     """Writes down which dialogues it begins."""
 
-    def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
+    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         begun = list(dialogues)
         note(dialogue.key for dialogue in begun)
-        yield from super().have(iter(begun))
+        yield from super().run(iter(begun))
 
 
 class Told(Transcripts):
     """Writes the key of each dialogue to another file too."""
 
-    def add(self, dialogue: Dialogue) -> None:
-        super().add(dialogue)
-        note([dialogue.key])
+    def add(self, episode: Episode) -> None:
+        super().add(episode)
+        note([episode.key])
 
 
 def note(keys: Iterable[str]) -> None:

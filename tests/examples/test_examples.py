@@ -232,7 +232,11 @@ def test_the_booking_desk_learns_in_rounds(copy_of: Any) -> None:
     load_module(folder / "make_bookings.py").main(folder / "bookings.jsonl", count=200)
     smaller = {"epochs": 1, "max_steps": None}
     overrides = [f"trainer.{key}={json.dumps(value)}" for key, value in smaller.items()]
-    overrides += ["simulation.train_on.tasks.count=20", "simulation.train_on.max_steps=3", "simulation.tasks.count=20"]
+    overrides += [
+        "simulation.self_training.tasks.count=20",
+        "simulation.self_training.max_steps=3",
+        "simulation.tasks.count=20",
+    ]
     model = Model("config.yaml", overrides=overrides, quiet=True)
 
     model.train()
@@ -266,14 +270,14 @@ def test_a_guest_of_the_desk_is_heard_nine_times_in_ten(copy_of: Any) -> None:
 
 
 def test_the_desk_has_the_guest_say_again_what_is_wrong(copy_of: Any) -> None:
-    from partita.simulation import Dialogue
+    from partita.simulation import Episode
 
     desk = load_module(copy_of("booking_desk") / "desk.py")
     goal = list(desk.wishes_of(7))[-1][1]
     right = desk.written(goal)
-    dialogue = Dialogue("task-0", "task-0", {}, 7)
-    dialogue.hear([{"role": "user", "content": "book"}], gold=right)
-    dialogue.say(right.replace(right.split()[1], "area99"), (1,))
+    dialogue = Episode("task-0", "task-0", {}, 7)
+    dialogue.observe([{"role": "user", "content": "book"}], gold=right)
+    dialogue.act(right.replace(right.split()[1], "area99"), (1,))
 
     verdict = desk.Desk().check(dialogue)
     assert (verdict.ok, verdict.target) == (False, right)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel
 
 from partita import ConfigError, Model, ModelError, PartitaError
-from partita.other_models import seat_models
+from partita.other_models import agent_models
 from partita.runtime import ModelRuntime
 from partita.verbs.train import train_here
 from partita_schema.code import code_of, takes_target
@@ -52,7 +52,7 @@ def simulation(**section: Any) -> dict[str, Any]:
     found = {
         "world": {"type": "user_sim"},
         "tasks": {"count": 1},
-        "seats": {"user": {"type": "scripted", "lines": ["a"]}},
+        "agents": {"user": {"type": "scripted", "lines": ["a"]}},
         **section,
     }
     return DIALOGUE | {"simulation": found}
@@ -84,23 +84,23 @@ HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
     "a source": ({"data": {"source": CUSTOM}}, "evaluate", "data.source.target: planted:Part"),
     "test rows": ({"data": {"test": CUSTOM}}, "evaluate", "data.test.target: planted:Part"),
     "a mix": ({"data": {"mix": [{"source": CUSTOM}, {"source": "b.csv"}]}}, "evaluate", "data.mix[0].source.target:"),
-    "an environment": (simulation(world=ENVIRONMENT, seats={}), "simulate", "simulation.world.environment: planted:"),
+    "an environment": (simulation(world=ENVIRONMENT, agents={}), "simulate", "simulation.world.environment: planted:"),
     "an environment of Gymnasium": (
-        simulation(world=ENVIRONMENT | {"environment": "planted:Guess-v0", "interface": "gymnasium"}, seats={}),
+        simulation(world=ENVIRONMENT | {"environment": "planted:Guess-v0", "interface": "gymnasium"}, agents={}),
         "simulate",
         "simulation.world.environment: planted:Guess-v0",
     ),
-    "a world": (simulation(world=CUSTOM, seats={}), "simulate", "simulation.world.target: planted:Part"),
+    "a world": (simulation(world=CUSTOM, agents={}), "simulate", "simulation.world.target: planted:Part"),
     "a checker": (simulation(checker={"type": "planted:Part"}), "simulate", "simulation.checker.type: planted:Part"),
-    "a seat": (
-        simulation(seats={"user": {"type": "scripted", "program": "planted:Part"}}),
+    "an agent": (
+        simulation(agents={"user": {"type": "scripted", "program": "planted:Part"}}),
         "simulate",
-        "simulation.seats.user.program: planted:Part",
+        "simulation.agents.user.program: planted:Part",
     ),
-    "a file of theirs in a seat": (
-        simulation(seats={"user": {"type": "model", "file": "theirs.yaml", "prompt": "Ask."}}),
+    "a file of theirs in an agent": (
+        simulation(agents={"user": {"type": "model", "file": "theirs.yaml", "prompt": "Ask."}}),
         "simulate",
-        "simulation.seats.user.file: theirs.yaml",
+        "simulation.agents.user.file: theirs.yaml",
     ),
     "a rollout": (simulation(rollout="planted:Part"), "simulate", "simulation.rollout: planted:Part"),
     "transcripts": (simulation(transcripts="planted:Part"), "simulate", "simulation.transcripts: planted:Part"),
@@ -256,15 +256,15 @@ def test_the_file_on_the_command_line_is_the_users_word(forks: Forks, tmp_path: 
     assert (tmp_path / "ran").exists()
 
 
-def test_a_run_in_a_seat_of_the_users_file_is_not_the_users_word(
+def test_a_run_in_a_agent_of_the_users_file_is_not_the_users_word(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = theirs(DIALOGUE | {"data": {"formatter": None}, "trust_remote_code": True})
-    own = FILE | simulation(seats={"user": {"type": "model", "run": str(folder), "prompt": "Ask."}})
+    own = FILE | simulation(agents={"user": {"type": "model", "run": str(folder), "prompt": "Ask."}})
     own |= {"data": {"source": write_rows(tmp_path)}}
-    with pytest.raises(ConfigError, match=r"simulation.seats.user.run: .*\(trust_remote_code: true\)"):
-        seat_models(ModelRuntime(load_config(own), quiet=True))
+    with pytest.raises(ConfigError, match=r"simulation.agents.user.run: .*\(trust_remote_code: true\)"):
+        agent_models(ModelRuntime(load_config(own), quiet=True))
     allowed = ModelRuntime(load_config(own | {"trust_remote_code": True}), quiet=True)
     assert allowed.allows_saved_code
 
@@ -284,7 +284,7 @@ def test_an_embedding_model_of_theirs_runs_no_code(
 
 def test_names_that_installed_packages_give_are_no_code_of_the_folder() -> None:
     file = FILE | simulation(checker={"type": "exact"}, rollout="slots", world=ENVIRONMENT | {"environment": "desk"})
-    file["simulation"]["seats"] = {}
+    file["simulation"]["agents"] = {}
     config = Config.model_validate(file)
     assert [str(code) for code in code_of(config, of="simulation")] == []
 

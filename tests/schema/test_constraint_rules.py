@@ -145,7 +145,7 @@ def test_options_of_generation_have_no_effect_on_scoring(options: dict[str, Any]
     assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of both" in found[0]
 
 
-def test_a_shaper_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:
+def test_a_formatter_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:
     found = problems(LABEL, data={"formatter": "mine.py:shape"})
     assert len(found) == 1
     assert (

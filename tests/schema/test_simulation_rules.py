@@ -74,15 +74,22 @@ def test_dialogues_need_a_dialogue() -> None:
 ROUNDS: dict[str, Any] = FILE | {
     "data": {"source": "rows.jsonl"},
     "trainer": {"type": "finetune"},
-    "simulation": FILE["simulation"] | {"train_on": {"tasks": {"count": 5}}},
+    "simulation": FILE["simulation"] | {"self_training": {"tasks": {"count": 5}}},
 }
 
 
 def test_rounds_have_defaults() -> None:
-    train_on = load_config(ROUNDS).config.simulation.train_on  # type: ignore[union-attr]
+    self_training = load_config(ROUNDS).config.simulation.self_training  # type: ignore[union-attr]
 
-    assert train_on is not None
-    assert (train_on.rounds, train_on.select, train_on.target, train_on.mix, train_on.keep_rounds, train_on.guard) == (
+    assert self_training is not None
+    assert (
+        self_training.rounds,
+        self_training.select,
+        self_training.target,
+        self_training.mix,
+        self_training.keep_rounds,
+        self_training.guard,
+    ) == (
         1,
         "corrected",
         "last_agent_turn",
@@ -97,44 +104,47 @@ def test_rounds_have_defaults() -> None:
     [
         (
             {"tasks": {}},
-            "simulation.train_on.tasks: write tasks: {count: 600}, or a source of tasks",
+            "simulation.self_training.tasks: write tasks: {count: 600}, or a source of tasks",
         ),
         (
             {"tasks": {"count": 5, "source": "tasks.jsonl"}},
-            "simulation.train_on.tasks.count: count and source say the same; keep one",
+            "simulation.self_training.tasks.count: count and source say the same; keep one",
         ),
         (
             {"epochs": 1, "max_steps": 5},
-            "simulation.train_on.max_steps: epochs and max_steps both say how long a round is; keep one",
+            "simulation.self_training.max_steps: epochs and max_steps both say how long a round is; keep one",
         ),
         (
             {"select": "correct"},
-            "simulation.train_on.select: got correct; did you mean corrected?",
+            "simulation.self_training.select: got correct; did you mean corrected?",
         ),
     ],
 )
 def test_wrong_rounds_are_told(changes: dict[str, Any], text: str) -> None:
-    train_on = {"tasks": {"count": 5}, **changes}
+    self_training = {"tasks": {"count": 5}, **changes}
 
-    assert told(**ROUNDS | {"simulation": FILE["simulation"] | {"train_on": train_on}}) == text
+    assert told(**ROUNDS | {"simulation": FILE["simulation"] | {"self_training": self_training}}) == text
 
 
 def test_rounds_of_replay_take_dialogues() -> None:
-    simulation = {"world": {"type": "replay"}, "train_on": {"tasks": {"count": 5}}}
+    simulation = {"world": {"type": "replay"}, "self_training": {"tasks": {"count": 5}}}
 
     assert told(**ROUNDS | {"simulation": simulation}) == (
-        "simulation.train_on.tasks.count: replay takes dialogues of a data set; write source, or nothing for those of "
+        "simulation.self_training.tasks.count: replay takes dialogues of a data set; write source, or nothing for "
+        "those of "
         "data.source"
     )
 
 
 def test_rounds_need_a_trainer_and_rows() -> None:
     assert told(**ROUNDS | {"trainer": {"type": "none"}}) == (
-        "simulation.train_on: trainer: {type: none} trains no rounds; write type: finetune, or remove train_on"
+        "simulation.self_training: trainer: {type: none} trains no rounds; write type: finetune, or remove "
+        "self_training"
     )
     stream = {"source": {"type": "jsonl", "path": "rows.jsonl", "streaming": True}}
     assert told(**ROUNDS | {"data": stream, "trainer": {"type": "finetune", "max_steps": 5}}) == (
-        "simulation.train_on: rounds are mixed with rows by index; remove streaming, or train on data first and write "
+        "simulation.self_training: rounds are mixed with rows by index; remove streaming, or train on data first and "
+        "write "
         "rounds in a file of their own, with base_model: runs/NAME/model"
     )
     assert told(**ROUNDS | {"data": {}, "base_model": {"type": "scratch", "size": "tiny"}}) == (
@@ -152,114 +162,114 @@ TALK = {"type": "user_sim"}
 USER = {"type": "model", "prompt": "You want {order}."}
 
 
-def test_a_seat_may_be_a_word() -> None:
-    seats = {"agent": "model", "user": "environment"}
-    config = load_config(FILE | {"simulation": FILE["simulation"] | {"seats": seats}}).config
+def test_a_agent_may_be_a_word() -> None:
+    agents = {"agent": "model", "user": "environment"}
+    config = load_config(FILE | {"simulation": FILE["simulation"] | {"agents": agents}}).config
     assert config.simulation is not None
-    assert config.simulation.seats.agent.is_own
-    assert config.simulation.seats.user is not None
-    assert config.simulation.seats.user.type == "environment"
+    assert config.simulation.agents.agent.is_own
+    assert config.simulation.agents.user is not None
+    assert config.simulation.agents.user.type == "environment"
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         (
-            {"seats": {"user": "modle"}},
-            "seats.user: got 'modle'; write model, gold, environment, or a mapping with type: model or scripted",
+            {"agents": {"user": "modle"}},
+            "agents.user: got 'modle'; write model, gold, environment, or a mapping with type: model or scripted",
         ),
         (
-            {"seats": {"user": USER | {"run": "runs/a", "base_model": "b"}}},
-            "seats.user.base_model: run and base_model each name a model; keep one",
+            {"agents": {"user": USER | {"run": "runs/a", "base_model": "b"}}},
+            "agents.user.base_model: run and base_model each name a model; keep one",
         ),
         (
-            {"seats": {"user": {"type": "scripted"}}},
-            "seats.user.lines: the seat says nothing; write either lines: [...] or program: module:Class",
+            {"agents": {"user": {"type": "scripted"}}},
+            "agents.user.lines: the agent says nothing; write either lines: [...] or program: module:Class",
         ),
         (
-            {"seats": {"user": {"type": "scripted", "lines": ["hi"], "program": "a:B"}}},
-            "seats.user.lines: the seat is said twice; write either lines: [...] or program: module:Class",
+            {"agents": {"user": {"type": "scripted", "lines": ["hi"], "program": "a:B"}}},
+            "agents.user.lines: the agent is said twice; write either lines: [...] or program: module:Class",
         ),
         (
-            {"seats": {"user": {"type": "scripted", "lines": ["hi"], "options": {"a": 1}}}},
-            "seats.user.options: options are for a program; remove them",
+            {"agents": {"user": {"type": "scripted", "lines": ["hi"], "options": {"a": 1}}}},
+            "agents.user.options: options are for a program; remove them",
         ),
         (
-            {"seats": {"user": USER | {"prompt": "{a.b}"}}},
-            "seats.user.prompt: {a.b} is no plain column name; write {column}, and {{ and }} for braces",
+            {"agents": {"user": USER | {"prompt": "{a.b}"}}},
+            "agents.user.prompt: {a.b} is no plain column name; write {column}, and {{ and }} for braces",
         ),
         (
-            {"seats": {"agent": {"type": "model", "run": "runs/a"}, "user": USER}},
-            "seats.agent: the agent is the model of the file; name the other model in another seat, or as base_model",
+            {"agents": {"agent": {"type": "model", "run": "runs/a"}, "user": USER}},
+            "agents.agent: the agent is the model of the file; name the other model in another agent, or as base_model",
         ),
         (
-            {"world": WORLD, "seats": {"agent": {"type": "model", "prompt": "hi"}}},
-            "seats.agent.prompt: is for user_sim and self_play; write prompt.system, outside of simulation",
+            {"world": WORLD, "agents": {"agent": {"type": "model", "prompt": "hi"}}},
+            "agents.agent.prompt: is for user_sim and self_play; write prompt.system, outside of simulation",
         ),
         (
-            {"world": WORLD, "seats": {"user": USER}},
-            "seats.user: in world environment it is environment; write world: {type: user_sim} for another",
+            {"world": WORLD, "agents": {"user": USER}},
+            "agents.user: in world environment it is environment; write world: {type: user_sim} for another",
         ),
         (
-            {"world": {"type": "replay"}, "tasks": {"source": "a.jsonl"}, "seats": {"user": "environment"}},
-            "seats.user: in world replay it is gold; write world: {type: user_sim} for another",
+            {"world": {"type": "replay"}, "tasks": {"source": "a.jsonl"}, "agents": {"user": "environment"}},
+            "agents.user: in world replay it is gold; write world: {type: user_sim} for another",
         ),
         (
-            {"world": WORLD, "seats": {"partner": "model"}},
-            "seats.partner: is a seat of self_play; write user, or world: {type: self_play}",
+            {"world": WORLD, "agents": {"partner": "model"}},
+            "agents.partner: is an agent of self_play; write user, or world: {type: self_play}",
         ),
-        ({"seats": {"user": USER, "partner": "model"}}, "seats.partner: is no seat of user_sim; write user"),
+        ({"agents": {"user": USER, "partner": "model"}}, "agents.partner: is no agent of user_sim; write user"),
         (
             {},
-            "seats: nobody plays the user; write seats: {user: {type: model, prompt: ...}}, or scripted lines",
+            "agents: nobody plays the user; write agents: {user: {type: model, prompt: ...}}, or scripted lines",
         ),
         (
-            {"seats": {"user": "environment"}},
-            "seats.user: user_sim has no environment; write model, scripted or gold",
+            {"agents": {"user": "environment"}},
+            "agents.user: user_sim has no environment; write model, scripted or gold",
         ),
-        ({"seats": {"user": "gold"}}, "tasks: seats.user: gold needs dialogues; write tasks: {source: FILE}"),
+        ({"agents": {"user": "gold"}}, "tasks: agents.user: gold needs dialogues; write tasks: {source: FILE}"),
         (
-            {"seats": {"user": "model"}},
-            "seats.user: the model of user has nothing to begin from; write prompt in seats.user, or first in world",
+            {"agents": {"user": "model"}},
+            "agents.user: the model of user has nothing to begin from; write prompt in agents.user, or first in world",
         ),
         (
             {"world": {"type": "self_play"}},
-            "seats: the model of partner has nothing to begin from; write prompt in seats.partner, or first in world",
+            "agents: the model of partner has nothing to begin from; write prompt in agents.partner, or first in world",
         ),
         (
-            {"seats": {"user": USER}, "history": ["gold", "predicted"]},
+            {"agents": {"user": USER}, "history": ["gold", "predicted"]},
             "history: nobody knows the right answers in user_sim; write predicted",
         ),
         (
-            {"seats": {"user": USER, "others": {"judge": "model"}}},
-            "seats.others: are seats of a world of yours; write world: {type: custom, target: module:Class}",
+            {"agents": {"user": USER, "others": {"judge": "model"}}},
+            "agents.others: are agents of a world of yours; write world: {type: custom, target: module:Class}",
         ),
         (
-            {"world": CUSTOM, "seats": {"others": {"checker": "model"}}},
-            "seats.others.checker: the name checker is taken; write another one",
+            {"world": CUSTOM, "agents": {"others": {"checker": "model"}}},
+            "agents.others.checker: the name checker is taken; write another one",
         ),
         (
-            {"world": CUSTOM, "seats": {"others": {"2nd": "model"}}},
-            "seats.others.2nd: got the name '2nd'; write letters, digits, _ and -, a letter first",
+            {"world": CUSTOM, "agents": {"others": {"2nd": "model"}}},
+            "agents.others.2nd: got the name '2nd'; write letters, digits, _ and -, a letter first",
         ),
         (
-            {"world": CUSTOM, "seats": {"others": {"judge": "modle"}}},
+            {"world": CUSTOM, "agents": {"others": {"judge": "modle"}}},
             (
-                "seats.others.judge: got 'modle'; write model, gold, environment, "
+                "agents.others.judge: got 'modle'; write model, gold, environment, "
                 "or a mapping with type: model or scripted"
             ),
         ),
         (
-            {"world": CUSTOM, "seats": {"others": {"judge": "environment"}}},
-            "seats.others.judge: custom has no environment; write model, scripted or gold",
+            {"world": CUSTOM, "agents": {"others": {"judge": "environment"}}},
+            "agents.others.judge: custom has no environment; write model, scripted or gold",
         ),
         (
-            {"world": CUSTOM, "seats": {"partner": "gold"}},
-            "tasks: seats.partner: gold needs dialogues; write tasks: {source: FILE}",
+            {"world": CUSTOM, "agents": {"partner": "gold"}},
+            "tasks: agents.partner: gold needs dialogues; write tasks: {source: FILE}",
         ),
         (
-            {"world": CUSTOM, "seats": {"agent": {"type": "model", "prompt": "hi"}}},
-            "seats.agent.prompt: is for user_sim and self_play; write prompt.system, outside of simulation",
+            {"world": CUSTOM, "agents": {"agent": {"type": "model", "prompt": "hi"}}},
+            "agents.agent.prompt: is for user_sim and self_play; write prompt.system, outside of simulation",
         ),
         (
             {"world": {"type": "custom", "target": "play.py"}},
@@ -273,12 +283,12 @@ def test_a_seat_may_be_a_word() -> None:
             {"world": CUSTOM, "rollout": "a:"},
             "rollout: got 'a:'; write module:Class, such as my_package.parts:MyClass, or a name",
         ),
-        ({"seats": {"user": USER}, "tasks": {}}, "tasks: write tasks: {count: 100}, or a source of tasks"),
+        ({"agents": {"user": USER}, "tasks": {}}, "tasks: write tasks: {count: 100}, or a source of tasks"),
         (
-            {"seats": {"user": USER}, "context": {"keep": ["system"]}},
+            {"agents": {"user": USER}, "context": {"keep": ["system"]}},
             "context.keep: keep has no effect on policy: truncate; write policy: drop_oldest_turns",
         ),
     ],
 )
-def test_wrong_seats_are_told(changes: dict[str, Any], text: str) -> None:
+def test_wrong_agents_are_told(changes: dict[str, Any], text: str) -> None:
     assert told(simulation=FILE["simulation"] | {"world": TALK} | changes) == f"simulation.{text}"

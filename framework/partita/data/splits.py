@@ -52,7 +52,7 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
         if place is not None
     }
     supervised = config.trainer.type != "none"
-    makes_rows = config.simulation is not None and config.simulation.train_on is not None
+    makes_rows = config.simulation is not None and config.simulation.self_training is not None
     splits = dict(opened)
     without = frozenset(opened)
     if dataset is not None and not is_streamed(config, dataset):

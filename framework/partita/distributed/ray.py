@@ -41,7 +41,7 @@ STORE_BYTES = 256 * 2**20
 """Memory that a Ray of our own may keep objects in: nothing large travels."""
 SEAT = "partita"
 """A resource of a Ray of our own, of which each rank takes one: nothing else has to be counted there."""
-SEATS = 1_000_000
+AGENTS = 1_000_000
 LEAVE_SECONDS = 5.0
 """Time that ranks have to end by themselves before Ray ends them, once one of them has failed."""
 END_SECONDS = 20.0
@@ -334,7 +334,7 @@ def connect(backend: RayBackend) -> Any:
     place = f"at {backend.address} (backend.address)" if backend.address else "on this machine"
     own = {
         "num_cpus": available_cores(),
-        "resources": {SEAT: SEATS},
+        "resources": {SEAT: AGENTS},
         "object_store_memory": STORE_BYTES,
         "include_dashboard": False,
     }

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from partita.report.page_head import HEAD
-from partita.simulation.dialogue import AGENT, Dialogue
-from partita.simulation.report import Outcomes, column
+from partita.simulation.episode import AGENT, Episode
+from partita.simulation.report import RolloutOutcomes, column
 from partita_schema.counted import counted
 
 MOST = 200
@@ -65,7 +65,7 @@ summary { cursor: pointer; }
 <table class="turns">
 <tbody>
 {% for turn in dialogue.turns %}
-<tr{% if turn.seat == "model" %} class="model"{% endif %}><th scope="row">{{ turn.seat }}</th>
+<tr{% if turn.agent == "model" %} class="model"{% endif %}><th scope="row">{{ turn.agent }}</th>
 <td>{{ turn.text }}</td>
 <td{% if turn.is_wrong %} class="wrong"{% endif %}>{{ turn.beside }}</td></tr>
 {% endfor %}
@@ -81,7 +81,7 @@ summary { cursor: pointer; }
 )
 
 
-def page(outcomes: Mapping[str, Outcomes], dialogues: Mapping[str, Sequence[Dialogue]], *, title: str) -> str:
+def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequence[Episode]], *, title: str) -> str:
     """HTML of what dialogues came to, by history, and of some of them."""
     columns = {history: column(found) for history, found in outcomes.items()}
     names = list(dict.fromkeys(name for values in columns.values() for name in values))
@@ -129,18 +129,18 @@ def differences(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
     return found
 
 
-def kind_of(dialogue: Dialogue) -> str:
+def kind_of(episode: Episode) -> str:
     """What became of a dialogue, one of KINDS."""
-    if dialogue.status in ("failed", "truncated"):
-        return str(dialogue.status)
-    if dialogue.succeeded is None:
+    if episode.status in ("failed", "truncated"):
+        return str(episode.status)
+    if episode.succeeded is None:
         return "done"
-    return "success" if dialogue.succeeded else "without success"
+    return "success" if episode.succeeded else "without success"
 
 
-def choose(dialogues: Sequence[Dialogue], *, most: int) -> list[Dialogue]:
+def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
     """At most so many, some of every kind, the worst kind first and each in the order of the tasks."""
-    kinds: dict[str, list[Dialogue]] = defaultdict(list)
+    kinds: dict[str, list[Episode]] = defaultdict(list)
     for dialogue in dialogues:
         kinds[kind_of(dialogue)].append(dialogue)
     room, shares = most, {}
@@ -151,46 +151,46 @@ def choose(dialogues: Sequence[Dialogue], *, most: int) -> list[Dialogue]:
     return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
 
 
-def told(dialogue: Dialogue) -> dict[str, Any]:
+def told(episode: Episode) -> dict[str, Any]:
     """A dialogue for people."""
-    replies = {reply.place: reply for reply in dialogue.replies}
+    replies = {reply.place: reply for reply in episode.replies}
     turns = []
-    for place, message in enumerate(dialogue.messages[:MOST_MESSAGES]):
+    for place, message in enumerate(episode.messages[:MOST_MESSAGES]):
         exact = replies[place].exact if place in replies else None
         right = replies[place].gold if place in replies else None
         turns.append(
             {
-                "seat": speaker(message),
+                "agent": speaker(message),
                 "text": shortened(message["content"]),
                 "beside": "" if exact is None else "right" if exact else f"right answer: {shortened(right or '')}",
                 "is_wrong": exact is False,
             }
         )
-    more = len(dialogue.messages) - len(turns)
+    more = len(episode.messages) - len(turns)
     if more:
-        turns.append({"seat": "", "text": counted(more, "more message"), "beside": "", "is_wrong": False})
-    return {"key": dialogue.key, "verdict": verdict(dialogue), "turns": turns}
+        turns.append({"agent": "", "text": counted(more, "more message"), "beside": "", "is_wrong": False})
+    return {"key": episode.key, "verdict": verdict(episode), "turns": turns}
 
 
 def speaker(message: Mapping[str, Any]) -> str:
     """Who has said a message: what plays the user says it in several roles, such as that of a tool."""
-    if message["seat"] == AGENT:
+    if message["agent"] == AGENT:
         return "model"
-    return str(message["role"] if message["seat"] == "user" else message["seat"])
+    return str(message["role"] if message["agent"] == "user" else message["agent"])
 
 
-def verdict(dialogue: Dialogue) -> str:
+def verdict(episode: Episode) -> str:
     """Status, reward and what the checker says, in a line."""
-    found = [f"{dialogue.status} ({shortened(dialogue.reason)})" if dialogue.reason else str(dialogue.status)]
-    if dialogue.reward is not None:
-        found.append(f"reward {dialogue.reward:g}")
-    if dialogue.ok is not None:
-        found.append(f"checker: {'ok' if dialogue.ok else 'not ok'}")
-    if dialogue.ok is False and dialogue.target is not None:
-        found.append(f"it should have ended with {shortened(dialogue.target)!r}")
-    if dialogue.rounds:
-        found.append(f"sent back {dialogue.rounds} {'time' if dialogue.rounds == 1 else 'times'}")
-    found += [f"{name} {value:g}" for name, value in dialogue.metrics.items()]
+    found = [f"{episode.status} ({shortened(episode.reason)})" if episode.reason else str(episode.status)]
+    if episode.reward is not None:
+        found.append(f"reward {episode.reward:g}")
+    if episode.ok is not None:
+        found.append(f"checker: {'ok' if episode.ok else 'not ok'}")
+    if episode.ok is False and episode.target is not None:
+        found.append(f"it should have ended with {shortened(episode.target)!r}")
+    if episode.rounds:
+        found.append(f"sent back {episode.rounds} {'time' if episode.rounds == 1 else 'times'}")
+    found += [f"{name} {value:g}" for name, value in episode.metrics.items()]
     return ", ".join(found)
 
 

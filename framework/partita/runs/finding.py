@@ -35,7 +35,7 @@ FREE_KEYS = (
     "data.resume",
     "tracking",
     "backend",
-    "simulation.train_on.rounds",
+    "simulation.self_training.rounds",
 )
 """What may change when a run is continued; anything else would make it another run, but for `asked_of_result`."""
 
@@ -82,7 +82,7 @@ def changeable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...
 
 def asked_of_result(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """What is asked of a run's result and not learned from: dialogues, unless rounds of training are made of them."""
-    trains = any((settings.get("simulation") or {}).get("train_on") for settings in (old, new))
+    trains = any((settings.get("simulation") or {}).get("self_training") for settings in (old, new))
     return BESIDE_ROUNDS if trains else ("simulation",)
 
 

@@ -2,25 +2,25 @@
 
 from typing import TYPE_CHECKING, Any
 
+from partita.simulation.agents import Agent, TurnContext
 from partita.simulation.contract import Checker, Environment, Verdict
-from partita.simulation.dialogue import Dialogue
-from partita.simulation.seats import Context, Seat
-from partita.simulation.worlds import Ask, Play, World
+from partita.simulation.episode import Episode
+from partita.simulation.worlds import Play, RequestTurn, World
 
 if TYPE_CHECKING:
     from partita.simulation.rollout import Rollout
     from partita.simulation.transcripts import Transcripts
 
 __all__ = [
-    "Ask",
+    "Agent",
     "Checker",
-    "Context",
-    "Dialogue",
     "Environment",
+    "Episode",
     "Play",
+    "RequestTurn",
     "Rollout",
-    "Seat",
     "Transcripts",
+    "TurnContext",
     "Verdict",
     "World",
 ]

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from partita.simulation.contract import Verdict
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 
 
 class Exact:
@@ -19,9 +19,9 @@ class Exact:
         """`column` of the task has the right answer. `feedback` is what is said after another one."""
         self.column, self.ignore_case, self.feedback = column, ignore_case, feedback
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         """Raises ValueError where nobody knows the right answer."""
-        answer, target = last_answer(dialogue), right_answer(dialogue, column=self.column)
+        answer, target = last_answer(episode), right_answer(episode, column=self.column)
         fits = self.fits(self.folded(answer), self.folded(target))
         return Verdict(fits, feedback=self.feedback, target=target)
 
@@ -49,9 +49,9 @@ class Regex:
         """`pattern` is one of Python's; ^ and $ tie it to the ends. Raises re.error where it is none."""
         self.pattern, self.feedback = re.compile(pattern), feedback
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         """Needs no right answer, and knows none."""
-        return Verdict(self.pattern.search(last_answer(dialogue)) is not None, feedback=self.feedback)
+        return Verdict(self.pattern.search(last_answer(episode)) is not None, feedback=self.feedback)
 
 
 class JsonEqual:
@@ -61,9 +61,9 @@ class JsonEqual:
         """`column` of the task has the right answer, as JSON or as its text."""
         self.column, self.feedback = column, feedback
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         """Raises ValueError where nobody knows the right answer, or it is no JSON."""
-        answer, target = last_answer(dialogue), right_answer(dialogue, column=self.column)
+        answer, target = last_answer(episode), right_answer(episode, column=self.column)
         wanted = json.loads(target)
         try:
             found, is_json = json.loads(answer), True
@@ -73,24 +73,24 @@ class JsonEqual:
         return Verdict(fits, feedback=self.feedback, target=target, metrics={"is_json": float(is_json)})
 
 
-def last_answer(dialogue: Dialogue) -> str:
+def last_answer(episode: Episode) -> str:
     """What the model said last. Raises ValueError where it has said nothing."""
-    if not dialogue.replies:
+    if not episode.replies:
         raise ValueError("the model has said nothing")
-    return dialogue.replies[-1].text
+    return episode.replies[-1].text
 
 
-def right_answer(dialogue: Dialogue, *, column: str | None) -> str:
+def right_answer(episode: Episode, *, column: str | None) -> str:
     """The right last answer; what is no text in the task, as JSON. Raises ValueError where nobody knows it."""
-    gold = dialogue.replies[-1].gold
+    gold = episode.replies[-1].gold
     if column is None and gold is not None:
         return gold
-    if column is None and "answer" not in dialogue.task:
+    if column is None and "answer" not in episode.task:
         raise ValueError("the right answer is not known; name its column in options: {column: ...}")
     column = "answer" if column is None else column
-    if column not in dialogue.task:
-        raise ValueError(f"the task has no column {column}; it has {', '.join(map(str, dialogue.task))}")
-    right = dialogue.task[column]
+    if column not in episode.task:
+        raise ValueError(f"the task has no column {column}; it has {', '.join(map(str, episode.task))}")
+    right = episode.task[column]
     return right if isinstance(right, str) else json.dumps(right, ensure_ascii=False)
 
 

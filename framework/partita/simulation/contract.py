@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 
 Message = Mapping[str, Any]
 """`role` (system, user, assistant or tool) and `content`."""
@@ -51,15 +51,15 @@ class Verdict:
 class Checker(Protocol):
     """Looks at a dialogue at its end."""
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         """What it came to. Only `task` and `messages` of the dialogue are to be looked at, and nothing changed."""
 
 
-class GarbageError(Exception):
+class ContractError(Exception):
     """Something from outside does not keep its contract."""
 
 
-class TooSlowError(Exception):
+class StepTimeoutError(Exception):
     """Something from outside takes too long; made with the seconds that it has."""
 
     def __str__(self) -> str:
@@ -68,15 +68,15 @@ class TooSlowError(Exception):
 
 def described(error: BaseException) -> str:
     """What something from outside has raised, for people."""
-    return str(error) if isinstance(error, GarbageError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ContractError) else f"{type(error).__name__}: {error}"
 
 
-class UnfitError(GarbageError):
+class UnfitError(ContractError):
     """A program does not have the interface that the file says."""
 
 
 @dataclass(frozen=True)
-class Said:
+class EnvironmentReply:
     """What an environment has said."""
 
     messages: Sequence[Message]
@@ -86,20 +86,20 @@ class Said:
     truncated: bool = False
 
 
-def opened(found: Any) -> Said:
+def opened(found: Any) -> EnvironmentReply:
     """What `reset` gave. Raises GarbageError."""
     if not isinstance(found, tuple) or len(found) != 2:
-        raise GarbageError(f"reset gave {shown(found)}; give (messages, info)")
+        raise ContractError(f"reset gave {shown(found)}; give (messages, info)")
     messages, info = found
-    return Said(messages_of(messages, "reset"), info_of(info, "reset"))
+    return EnvironmentReply(messages_of(messages, "reset"), info_of(info, "reset"))
 
 
-def answered(found: Any) -> Said:
+def answered(found: Any) -> EnvironmentReply:
     """What `step` gave. Raises GarbageError."""
     if not isinstance(found, tuple) or len(found) != 5:
-        raise GarbageError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
+        raise ContractError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
     messages, reward, terminated, truncated, info = found
-    said = Said(
+    said = EnvironmentReply(
         messages_of(messages, "step"),
         info_of(info, "step"),
         reward=reward_of(reward, "step"),
@@ -107,33 +107,33 @@ def answered(found: Any) -> Said:
         truncated=bool(truncated),
     )
     if not (said.messages or said.terminated or said.truncated):
-        raise GarbageError("step said nothing, and the dialogue is not over; say something, or give terminated=True")
+        raise ContractError("step said nothing, and the dialogue is not over; say something, or give terminated=True")
     return said
 
 
 def judged(found: Any) -> Verdict:
     """What `check` gave. Raises GarbageError."""
     if not isinstance(found, Verdict):
-        raise GarbageError(f"check gave {shown(found)}; give a partita.simulation.Verdict")
+        raise ContractError(f"check gave {shown(found)}; give a partita.simulation.Verdict")
     metrics_of(found.metrics, "check")
     if found.target is not None and not isinstance(found.target, str):
-        raise GarbageError(f"check gave a target of {shown(found.target)}; give a text or None")
+        raise ContractError(f"check gave a target of {shown(found.target)}; give a text or None")
     return found
 
 
-def check_played(dialogue: Dialogue, *, first: int) -> None:
+def check_played(episode: Episode, *, first: int) -> None:
     """Raises GarbageError unless a world has left a dialogue as it should; messages from `first` on are looked at."""
-    heard = dialogue.messages[first:]
-    fit = all(isinstance(message, Mapping) and isinstance(message.get("seat"), str) for message in heard)
+    heard = episode.messages[first:]
+    fit = all(isinstance(message, Mapping) and isinstance(message.get("agent"), str) for message in heard)
     if not fit:
-        raise GarbageError("play added messages without a seat; say them with dialogue.hear(text, seat=...)")
-    messages_of(heard, "play")
-    if not isinstance(dialogue.gold, str | None):
-        raise GarbageError(f"play gave gold of {shown(dialogue.gold)}; give a text")
-    reward_of(dialogue.reward, "play")
-    metrics_of(dialogue.metrics, "play")
-    if dialogue.status not in (None, "done", "truncated"):
-        raise GarbageError(f"play ended with {shown(dialogue.status)}; write done or truncated, or raise what failed")
+        raise ContractError("run added messages without an agent; say them with dialogue.observe(text, agent=...)")
+    messages_of(heard, "run")
+    if not isinstance(episode.gold, str | None):
+        raise ContractError(f"run gave gold of {shown(episode.gold)}; give a text")
+    reward_of(episode.reward, "run")
+    metrics_of(episode.metrics, "run")
+    if episode.status not in (None, "done", "truncated"):
+        raise ContractError(f"run ended with {shown(episode.status)}; write done or truncated, or raise what failed")
 
 
 def reward_of(reward: Any, method: str) -> float | None:
@@ -141,7 +141,7 @@ def reward_of(reward: Any, method: str) -> float | None:
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise GarbageError(f"{method} gave a reward of {shown(reward)}; give a number or None")
+        raise ContractError(f"{method} gave a reward of {shown(reward)}; give a number or None")
     return float(reward)
 
 
@@ -150,13 +150,13 @@ def messages_of(given: Any, method: str) -> list[dict[str, str]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
     if not isinstance(given, Sequence):
-        raise GarbageError(f"{method} gave messages of {shown(given)}; give a text, or a list of messages")
+        raise ContractError(f"{method} gave messages of {shown(given)}; give a text, or a list of messages")
     found = []
     for message in given:
         role = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
         if role not in ROLES or not isinstance(content, str):
-            raise GarbageError(
+            raise ContractError(
                 f"{method} gave the message {shown(message)}; give a role ({', '.join(ROLES)}) and a text as content"
             )
         found.append({"role": str(role), "content": content})
@@ -166,9 +166,9 @@ def messages_of(given: Any, method: str) -> list[dict[str, str]]:
 def info_of(info: Any, method: str) -> Mapping[str, Any]:
     """Info that is a dictionary, with gold as a text and metrics as numbers. Raises GarbageError."""
     if not isinstance(info, Mapping):
-        raise GarbageError(f"{method} gave info of {shown(info)}; give a dictionary")
+        raise ContractError(f"{method} gave info of {shown(info)}; give a dictionary")
     if not isinstance(info.get("gold"), str | None):
-        raise GarbageError(f"{method} gave gold of {shown(info['gold'])}; give a text")
+        raise ContractError(f"{method} gave gold of {shown(info['gold'])}; give a text")
     metrics_of(info.get("metrics", {}), method)
     return info
 
@@ -180,7 +180,7 @@ def metrics_of(metrics: Any, method: str) -> None:
         for name, value in metrics.items()
     )
     if not fits:
-        raise GarbageError(f"{method} gave metrics of {shown(metrics)}; give numbers by name")
+        raise ContractError(f"{method} gave metrics of {shown(metrics)}; give numbers by name")
 
 
 def shown(value: Any) -> str:

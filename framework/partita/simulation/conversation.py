@@ -1,19 +1,19 @@
-"""Two seats talk to each other: a user that is played, or a partner that may be the same model."""
+"""Two agents talk to each other: a user that is played, or a partner that may be the same model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from partita.simulation.dialogue import AGENT, Dialogue
-from partita.simulation.worlds import Ask, Play
+from partita.simulation.episode import AGENT, Episode
+from partita.simulation.worlds import Play, RequestTurn
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The other seat and the agent speak in turn, until one says that all is done, or has no more to say."""
+    """The other agent and the agent speak in turn, until one says that all is done, or has no more to say."""
 
     other: str
-    """Seat that the agent talks to."""
+    """Agent that the agent talks to."""
     max_turns: int
     done: str
     """The dialogue is done once words hold this."""
@@ -26,35 +26,35 @@ class Conversation:
     instruction: str | None = None
     """What the agent is told by the system."""
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         """From the first word to the last."""
         if self.instruction is not None:
-            told = {"role": "system", "content": filled(self.instruction, dialogue.task)}
-            dialogue.hear([told], seat="system")
+            told = {"role": "system", "content": filled(self.instruction, episode.task)}
+            episode.observe([told], agent="system")
         if self.first is not None:
-            self.begin(dialogue, filled(self.first, dialogue.task))
+            self.begin(episode, filled(self.first, episode.task))
         if self.first is None or self.first_by_agent:
-            yield from self.other_speaks(dialogue)
-        while dialogue.status is None:
-            yield Ask()
-            if self.agent_may_end and self.done in dialogue.replies[-1].text:
-                dialogue.end("done")
+            yield from self.other_speaks(episode)
+        while episode.status is None:
+            yield RequestTurn()
+            if self.agent_may_end and self.done in episode.replies[-1].text:
+                episode.end("done")
             else:
-                yield from self.other_speaks(dialogue)
+                yield from self.other_speaks(episode)
 
-    def begin(self, dialogue: Dialogue, text: str) -> None:
+    def begin(self, episode: Episode, text: str) -> None:
         """Note what is taken to have been said."""
-        role, seat = ("assistant", AGENT) if self.first_by_agent else ("user", self.other)
-        dialogue.hear([{"role": role, "content": text}], seat=seat)
+        role, agent = ("assistant", AGENT) if self.first_by_agent else ("user", self.other)
+        episode.observe([{"role": role, "content": text}], agent=agent)
 
-    def other_speaks(self, dialogue: Dialogue) -> Play:
+    def other_speaks(self, episode: Episode) -> Play:
         """The other's turn, after which the dialogue may be over."""
-        before = len(dialogue.messages)
-        yield Ask(self.other)
-        if len(dialogue.messages) == before or self.done in dialogue.messages[-1]["content"]:
-            dialogue.end("done")
-        elif len(dialogue.replies) >= self.max_turns:
-            dialogue.end("truncated", "turns")
+        before = len(episode.messages)
+        yield RequestTurn(self.other)
+        if len(episode.messages) == before or self.done in episode.messages[-1]["content"]:
+            episode.end("done")
+        elif len(episode.replies) >= self.max_turns:
+            episode.end("truncated", "turns")
 
 
 def filled(template: str, task: Mapping[str, Any]) -> str:

@@ -11,23 +11,20 @@ from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
 from partita.simulation.adapters import adapted, load_environment, tools_of
 from partita.simulation.closing import Closing
-from partita.simulation.contract import Environment, TooSlowError
-from partita.simulation.dialogue import AGENT, Dialogue, derived_seed
-from partita.simulation.hosted import HostedError, Hosts
+from partita.simulation.contract import Environment, StepTimeoutError
+from partita.simulation.environment_server import EnvironmentServer, RemoteError
+from partita.simulation.episode import AGENT, Episode, derived_seed
 from partita.simulation.outside import made, not_made
+from partita.simulation.participants import build_conversation, other_agents
 from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS
 from partita.simulation.rollout import Rollout
-from partita.simulation.seating import build_conversation, other_seats
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.worlds import CheckedWorld, CustomWorld, EnvironmentWorld, ReplayWorld, World
+from partita_schema.agents import CustomWorldConfig, GoldAgentConfig
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue
 from partita_schema.errors import ConfigError, DataError, Problem
-from partita_schema.seats import CustomWorld as CustomSection
-from partita_schema.seats import GoldSeat
-from partita_schema.simulation import EnvironmentWorld as EnvironmentSection
-from partita_schema.simulation import ReplayWorld as ReplaySection
-from partita_schema.simulation import Simulation
+from partita_schema.simulation import EnvironmentWorldConfig, ReplayWorldConfig, Simulation
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ def open_tasks(
         raise ConfigError([Problem("simulation.tasks", message)])
     if rows is None:
         rows = open_rows(source, folder=folder, name="tasks", max_row_bytes=config.data.max_row_bytes)
-    replays = isinstance(section.world, ReplaySection)
-    if not replays and not any(isinstance(seat, GoldSeat) for seat in other_seats(section).values()):
+    replays = isinstance(section.world, ReplayWorldConfig)
+    if not replays and not any(isinstance(agent, GoldAgentConfig) for agent in other_agents(section).values()):
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint
     dialogue = config.dialogue_input
     assert dialogue is not None, "the schema asks for one"
@@ -97,16 +94,16 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     """
     parts: dict[str, str] = {}
     world: World
-    if isinstance(section.world, ReplaySection):
+    if isinstance(section.world, ReplayWorldConfig):
         world = ReplayWorld(max_turns=section.max_turns)
-    elif isinstance(section.world, EnvironmentSection):
+    elif isinstance(section.world, EnvironmentWorldConfig):
         kind, code = load_environment(section.world, folder=folder)
         make = environments(kind, section, folder=folder, held=held)
         closing = Closing()
         held.callback(closing.end, section.limits.step_seconds)
         world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
         parts["environment"] = source_digest(code)
-    elif isinstance(section.world, CustomSection):
+    elif isinstance(section.world, CustomWorldConfig):
         world, parts["world"] = build_custom(section.world, section, folder=folder)
     else:
         world = build_conversation(section)
@@ -118,15 +115,15 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
 
 
-def build_custom(world: CustomSection, section: Simulation, *, folder: Path) -> tuple[World, str]:
+def build_custom(world: CustomWorldConfig, section: Simulation, *, folder: Path) -> tuple[World, str]:
     """A world of the user's, and a hash of it. Raises ConfigError where it is not there."""
     key = "simulation.world.target"
     kind = WORLDS.load(world.target, key=key, folder=folder)
-    if not callable(getattr(kind, "play", None)):
-        message = f"{kind.__name__} has no play(dialogue); write one that yields partita.simulation.Ask()"
+    if not callable(getattr(kind, "run", None)):
+        message = f"{kind.__name__} has no run(episode); write one that yields partita.simulation.RequestTurn()"
         raise ConfigError([Problem(key, message)])
     make = made(kind, world.options, key="simulation.world.options")
-    return CustomWorld(make(), (AGENT, *other_seats(section)), max_turns=section.max_turns), source_digest(kind)
+    return CustomWorld(make(), (AGENT, *other_agents(section)), max_turns=section.max_turns), source_digest(kind)
 
 
 def environments(
@@ -134,15 +131,17 @@ def environments(
 ) -> Callable[[], Environment]:
     """What makes environments of a class, in this process or each in one of its own. Raises ConfigError."""
     world = section.world
-    assert isinstance(world, EnvironmentSection), "replay has none"
+    assert isinstance(world, EnvironmentWorldConfig), "replay has none"
     key = "simulation.world.options"
     tools = tools_of(kind, interface=world.interface)
     if world.isolation == "thread":
         return made(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
-    hosts = held.enter_context(Hosts(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds))
+    hosts = held.enter_context(
+        EnvironmentServer(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds)
+    )
     try:
         hosts.check()
-    except (HostedError, TooSlowError) as error:
+    except (RemoteError, StepTimeoutError) as error:
         raise not_made(kind, world.options, str(error), key=key) from error
     return hosts.make
 
@@ -157,10 +156,10 @@ def find_keepers(section: Simulation, *, folder: Path) -> tuple[type[Rollout], t
     return rollout, transcripts, {} if rollout is Rollout else {"rollout": source_digest(rollout)}
 
 
-def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Dialogue:
+def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Episode:
     """A dialogue that has not begun."""
     key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
-    return Dialogue(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
+    return Episode(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
 
 
 def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:

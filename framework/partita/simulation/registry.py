@@ -68,7 +68,7 @@ class Registry:
 
 ENVIRONMENTS = Registry("environment")
 WORLDS = Registry("world")
-SEATS = Registry("seat")
+AGENTS = Registry("agent")
 CHECKERS = Registry(
     "checker",
     {

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 
 
 @dataclass(frozen=True)
-class Mean:
+class MeanOfTasks:
     """A mean over dialogues."""
 
     mean: float
@@ -27,7 +27,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class RolloutOutcomes:
     """What the dialogues of one history came to."""
 
     dialogues: int
@@ -35,9 +35,9 @@ class Outcomes:
     """How many, by status and reason up to the first colon."""
     turns: float
     """Answers of the model, on average over dialogues that did not fail."""
-    means: dict[str, Mean]
+    means: dict[str, MeanOfTasks]
     """`reward`, `success`, `exact_turns`, `exact_last`, and metrics of the environment and the checker."""
-    by_turn: dict[int, Mean] = field(default_factory=dict)
+    by_turn: dict[int, MeanOfTasks] = field(default_factory=dict)
     """Share of right answers by turn, from 1, where they are known."""
     repeats: int = 1
     pass_at_k: float | None = None
@@ -50,7 +50,7 @@ class Outcomes:
 class SimulationReport:
     """What a simulation came to, by history."""
 
-    histories: dict[str, Outcomes]
+    histories: dict[str, RolloutOutcomes]
     folder: str
     """Where the transcripts are."""
 
@@ -65,7 +65,7 @@ class SimulationReport:
         return {history: column(outcomes) for history, outcomes in self.histories.items()}
 
 
-def column(outcomes: Outcomes) -> dict[str, float]:
+def column(outcomes: RolloutOutcomes) -> dict[str, float]:
     """Numbers by name, for a table."""
     found: dict[str, float] = {"dialogues.n": outcomes.dialogues}
     found |= {f"{name}.n": count for name, count in sorted(outcomes.statuses.items())}
@@ -80,7 +80,7 @@ def column(outcomes: Outcomes) -> dict[str, float]:
     return found
 
 
-def outcomes_of(dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
+def outcomes_of(dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcomes:
     """What dialogues of one history came to."""
     statuses: dict[str, int] = defaultdict(int)
     values: dict[str, list[float]] = defaultdict(list)
@@ -98,7 +98,7 @@ def outcomes_of(dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
     failed = sum(dialogue.status == "failed" for dialogue in dialogues)
     kept = [len(dialogue.replies) for dialogue in dialogues if dialogue.status != "failed"]
     passed = passes(dialogues) if repeats > 1 else None
-    return Outcomes(
+    return RolloutOutcomes(
         dialogues=len(dialogues),
         statuses=dict(statuses),
         turns=sum(kept) / len(kept) if kept else 0.0,
@@ -110,30 +110,30 @@ def outcomes_of(dialogues: Sequence[Dialogue], *, repeats: int) -> Outcomes:
     )
 
 
-def numbers_of(dialogue: Dialogue) -> dict[str, float]:
+def numbers_of(episode: Episode) -> dict[str, float]:
     """Numbers of a dialogue that did not fail."""
     found: dict[str, float] = {}
-    if dialogue.reward is not None:
-        found["reward"] = dialogue.reward
-    if dialogue.succeeded is not None:
-        found["success"] = float(dialogue.succeeded)
-    exact = [reply.exact for reply in dialogue.replies if reply.exact is not None]
+    if episode.reward is not None:
+        found["reward"] = episode.reward
+    if episode.succeeded is not None:
+        found["success"] = float(episode.succeeded)
+    exact = [reply.exact for reply in episode.replies if reply.exact is not None]
     if exact:
         found["exact_turns"] = sum(exact) / len(exact)
-        if dialogue.replies[-1].exact is not None:
-            found["exact_last"] = float(dialogue.replies[-1].exact)
-    if dialogue.rounds:
-        found["rounds"] = float(dialogue.rounds)
-    return found | dialogue.metrics
+        if episode.replies[-1].exact is not None:
+            found["exact_last"] = float(episode.replies[-1].exact)
+    if episode.rounds:
+        found["rounds"] = float(episode.rounds)
+    return found | episode.metrics
 
 
-def mean(values: Sequence[float], *, failed: int) -> Mean:
+def mean(values: Sequence[float], *, failed: int) -> MeanOfTasks:
     """A mean, without and with so many zeros."""
     total = sum(values)
-    return Mean(total / len(values), len(values), total / (len(values) + failed), len(values) + failed)
+    return MeanOfTasks(total / len(values), len(values), total / (len(values) + failed), len(values) + failed)
 
 
-def passes(dialogues: Sequence[Dialogue]) -> tuple[float, float] | None:
+def passes(dialogues: Sequence[Episode]) -> tuple[float, float] | None:
     """Shares of tasks of which some and all repeats succeeded; None where success is not known of every task."""
     tasks: dict[str, list[bool]] = defaultdict(list)
     for dialogue in dialogues:

@@ -1,6 +1,6 @@
-"""Many dialogues at the same time: all that wait for a seat are answered together, by a model in its slots.
+"""Many dialogues at the same time: all that wait for an agent are answered together, by a model in its slots.
 
-Whenever somebody has spoken in a dialogue, its world goes on in a thread, while others are answered. Seats get their
+Whenever somebody has spoken in a dialogue, its world goes on in a thread, while others are answered. Agents get their
 turns one after the other, a step at a time, so that none waits for another one's answers to end. A dialogue that has
 ended leaves, and the next one takes its place. What it comes to follows from its seed and its own words: neither from
 those beside it, nor from their number or order.
@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from partita.simulation.contract import TooSlowError
-from partita.simulation.dialogue import AGENT, Dialogue
-from partita.simulation.seats import Seat
-from partita.simulation.speaking import ModelSpeaker, ProgramSpeaker, Speaker, Spoken, Voice
+from partita.simulation.agents import Agent
+from partita.simulation.contract import StepTimeoutError
+from partita.simulation.episode import AGENT, Episode
+from partita.simulation.speakers import ModelSpeaker, ModelSpec, ProgramSpeaker, Speaker, TurnResult
 from partita.simulation.worlds import Play, World, failure
 from partita_schema.simulation import Limits
 from partita_trainers.interrupt import never
@@ -35,18 +35,18 @@ GLANCE_SECONDS = 0.05
 
 
 @dataclass(eq=False)
-class Live:
+class ActiveEpisode:
     """A dialogue that goes on."""
 
-    dialogue: Dialogue
+    episode: Episode
     play: Play
     lane: int
     """Its place among those that go on."""
     started: float
-    seat: str = AGENT
+    agent: str = AGENT
     """Whose turn it is, or was last."""
     since: float | None = None
-    """When its world began to act; None while it is a seat's turn, or waits for a thread."""
+    """When its world began to act; None while it is an agent's turn, or waits for a thread."""
     is_over: bool = False
 
 
@@ -56,71 +56,71 @@ class Rollout:
     def __init__(
         self,
         world: World,
-        seats: Mapping[str, Voice | Callable[[], Seat]],
+        agents: Mapping[str, ModelSpec | Callable[[], Agent]],
         *,
         lanes: int,
         seed: int,
         limits: Limits,
         stopping: Callable[[], bool] = never,
     ) -> None:
-        """`seats` are models, or what makes a program. Once it is `stopping`, what goes on is let go."""
+        """`agents` are models, or what makes a program. Once it is `stopping`, what goes on is let go."""
         self.world, self.limits, self.stopping = world, limits, stopping
         self.free = list(reversed(range(lanes)))
-        self.live: dict[int, Live] = {}
-        self.ended: list[Dialogue] = []
-        self.coming: Iterator[Dialogue] = iter(())
+        self.active: dict[int, ActiveEpisode] = {}
+        self.ended: list[Episode] = []
+        self.coming: Iterator[Episode] = iter(())
         self.all_begun = False
-        self.acting, self.news = queue.SimpleQueue[Live | None](), queue.SimpleQueue[Live | None]()
+        self.acting, self.news = queue.SimpleQueue[ActiveEpisode | None](), queue.SimpleQueue[ActiveEpisode | None]()
         self.errors: dict[int, BaseException] = {}
         self.speakers: dict[str, Speaker] = {
-            name: ModelSpeaker(name, seat, lanes=lanes, more=lambda: self.left, stopping=stopping)
-            if isinstance(seat, Voice)
-            else ProgramSpeaker(name, seat, seed=seed, seconds=limits.step_seconds, wake=lambda: self.news.put(None))
-            for name, seat in seats.items()
+            name: ModelSpeaker(name, agent, lanes=lanes, more=lambda: self.has_episodes, stopping=stopping)
+            if isinstance(agent, ModelSpec)
+            else ProgramSpeaker(name, agent, seed=seed, seconds=limits.step_seconds, wake=lambda: self.news.put(None))
+            for name, agent in agents.items()
         }
-        self.encoders = [seat.turns for seat in seats.values() if isinstance(seat, Voice)]
+        self.encoders = [agent.turns for agent in agents.values() if isinstance(agent, ModelSpec)]
         """What makes prompts."""
 
-    def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
+    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         """Those that have ended, as they end. Those that go on when it stops are not among them."""
         self.coming = dialogues
-        threads = [threading.Thread(target=self.act, daemon=True) for _ in range(min(THREADS, len(self.free)))]
+        threads = [threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free)))]
         for thread in threads:
             thread.start()
         try:
             with ExitStack() as stack:
                 for speaker in self.speakers.values():
                     stack.enter_context(speaker.open())
-                while self.goes_on:
-                    self.advance()
-                    yield from self.let_go()
-            yield from self.let_go()
+                while self.has_work:
+                    self.step()
+                    yield from self.take_finished()
+            yield from self.take_finished()
         finally:
             for _ in threads:
                 self.acting.put(None)
 
     @property
-    def left(self) -> bool:
+    def has_episodes(self) -> bool:
         """Whether a dialogue goes on, or is to begin."""
-        return bool(self.live) or not self.all_begun
+        return bool(self.active) or not self.all_begun
 
     @property
-    def goes_on(self) -> bool:
+    def has_work(self) -> bool:
         """Whether anything is to be done; once it stops, answers that were begun."""
         if self.stopping():
-            return any(speaker.answers for speaker in self.speakers.values())
-        return self.left
+            return any(speaker.is_answering for speaker in self.speakers.values())
+        return self.has_episodes
 
-    def advance(self) -> None:
-        """A step of every seat, and what worlds have come to; waits where there is nothing to do."""
+    def step(self) -> None:
+        """A step of every agent, and what worlds have come to; waits where there is nothing to do."""
         if not self.stopping():
             self.begin()
-            self.look(wait=not any(speaker.works for speaker in self.speakers.values()))
+            self.poll_worlds(wait=not any(speaker.has_work for speaker in self.speakers.values()))
         for speaker in self.speakers.values():
             for spoken in speaker.step():
-                self.take_in(spoken)
+                self.handle_turn(spoken)
 
-    def let_go(self) -> list[Dialogue]:
+    def take_finished(self) -> list[Episode]:
         ended, self.ended = self.ended, []
         return ended
 
@@ -131,117 +131,117 @@ class Rollout:
             if dialogue is None:
                 self.all_begun = True
                 return
-            live = Live(dialogue, self.world.play(dialogue), self.free.pop(), time.monotonic())
-            self.live[live.lane] = live
+            live = ActiveEpisode(dialogue, self.world.run(dialogue), self.free.pop(), time.monotonic())
+            self.active[live.lane] = live
             self.acting.put(live)
 
-    def take_in(self, spoken: Spoken) -> None:
-        """A seat has spoken, or cannot: the dialogue's world goes on, or it is over."""
-        live = self.live[spoken.lane]
+    def handle_turn(self, spoken: TurnResult) -> None:
+        """An agent has spoken, or cannot: the dialogue's world goes on, or it is over."""
+        live = self.active[spoken.lane]
         if spoken.end is not None:
             self.finish(live, *spoken.end)
             return
         if spoken.text is not None:
             try:
-                self.note(live, spoken.text, spoken.tokens)
+                self.record_turn(live, spoken.text, spoken.tokens)
             except ValueError as error:
                 self.finish(live, "failed", f"environment: {error}")
                 return
-            self.speakers[live.seat].said(live.lane)
+            self.speakers[live.agent].turn_recorded(live.lane)
         self.acting.put(live)
 
-    def note(self, live: Live, text: str, tokens: tuple[int, ...] | None) -> None:
-        """Write what a seat has said into its dialogue. Raises ValueError."""
-        if live.seat != AGENT:
-            live.dialogue.say_as(live.seat, text, tokens)
+    def record_turn(self, live: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
+        """Write what an agent has said into its dialogue. Raises ValueError."""
+        if live.agent != AGENT:
+            live.episode.act_as(live.agent, text, tokens)
             return
         assert tokens is not None, "the agent is a model"
-        live.dialogue.say(text, tokens)
+        live.episode.act(text, tokens)
 
     # How worlds go on, in threads
 
-    def act(self) -> None:
-        """Let worlds go on, one after the other, up to the next turn of a seat."""
+    def run_worlds(self) -> None:
+        """Let worlds go on, one after the other, up to the next turn of an agent."""
         while (live := self.acting.get()) is not None:
             live.since = time.monotonic()
             try:
                 ask = next(live.play, None)
-                live.seat = live.seat if ask is None else ask.seat
+                live.agent = live.agent if ask is None else ask.agent
             except (Exception, SystemExit) as error:
                 self.errors[id(live)] = error
             if live.is_over:
                 return  # it took too long, and another thread has this one's place
             self.news.put(live)
 
-    def look(self, *, wait: bool = False) -> None:
+    def poll_worlds(self, *, wait: bool = False) -> None:
         """Take in which worlds have gone on, and fail those that take too long."""
         try:
             while True:
                 live = self.news.get(timeout=GLANCE_SECONDS) if wait else self.news.get_nowait()
                 wait = False
                 if live is not None:
-                    self.went_on(live)
+                    self.world_acted(live)
         except queue.Empty:
             pass
         now = time.monotonic()
-        for live in list(self.live.values()):
+        for live in list(self.active.values()):
             if live.since is not None and now - live.since > self.limits.step_seconds:
-                self.give_up(live, failure(TooSlowError(self.limits.step_seconds)))
+                self.abandon(live, failure(StepTimeoutError(self.limits.step_seconds)))
 
-    def went_on(self, live: Live) -> None:
-        """A world has acted: the dialogue has ended, or it is a seat's turn."""
+    def world_acted(self, live: ActiveEpisode) -> None:
+        """A world has acted: the dialogue has ended, or it is an agent's turn."""
         if live.is_over:
             return
         live.since = None
         error = self.errors.pop(id(live), None)
         if error is not None:
             self.finish(live, "failed", failure(error))
-        elif live.dialogue.status is not None:
+        elif live.episode.status is not None:
             self.finish(live)
         elif time.monotonic() - live.started > self.limits.dialogue_seconds:
             self.finish(live, "truncated", "time")
         else:
-            self.speakers[live.seat].ask(live)
+            self.speakers[live.agent].ask(live)
 
-    def give_up(self, live: Live, reason: str) -> None:
+    def abandon(self, live: ActiveEpisode, reason: str) -> None:
         """Leave a world behind with its thread, which may go on writing into its dialogue."""
         live.is_over = True
-        logger.warning("dialogue %s: %s", live.dialogue.key, reason)
-        threading.Thread(target=self.act, daemon=True).start()
+        logger.warning("dialogue %s: %s", live.episode.key, reason)
+        threading.Thread(target=self.run_worlds, daemon=True).start()
         self.finish(live, "failed", reason)
 
-    def finish(self, live: Live, *end: Any) -> None:
+    def finish(self, live: ActiveEpisode, *end: Any) -> None:
         """A dialogue leaves its lane. One that is ended from here is a copy: its world may still write into its own."""
         if end:
-            live.dialogue = copied(live.dialogue)
-            live.dialogue.end(*end)
+            live.episode = copied(live.episode)
+            live.episode.end(*end)
         live.is_over = live.is_over or bool(end)
-        del self.live[live.lane]
+        del self.active[live.lane]
         self.free.append(live.lane)
         for speaker in self.speakers.values():
             speaker.forget(live.lane)
-        self.ended.append(live.dialogue)
+        self.ended.append(live.episode)
         if end and live.since is None:
             self.close(live)
 
-    def close(self, live: Live) -> None:
+    def close(self, live: ActiveEpisode) -> None:
         """Let the world of a dialogue that was ended from here close what it holds."""
 
         def close() -> None:
             try:
                 live.play.close()
             except Exception as error:
-                logger.debug("dialogue %s: %s at its end", live.dialogue.key, error)
+                logger.debug("dialogue %s: %s at its end", live.episode.key, error)
 
         threading.Thread(target=close, daemon=True).start()
 
 
-def copied(dialogue: Dialogue) -> Dialogue:
+def copied(episode: Episode) -> Episode:
     """A dialogue as it stands."""
     return replace(
-        dialogue,
-        messages=list(dialogue.messages),
-        replies=list(dialogue.replies),
-        tokens=dict(dialogue.tokens),
-        metrics=dict(dialogue.metrics),
+        episode,
+        messages=list(episode.messages),
+        replies=list(episode.replies),
+        tokens=dict(episode.tokens),
+        metrics=dict(episode.metrics),
     )

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from partita.runs.files import open_private, writing
-from partita.simulation.dialogue import Dialogue, from_line
+from partita.simulation.episode import Episode, from_line
 from partita_schema.counted import counted
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
@@ -46,7 +46,7 @@ class Transcripts:
         """The dialogues in the order of their tasks, once all are there."""
         self.growing = folder / (f".{history}.rank-{rank}.jsonl" if rank else f".{history}.jsonl")
         self.decided_by, self.fresh = dict(decided_by), fresh
-        self.done: dict[str, Dialogue] = {}
+        self.done: dict[str, Episode] = {}
         """Dialogues that have ended and stand in this file, by key."""
         self.descriptor: int | None = None
         self.synced = time.monotonic()
@@ -125,10 +125,10 @@ class Transcripts:
                 self.sync()
                 left.unlink()
 
-    def add(self, dialogue: Dialogue) -> None:
+    def add(self, episode: Episode) -> None:
         """Keep a dialogue that has ended."""
-        self.write(dialogue.line())
-        self.done[dialogue.key] = dialogue
+        self.write(episode.line())
+        self.done[episode.key] = episode
 
     @property
     def last_failure(self) -> str | None:
@@ -149,7 +149,7 @@ class Transcripts:
             os.fsync(self.descriptor)
         self.synced = time.monotonic()
 
-    def finish(self, keys: Sequence[str]) -> list[Dialogue]:
+    def finish(self, keys: Sequence[str]) -> list[Episode]:
         """The dialogues in this order, of all ranks, which have closed theirs; and write them so, as one file."""
         self.fresh = False  # what ranks have kept since the start is not forgotten
         self.absorb()

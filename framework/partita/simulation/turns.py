@@ -14,13 +14,13 @@ from typing import Any
 from partita.data.shaping.row_tokenizer import PromptExample, RowTokenizer
 from partita.simulation.context import droppable, without_oldest
 from partita.simulation.conversation import filled
-from partita.simulation.dialogue import AGENT, Dialogue
+from partita.simulation.episode import AGENT, Episode
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Shown:
+class TurnPrompt:
     """What a model has been shown of a dialogue."""
 
     text: str = ""
@@ -33,17 +33,17 @@ class Shown:
 
 @dataclass
 class TurnEncoder:
-    """Makes a seat's prompts of dialogues, and counts those that were encoded anew."""
+    """Makes an agent's prompts of dialogues, and counts those that were encoded anew."""
 
     encoder: RowTokenizer
     name: str
     """Of the dialogue input."""
     decode: Callable[..., str]
     """From tokens of an answer to its text, special tokens left out."""
-    seat: str = AGENT
+    agent: str = AGENT
     """Who is to answer."""
     prompt: str | None = None
-    """What this seat alone is told by the system, with {column} for values of the task."""
+    """What this agent alone is told by the system, with {column} for values of the task."""
     most_tokens: int | None = None
     """Tokens of a prompt above which exchanges are left out; None to leave out nothing."""
     keep: Collection[str] = ()
@@ -61,19 +61,19 @@ class TurnEncoder:
         """Prompts that were encoded anew, but the first of a dialogue."""
         return self.rewritten + self.dropped
 
-    def encode(self, dialogues: Sequence[Dialogue], shown: Sequence[Shown]) -> list[PromptExample]:
+    def encode(self, dialogues: Sequence[Episode], shown: Sequence[TurnPrompt]) -> list[PromptExample]:
         """The prompt of each dialogue, which goes on from what was `shown` of it; notes there what is left out."""
         return [self.encode_one(dialogue, before) for dialogue, before in zip(dialogues, shown, strict=True)]
 
-    def encode_one(self, dialogue: Dialogue, before: Shown) -> PromptExample:
+    def encode_one(self, episode: Episode, before: TurnPrompt) -> PromptExample:
         """The prompt of one."""
-        messages, dropped = self.messages(dialogue), before.dropped
-        prompt = self.rendered(dialogue, messages, before)
+        messages, dropped = self.messages(episode), before.dropped
+        prompt = self.rendered(episode, messages, before)
         if self.is_too_long(prompt):
             last = droppable(messages, self.keep)
             while self.is_too_long(prompt) and before.dropped < last:
                 before.dropped += 1
-                prompt = self.rendered(dialogue, messages, Shown(dropped=before.dropped))
+                prompt = self.rendered(episode, messages, TurnPrompt(dropped=before.dropped))
         if before.dropped > dropped:
             self.dropped += 1
         elif before.text and prompt.error is None and prompt.input_ids[: len(before.ids)] != before.ids:
@@ -81,28 +81,28 @@ class TurnEncoder:
         self.shortened += before.dropped > 0
         return prompt
 
-    def messages(self, dialogue: Dialogue) -> list[dict[str, Any]]:
-        """What the seat sees, with what it is told."""
-        told = [] if self.prompt is None else [{"role": "system", "content": filled(self.prompt, dialogue.task)}]
-        return [*told, *dialogue.seen_by(self.seat)]
+    def messages(self, episode: Episode) -> list[dict[str, Any]]:
+        """What the agent sees, with what it is told."""
+        told = [] if self.prompt is None else [{"role": "system", "content": filled(self.prompt, episode.task)}]
+        return [*told, *episode.seen_by(self.agent)]
 
-    def rendered(self, dialogue: Dialogue, messages: Sequence[dict[str, Any]], before: Shown) -> PromptExample:
+    def rendered(self, episode: Episode, messages: Sequence[dict[str, Any]], before: TurnPrompt) -> PromptExample:
         """The prompt without the oldest exchanges."""
         row = {self.name: {"messages": without_oldest(messages, before.dropped, self.keep), "learn_all": False}}
-        return self.encoder.encode_turn(row, key=dialogue.key, before=before.ids, behind=before.text)
+        return self.encoder.encode_turn(row, key=episode.key, before=before.ids, behind=before.text)
 
     def is_too_long(self, prompt: PromptExample) -> bool:
         """Whether a prompt leaves less room than it should."""
         return self.most_tokens is not None and len(prompt.input_ids) > self.most_tokens
 
-    def after(self, prompt: PromptExample, before: Shown, dialogue: Dialogue) -> Shown:
+    def after(self, prompt: PromptExample, before: TurnPrompt, episode: Episode) -> TurnPrompt:
         """What was shown once the model has answered a prompt, as far as it can be kept."""
-        text, tokens = dialogue.messages[-1]["content"], dialogue.last_tokens
-        hides = self.seat == AGENT and dialogue.shows_gold
+        text, tokens = episode.messages[-1]["content"], episode.last_tokens
+        hides = self.agent == AGENT and episode.shows_gold
         if hides or self.decode(tokens) != text:
             # another answer is shown in its place, or a stop text was cut off
-            return Shown(dropped=before.dropped)
-        return Shown(prompt.text + text, [*prompt.input_ids, *tokens], before.dropped)
+            return TurnPrompt(dropped=before.dropped)
+        return TurnPrompt(prompt.text + text, [*prompt.input_ids, *tokens], before.dropped)
 
 
 def tell_prompts(encoders: Sequence[TurnEncoder]) -> None:

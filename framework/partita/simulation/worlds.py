@@ -1,4 +1,5 @@
-"""Who says what when. A world plays one dialogue: it yields whenever a seat is to speak, and finds its words there."""
+"""Who says what when. A world plays one dialogue: it yields whenever an agent is to speak, and finds its words
+there."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from typing import Any, Protocol
 from partita.simulation.closing import Closing
 from partita.simulation.contract import (
     Checker,
+    ContractError,
     Environment,
-    GarbageError,
-    TooSlowError,
+    StepTimeoutError,
     Verdict,
     answered,
     check_played,
@@ -19,24 +20,25 @@ from partita.simulation.contract import (
     opened,
     shown,
 )
-from partita.simulation.dialogue import AGENT, Dialogue
+from partita.simulation.episode import AGENT, Episode
 
 
 @dataclass(frozen=True)
-class Ask:
-    """It is a seat's turn to speak."""
+class RequestTurn:
+    """It is an agent's turn to speak."""
 
-    seat: str = AGENT
+    agent: str = AGENT
 
 
-Play = Generator[Ask, None, None]
-"""Yields whose turn it is; goes on when what was said stands in the dialogue, or where that seat has no more to say."""
+Play = Generator[RequestTurn, None, None]
+"""Yields whose turn it is; goes on when what was said stands in the dialogue, or where that agent has no more to
+say."""
 
 
 class World(Protocol):
     """Plays dialogues."""
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         """From the first word to the end, which it notes in the dialogue. What it raises is a failure."""
 
 
@@ -47,24 +49,24 @@ class EnvironmentWorld:
         """`make` gives a new environment for each dialogue."""
         self.make, self.max_turns, self.closing = make, max_turns, closing
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         """Reset, and step until the environment or the limit ends it."""
         environment = self.make()
         try:
-            said = opened(environment.reset(seed=dialogue.seed, task=dialogue.task))
-            dialogue.hear(said.messages, gold=said.info.get("gold"))
+            said = opened(environment.reset(seed=episode.seed, task=episode.task))
+            episode.observe(said.messages, gold=said.info.get("gold"))
             while True:
-                yield Ask()
-                said = answered(environment.step(dialogue.replies[-1].text))
-                dialogue.add_reward(said.reward)
-                dialogue.metrics |= said.info.get("metrics", {})
+                yield RequestTurn()
+                said = answered(environment.step(episode.replies[-1].text))
+                episode.add_reward(said.reward)
+                episode.metrics |= said.info.get("metrics", {})
                 if said.terminated or said.truncated:
-                    dialogue.hear(said.messages)
-                    dialogue.end(*(("done",) if said.terminated else ("truncated", "environment")))
+                    episode.observe(said.messages)
+                    episode.end(*(("done",) if said.terminated else ("truncated", "environment")))
                     return
-                dialogue.hear(said.messages, gold=said.info.get("gold"))
-                if len(dialogue.replies) >= self.max_turns:
-                    dialogue.end("truncated", "turns")
+                episode.observe(said.messages, gold=said.info.get("gold"))
+                if len(episode.replies) >= self.max_turns:
+                    episode.end("truncated", "turns")
                     return
         finally:
             self.closing.begin(environment.close)
@@ -76,18 +78,18 @@ class ReplayWorld:
     def __init__(self, *, max_turns: int) -> None:
         self.max_turns = max_turns
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         """All messages in order; where the model's own would stand, it answers."""
-        for message in dialogue.task["messages"]:
+        for message in episode.task["messages"]:
             if not message.get("learned"):
-                dialogue.hear([message])
+                episode.observe([message])
                 continue
-            if len(dialogue.replies) >= self.max_turns:
-                dialogue.end("truncated", "turns")
+            if len(episode.replies) >= self.max_turns:
+                episode.end("truncated", "turns")
                 return
-            dialogue.gold = message["content"]
-            yield Ask()
-        dialogue.end("done")
+            episode.gold = message["content"]
+            yield RequestTurn()
+        episode.end("done")
 
 
 END = object()
@@ -99,23 +101,23 @@ class WorldError(Exception):
 
 
 class CustomWorld:
-    """A world of the user's, held to its contract: it asks seats that are there, and the agent not too often."""
+    """A world of the user's, held to its contract: it asks agents that are there, and the agent not too often."""
 
-    def __init__(self, world: World, seats: Collection[str], *, max_turns: int) -> None:
-        self.world, self.seats, self.max_turns = world, seats, max_turns
+    def __init__(self, world: World, agents: Collection[str], *, max_turns: int) -> None:
+        self.world, self.agents, self.max_turns = world, agents, max_turns
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         """The user's dialogue; it is done where the user has not said how it ended. Raises WorldError."""
-        play = self.begun(dialogue)
+        play = self.begun(episode)
         try:
-            while (ask := self.next_ask(play, dialogue)) is not None and dialogue.status is None:
-                if ask.seat == AGENT and len(dialogue.replies) >= self.max_turns:
+            while (ask := self.next_ask(play, episode)) is not None and episode.status is None:
+                if ask.agent == AGENT and len(episode.replies) >= self.max_turns:
                     self.leave(play)  # what it does at its end is done before
-                    dialogue.end("truncated", "turns")
+                    episode.end("truncated", "turns")
                     return
                 yield ask
-            if dialogue.status is None:
-                dialogue.end("done")
+            if episode.status is None:
+                episode.end("done")
         finally:
             self.leave(play)
 
@@ -126,30 +128,32 @@ class CustomWorld:
         except (Exception, SystemExit) as error:
             raise WorldError from error
 
-    def begun(self, dialogue: Dialogue) -> Play:
+    def begun(self, episode: Episode) -> Play:
         """The user's generator."""
         try:
-            play = self.world.play(dialogue)
+            play = self.world.run(episode)
             if not isinstance(play, Generator):
-                raise GarbageError(f"play gave {shown(play)}; write it with yield")
+                raise ContractError(f"run gave {shown(play)}; write it with yield")
         except (Exception, SystemExit) as error:
             raise WorldError from error
         return play
 
-    def next_ask(self, play: Play, dialogue: Dialogue) -> Ask | None:
+    def next_ask(self, play: Play, episode: Episode) -> RequestTurn | None:
         """Whose turn it is; None at the end. What it leaves in the dialogue is looked at."""
-        before = len(dialogue.messages)
+        before = len(episode.messages)
         try:
             ask: Any = next(play, END)
-            check_played(dialogue, first=before)
+            check_played(episode, first=before)
             if ask is END:
                 return None
-            if not isinstance(ask, Ask):
-                raise GarbageError(f"play gave {shown(ask)}; yield partita.simulation.Ask(), with a seat's name in it")
-            if ask.seat not in self.seats:
-                raise GarbageError(f"play asks {shown(ask.seat)}; the seats of the file are {', '.join(self.seats)}")
-        except GarbageError as error:
-            del dialogue.messages[before:]
+            if not isinstance(ask, RequestTurn):
+                raise ContractError(
+                    f"run gave {shown(ask)}; yield partita.simulation.RequestTurn(), with an agent's name in it"
+                )
+            if ask.agent not in self.agents:
+                raise ContractError(f"run asks {shown(ask.agent)}; the agents of the file are {', '.join(self.agents)}")
+        except ContractError as error:
+            del episode.messages[before:]
             raise WorldError from error
         except (Exception, SystemExit) as error:
             raise WorldError from error
@@ -166,24 +170,24 @@ class CheckedWorld:
     def __init__(self, world: World, checker: Checker, *, rounds: int) -> None:
         self.world, self.checker, self.rounds = world, checker, rounds
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         """The other world's dialogue, its verdict, and a further answer as often as the rounds allow."""
-        yield from self.world.play(dialogue)
-        verdict = self.verdict(dialogue)
-        while not verdict.ok and verdict.feedback and dialogue.rounds < self.rounds and dialogue.status == "done":
-            dialogue.status = None
-            dialogue.rounds += 1
-            dialogue.hear(messages_of(verdict.feedback, "check"), seat="checker", gold=verdict.target)
-            yield Ask()
-            dialogue.end("done")
-            verdict = self.verdict(dialogue)
-        dialogue.ok, dialogue.target = verdict.ok, verdict.target
-        dialogue.metrics |= verdict.metrics
+        yield from self.world.run(episode)
+        verdict = self.verdict(episode)
+        while not verdict.ok and verdict.feedback and episode.rounds < self.rounds and episode.status == "done":
+            episode.status = None
+            episode.rounds += 1
+            episode.observe(messages_of(verdict.feedback, "check"), agent="checker", gold=verdict.target)
+            yield RequestTurn()
+            episode.end("done")
+            verdict = self.verdict(episode)
+        episode.ok, episode.target = verdict.ok, verdict.target
+        episode.metrics |= verdict.metrics
 
-    def verdict(self, dialogue: Dialogue) -> Verdict:
+    def verdict(self, episode: Episode) -> Verdict:
         """What the checker finds. Raises CheckerError."""
         try:
-            return judged(self.checker.check(dialogue))
+            return judged(self.checker.check(episode))
         except Exception as error:
             raise CheckerError from error
 
@@ -193,4 +197,4 @@ def failure(error: BaseException) -> str:
     where, cause = "environment", error
     if isinstance(error, CheckerError | WorldError) and error.__cause__ is not None:
         where, cause = ("checker" if isinstance(error, CheckerError) else "world"), error.__cause__
-    return f"timeout: {cause}" if isinstance(cause, TooSlowError) else f"{where}: {described(cause)}"
+    return f"timeout: {cause}" if isinstance(cause, StepTimeoutError) else f"{where}: {described(cause)}"

@@ -8,7 +8,7 @@ from partita import bag_verbs
 from partita.bag_verbs import refuse_bag
 from partita.identity import model_fingerprint
 from partita.on_ray import begin_where_started, check_is_alone, done_by_ranks, is_on_ray, seen_by_all
-from partita.other_models import seat_models
+from partita.other_models import agent_models
 from partita.runtime import ModelRuntime
 from partita.served import SIMULATE, refuse_served
 from partita.simulation.opening import section_of
@@ -44,7 +44,7 @@ def simulate_here(
         sizing=runtime.sizing,
         seed=runtime.sampling_seed,
         model=model_fingerprint(pipeline, config=runtime.config, result=runtime.result),
-        others=seat_models(runtime),
+        others=agent_models(runtime),
         batch_size=batch_size,
         fresh=fresh,
         progress=runtime.progress,

@@ -9,7 +9,7 @@ from typing import Any
 from partita.data.run_data import RunData
 from partita.data.shaping.labels import find_labels
 from partita.on_ray import begin_where_started, check_is_alone, done_by_ranks, is_on_ray, refuse_on_ray, seen_by_all
-from partita.other_models import other_models, seat_models
+from partita.other_models import agent_models, other_models
 from partita.runs.directory import RunDirectory
 from partita.runs.finding import ChosenRun
 from partita.runs.manifest import read_manifest
@@ -17,7 +17,7 @@ from partita.runtime import ModelRuntime
 from partita.self_training import SelfTraining, check_rounds, rounds_of
 from partita.served import TRAIN, refuse_served
 from partita.training import check_same_rows, check_shared, check_validation_metric, finished_result, train_in
-from partita_schema.rounds import TrainOn
+from partita_schema.self_training import SelfTrainingConfig
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import synchronized_errors
 from partita_trainers.registry import build_trainer
@@ -96,7 +96,9 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
     return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
 
 
-def train_rounds(runtime: ModelRuntime, plan: TrainOn, directory: RunDirectory, data: RunData) -> TrainResult:
+def train_rounds(
+    runtime: ModelRuntime, plan: SelfTrainingConfig, directory: RunDirectory, data: RunData
+) -> TrainResult:
     """The rounds of dialogues and training of a run that has been trained on data."""
     if "rounds" not in directory.manifest:
         before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
@@ -110,7 +112,7 @@ def train_rounds(runtime: ModelRuntime, plan: TrainOn, directory: RunDirectory, 
         seed=runtime.sampling_seed,
         data=data,
         open_run=runtime.open_run,
-        others=partial(seat_models, runtime),
+        others=partial(agent_models, runtime),
     ).train()
 
 

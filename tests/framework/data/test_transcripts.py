@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from partita.data.reading.sources import open_rows
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 from partita_schema.errors import DataError
 from partita_schema.sources import SimulationSource
 
 
-def dialogue(key: str, answers: list[tuple[str, str | None]], **outcome: Any) -> Dialogue:
+def dialogue(key: str, answers: list[tuple[str, str | None]], **outcome: Any) -> Episode:
     """Questions with answers and the right ones."""
-    made = Dialogue(key, key, {}, 0)
+    made = Episode(key, key, {}, 0)
     for number, (text, gold) in enumerate(answers):
-        made.hear([{"role": "user", "content": f"question {number}"}], gold=gold)
-        made.say(text, (1,))
+        made.observe([{"role": "user", "content": f"question {number}"}], gold=gold)
+        made.act(text, (1,))
     made.ok, made.target = outcome.get("ok"), outcome.get("target")
     made.end(outcome.get("status", "done"), outcome.get("reason"))
     return made
@@ -31,7 +31,7 @@ LOST = dialogue("lost", [("x", None)], ok=False)
 FAILED = dialogue("failed", [("x", "a")], status="failed", reason="environment: it broke")
 
 
-def rows_of(folder: Path, *dialogues: Dialogue, **source: Any) -> list[tuple[list[str], list[str]]]:
+def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list[str], list[str]]]:
     """What each row shows, and what is learned of it."""
     path = folder / "predicted.jsonl"
     path.write_text("".join(json.dumps(made.line()) + "\n" for made in dialogues), encoding="utf8")

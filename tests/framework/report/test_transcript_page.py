@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from partita.report.transcript_page import LONGEST, choose, kind_of, page
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 from partita.simulation.report import outcomes_of
 
 
@@ -36,17 +36,17 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
-def had(key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any) -> Dialogue:
-    found = Dialogue(key, key, {}, 1)
-    found.hear([{"role": "user", "content": "how many?"}], gold=gold)
-    found.say(answer, (1,))
+def had(key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any) -> Episode:
+    found = Episode(key, key, {}, 1)
+    found.observe([{"role": "user", "content": "how many?"}], gold=gold)
+    found.act(answer, (1,))
     found.end(status, rest.pop("reason", None))
     for name, value in rest.items():
         setattr(found, name, value)
     return found
 
 
-def shown(**dialogues: list[Dialogue]) -> Page:
+def shown(**dialogues: list[Episode]) -> Page:
     outcomes = {history: outcomes_of(found, repeats=1) for history, found in dialogues.items()}
     return Page(page(outcomes, dialogues, title="Dialogues of waiter"))
 
@@ -119,7 +119,7 @@ def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
 
 def test_messages_and_dialogues_are_cut_where_nobody_would_read_on() -> None:
     long = had("a", answer="x" * (LONGEST + 7))
-    long.hear([{"role": "user", "content": "and?"}] * 150)
+    long.observe([{"role": "user", "content": "and?"}] * 150)
     found = shown(predicted=[long])
 
     assert f"{'x' * LONGEST} ... and 7 characters more" in found.texts

@@ -20,7 +20,7 @@ from partita_schema.backend import TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
 from partita_schema.sealed import sealed
-from partita_schema.simulation import EnvironmentWorld, Simulation, Tasks
+from partita_schema.simulation import EnvironmentWorldConfig, Simulation, Tasks
 from partita_trainers.file_sums import summed
 
 from ...json_lines import read_json_lines
@@ -247,7 +247,7 @@ def test_the_first_line_names_the_directory_and_how_the_run_starts(
 def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
     with opened(tmp_path / "run") as run:
         pass
-    world = EnvironmentWorld(type="environment", environment="guest:Guest")
+    world = EnvironmentWorldConfig(type="environment", environment="guest:Guest")
     asking = config_of().model_copy(update={"simulation": Simulation(world=world, tasks=Tasks(count=3))})
     assert choose_folder("run", config=asking, base=tmp_path).folder == tmp_path / "run"
     check_same(run.manifest["config"], asking.model_dump(mode="json"), folder=tmp_path)

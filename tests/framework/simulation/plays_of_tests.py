@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from partita.simulation import Ask, Dialogue, Play, Rollout, Transcripts
+from partita.simulation import Episode, Play, RequestTurn, Rollout, Transcripts
 
 CLOSED: list[str] = []
 """Dialogues whose world was left."""
@@ -19,52 +19,52 @@ class Panel:
     def __init__(self, rounds: int = 3) -> None:
         self.rounds = rounds
 
-    def play(self, dialogue: Dialogue) -> Play:
-        dialogue.hear("be what you are", seat="system")
-        dialogue.hear(f"say {dialogue.task['number']}", seat="host")
+    def run(self, episode: Episode) -> Play:
+        episode.observe("be what you are", agent="system")
+        episode.observe(f"say {episode.task['number']}", agent="host")
         try:
             for _ in range(self.rounds):
-                before = len(dialogue.messages)
-                yield Ask("guest")
-                if len(dialogue.messages) == before:
+                before = len(episode.messages)
+                yield RequestTurn("guest")
+                if len(episode.messages) == before:
                     return  # it has no more to say
-                yield Ask()
-                yield Ask("judge")
-                dialogue.add_reward(0.25)
-            dialogue.metrics["rounds"] = self.rounds
+                yield RequestTurn()
+                yield RequestTurn("judge")
+                episode.add_reward(0.25)
+            episode.metrics["rounds"] = self.rounds
         finally:
-            CLOSED.append(dialogue.key)
+            CLOSED.append(episode.key)
 
 
 class Quiz:
     """Asks for the number, and knows the right answer."""
 
-    def play(self, dialogue: Dialogue) -> Play:
+    def run(self, episode: Episode) -> Play:
         for turn in range(3):
-            dialogue.hear(f"say {turn}")
-            dialogue.gold = "one two"
-            yield Ask()
-        dialogue.end("truncated", "bell")
+            episode.observe(f"say {turn}")
+            episode.gold = "one two"
+            yield RequestTurn()
+        episode.end("truncated", "bell")
 
 
 class Endless:
     """Never ends by itself."""
 
-    def play(self, dialogue: Dialogue) -> Play:
-        dialogue.hear("say more")
+    def run(self, episode: Episode) -> Play:
+        episode.observe("say more")
         while True:
-            yield Ask()
-            dialogue.hear("once more")
+            yield RequestTurn()
+            episode.observe("once more")
 
 
 class Grudging:
     """Cannot be left in peace."""
 
-    def play(self, dialogue: Dialogue) -> Play:
-        dialogue.hear("say more")
+    def run(self, episode: Episode) -> Play:
+        episode.observe("say more")
         try:
             while True:
-                yield Ask()
+                yield RequestTurn()
         finally:
             raise OSError("the door is stuck")
 
@@ -72,66 +72,66 @@ class Grudging:
 class Vain:
     """Calls a dialogue a success, however it ended."""
 
-    def play(self, dialogue: Dialogue) -> Play:
-        dialogue.hear("say more")
+    def run(self, episode: Episode) -> Play:
+        episode.observe("say more")
         try:
             for _ in range(2):
-                yield Ask("guest")
-                yield Ask()
+                yield RequestTurn("guest")
+                yield RequestTurn()
         finally:
-            dialogue.end("done")
-            dialogue.add_reward(1.0)
+            episode.end("done")
+            episode.add_reward(1.0)
 
 
 class Garbage:
     """Leaves in dialogues what cannot be kept."""
 
-    def play(self, dialogue: Dialogue) -> Any:
-        dialogue.hear("say more")
-        yield Ask()
-        number = dialogue.task["number"]
+    def run(self, episode: Episode) -> Any:
+        episode.observe("say more")
+        yield RequestTurn()
+        number = episode.task["number"]
         if number == 0:
             yield
         if number == 1:
-            dialogue.hear([{"role": "user", "content": 5}])
+            episode.observe([{"role": "user", "content": 5}])
         if number == 2:
-            dialogue.messages.append({"role": "user", "content": "more"})
+            episode.messages.append({"role": "user", "content": "more"})
         if number == 3:
-            dialogue.metrics["length"] = object()  # type: ignore[assignment]
+            episode.metrics["length"] = object()  # type: ignore[assignment]
         if number == 4:
-            dialogue.add_reward(float("nan"))
+            episode.add_reward(float("nan"))
         if number == 7:
-            dialogue.metrics["length"] = float("inf")
+            episode.metrics["length"] = float("inf")
         if number == 5:
-            dialogue.end("finished")  # type: ignore[arg-type]
+            episode.end("finished")  # type: ignore[arg-type]
         if number == 6:
-            dialogue.gold = 7  # type: ignore[assignment]
-        yield Ask()
+            episode.gold = 7  # type: ignore[assignment]
+        yield RequestTurn()
 
 
 class Broken:
     """Misbehaves in some dialogues."""
 
-    def play(self, dialogue: Dialogue) -> Any:
-        if dialogue.task["number"] == 5:
+    def run(self, episode: Episode) -> Any:
+        if episode.task["number"] == 5:
             return None
-        return self.talk(dialogue)
+        return self.talk(episode)
 
-    def talk(self, dialogue: Dialogue) -> Iterator[Any]:
-        number = dialogue.task["number"]
-        dialogue.hear(f"say {number}")
-        yield Ask()
+    def talk(self, episode: Episode) -> Iterator[Any]:
+        number = episode.task["number"]
+        episode.observe(f"say {number}")
+        yield RequestTurn()
         if number == 1:
             raise OSError("nobody is in")
         if number == 2:
             yield "agent"
         if number == 3:
-            yield Ask("gest")
+            yield RequestTurn("gest")
         if number == 4:
             time.sleep(60)
         if number == 6:
             raise SystemExit(3)
-        yield Ask()
+        yield RequestTurn()
 
 
 class Mute:
@@ -141,14 +141,14 @@ class Mute:
 class Backwards(Rollout):
     """Begins with the last dialogue."""
 
-    def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
-        yield from super().have(iter(list(dialogues)[::-1]))
+    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
+        yield from super().run(iter(list(dialogues)[::-1]))
 
 
 class Told(Transcripts):
     """Tells each dialogue elsewhere too."""
 
-    def add(self, dialogue: Dialogue) -> None:
-        super().add(dialogue)
+    def add(self, episode: Episode) -> None:
+        super().add(episode)
         with Path(os.environ["TOLD"]).open("a", encoding="utf8") as file:
-            file.write(json.dumps([dialogue.key, dialogue.status]) + "\n")
+            file.write(json.dumps([episode.key, episode.status]) + "\n")

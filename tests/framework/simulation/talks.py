@@ -10,7 +10,7 @@ from partita import Model
 
 from ...json_lines import read_json_lines, write_json_lines
 
-PROGRAMS = [Path(__file__).with_name(f"{name}_of_tests.py") for name in ("seats", "plays")]
+PROGRAMS = [Path(__file__).with_name(f"{name}_of_tests.py") for name in ("agents", "plays")]
 WORDS = ["say", "once", "more", "what", "red", "green", "blue", "one", "two", "three", "ball", "box", *"0123456"]
 USER: dict[str, Any] = {"type": "model", "run": "guest", "prompt": "say {number}"}
 
@@ -51,7 +51,7 @@ def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
         "trainer": {"type": "none", "batch_size": 8},
         "simulation": {
             "world": {"type": "user_sim", "done": "box"},
-            "seats": {"user": USER},
+            "agents": {"user": USER},
             "tasks": {"count": 40},
             "max_turns": 4,
             **simulation,

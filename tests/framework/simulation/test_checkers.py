@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from partita.simulation.checkers import Contains, Exact, JsonEqual, Regex
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 
 
-def dialogue(said: str, *, gold: str | None = None, **task: Any) -> Dialogue:
-    found = Dialogue("a", "a", task, 1)
-    found.hear([{"role": "user", "content": "what?"}], gold=gold)
-    found.say(said, ())
+def dialogue(said: str, *, gold: str | None = None, **task: Any) -> Episode:
+    found = Episode("a", "a", task, 1)
+    found.observe([{"role": "user", "content": "what?"}], gold=gold)
+    found.act(said, ())
     return found
 
 
@@ -73,9 +73,9 @@ def test_a_pattern_needs_no_right_answer() -> None:
     [
         (Exact(), dialogue("four"), "the right answer is not known; name its column in options: {column: ...}"),
         (Exact(column="sum"), dialogue("four", one=1, two=2), "the task has no column sum; it has one, two"),
-        (Exact(), Dialogue("a", "a", {}, 1), "the model has said nothing"),
+        (Exact(), Episode("a", "a", {}, 1), "the model has said nothing"),
     ],
 )
-def test_what_nobody_knows_is_told(checker: Any, asked: Dialogue, text: str) -> None:
+def test_what_nobody_knows_is_told(checker: Any, asked: Episode, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         checker.check(asked)

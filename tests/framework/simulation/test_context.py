@@ -67,7 +67,7 @@ def test_dialogues_go_on_without_their_oldest_turns(
     def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
         found = encode(self, dialogues, shown)
         for dialogue, prompt in zip(dialogues, found, strict=True):
-            prompts.append((self.seat, dialogue.key, prompt.text, len(prompt.input_ids)))
+            prompts.append((self.agent, dialogue.key, prompt.text, len(prompt.input_ids)))
         return found
 
     simulated(folder, tmp_path / "ends", **LONG)
@@ -100,9 +100,9 @@ def test_what_is_left_out_hangs_on_nothing_else(folder: Path, tmp_path: Path, ba
 
 
 def test_a_question_that_is_too_long_by_itself_ends_the_dialogue(folder: Path, tmp_path: Path) -> None:
-    seats = {"user": {"type": "scripted", "lines": ["say once", " ".join(["more"] * 30)]}}
+    agents = {"user": {"type": "scripted", "lines": ["say once", " ".join(["more"] * 30)]}}
     changes = {**LONG, "tasks": {"count": 3}}
-    simulated(folder, tmp_path, context=DROPS, seats=seats, **changes)
+    simulated(folder, tmp_path, context=DROPS, agents=agents, **changes)
 
     for line in transcripts(tmp_path):
         assert (line["status"], line["reason"], len(line["messages"])) == ("truncated", "tokens", 3)

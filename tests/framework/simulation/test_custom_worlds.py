@@ -1,4 +1,4 @@
-"""Worlds of the user's: any seats in any order, each dialogue the same whatever stands beside it."""
+"""Worlds of the user's: any agents in any order, each dialogue the same whatever stands beside it."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from partita import ConfigError, ResumeError
 from partita.simulation.rollout import Rollout
-from partita.simulation.speaking import ModelSpeaker
+from partita.simulation.speakers import ModelSpeaker
 
 from ...json_lines import read_json_lines
 from ...properties import ends
@@ -19,9 +19,9 @@ from .talks import fill, simulated, transcripts
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "simulation.md"
 PANEL: dict[str, Any] = {
     "world": {"type": "custom", "target": "plays_of_tests:Panel"},
-    "seats": {
+    "agents": {
         "others": {
-            "guest": {"type": "scripted", "program": "seats_of_tests:Crowd"},
+            "guest": {"type": "scripted", "program": "agents_of_tests:Crowd"},
             "judge": {"type": "model", "run": "guest", "prompt": "red {number}"},
         }
     },
@@ -48,14 +48,14 @@ def panels(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_seats_speak_in_the_order_of_the_world(panels: Path) -> None:
+def test_agents_speak_in_the_order_of_the_world(panels: Path) -> None:
     lines = transcripts(panels)
     assert len(lines) == 40
     ends = set()
     for number, line in enumerate(lines):
-        seats = [message["seat"] for message in line["messages"]]
+        agents = [message["agent"] for message in line["messages"]]
         guests = min(2 + number % 3, 3)
-        assert seats == ["system", "host", *["guest", "agent", "judge"] * guests]
+        assert agents == ["system", "host", *["guest", "agent", "judge"] * guests]
         assert line["reward"] == 0.25 * guests
         assert line["metrics"] == ({"rounds": 3.0} if guests == 3 else {})
         assert (line["status"], line["reason"]) == ("done", None), "a world that says nothing of its end has ended"
@@ -78,15 +78,15 @@ def test_everybody_hears_what_is_said_to_all(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: dict[str, str] = {}
-    said = ModelSpeaker.said
+    said = ModelSpeaker.turn_recorded
 
     def watched(self: ModelSpeaker, lane: int) -> None:
         dialogue, prompt = self.asked[lane]
         if dialogue.key == "task-1":
-            prompts[self.seat] = prompt.text
+            prompts[self.agent] = prompt.text
         said(self, lane)
 
-    monkeypatch.setattr(ModelSpeaker, "said", watched)
+    monkeypatch.setattr(ModelSpeaker, "turn_recorded", watched)
     simulated(folder, tmp_path, **PANEL)
 
     line = transcripts(panels)[1]
@@ -97,7 +97,7 @@ def test_everybody_hears_what_is_said_to_all(
 
 
 def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path, tmp_path: Path) -> None:
-    report = simulated(folder, tmp_path, world=world("Quiz"), seats={}, history=["gold", "predicted"])
+    report = simulated(folder, tmp_path, world=world("Quiz"), agents={}, history=["gold", "predicted"])
 
     for line in transcripts(tmp_path):
         assert (line["status"], line["reason"]) == ("truncated", "bell")
@@ -108,23 +108,23 @@ def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path
 
 
 def test_the_agent_answers_no_more_often_than_the_file_says(folder: Path, tmp_path: Path) -> None:
-    simulated(folder, tmp_path, world=world("Endless"), seats={}, max_turns=5)
+    simulated(folder, tmp_path, world=world("Endless"), agents={}, max_turns=5)
 
     for line in transcripts(tmp_path):
         assert (line["status"], line["reason"]) == ("truncated", "turns")
-        assert sum(message["seat"] == "agent" for message in line["messages"]) == 5
+        assert sum(message["agent"] == "agent" for message in line["messages"]) == 5
 
 
 def test_a_world_that_breaks_its_contract_fails_its_own_dialogue(folder: Path, tmp_path: Path) -> None:
     limits = {"step_seconds": 1.0, "fail_fraction": 0.5}
-    report = simulated(folder, tmp_path, world=world("Broken"), seats={}, limits=limits)
+    report = simulated(folder, tmp_path, world=world("Broken"), agents={}, limits=limits)
 
     reasons = {
         1: "world: OSError: nobody is in",
-        2: "world: play gave 'agent'; yield partita.simulation.Ask(), with a seat's name in it",
-        3: "world: play asks 'gest'; the seats of the file are agent",
+        2: "world: run gave 'agent'; yield partita.simulation.RequestTurn(), with an agent's name in it",
+        3: "world: run asks 'gest'; the agents of the file are agent",
         4: "timeout: no answer within 1 s (limits.step_seconds)",
-        5: "world: play gave None; write it with yield",
+        5: "world: run gave None; write it with yield",
         6: "world: SystemExit: 3",
     }
     for number, line in enumerate(transcripts(tmp_path)):
@@ -134,40 +134,40 @@ def test_a_world_that_breaks_its_contract_fails_its_own_dialogue(folder: Path, t
 
 
 def test_a_world_that_fails_at_its_end_fails_its_dialogue(folder: Path, tmp_path: Path) -> None:
-    simulated(folder, tmp_path, world=world("Grudging"), seats={}, tasks={"count": 4}, max_turns=2)
+    simulated(folder, tmp_path, world=world("Grudging"), agents={}, tasks={"count": 4}, max_turns=2)
 
     for line in transcripts(tmp_path):
         assert (line["status"], line["reason"]) == ("failed", "world: OSError: the door is stuck")
 
 
 def test_what_a_world_does_at_its_end_makes_no_success_of_a_failure(folder: Path, tmp_path: Path) -> None:
-    guest = {"type": "scripted", "program": "seats_of_tests:Crowd", "options": {"misbehaves": True}}
+    guest = {"type": "scripted", "program": "agents_of_tests:Crowd", "options": {"misbehaves": True}}
     crowd = {"others": {"guest": guest}}
-    simulated(folder, tmp_path / "failed", world=world("Vain"), seats=crowd, tasks={"count": 4}, max_turns=5)
-    simulated(folder, tmp_path / "cut", world=world("Vain"), seats=crowd, tasks={"count": 2}, max_turns=1)
+    simulated(folder, tmp_path / "failed", world=world("Vain"), agents=crowd, tasks={"count": 4}, max_turns=5)
+    simulated(folder, tmp_path / "cut", world=world("Vain"), agents=crowd, tasks={"count": 2}, max_turns=1)
 
     ends = [(line["status"], line["reason"], line["reward"]) for line in transcripts(tmp_path / "cut")]
     assert ends == [("truncated", "turns", 1.0)] * 2
     ends = [(line["status"], line["reason"], line["reward"]) for line in transcripts(tmp_path / "failed")]
-    assert ends == [("done", None, 1.0)] * 3 + [("failed", "seat guest: OSError: nobody is in", None)]
+    assert ends == [("done", None, 1.0)] * 3 + [("failed", "agent guest: OSError: nobody is in", None)]
 
 
 def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    simulated(folder, tmp_path, world=world("Garbage"), seats={}, tasks={"count": 9}, limits={"fail_fraction": 1.0})
+    simulated(folder, tmp_path, world=world("Garbage"), agents={}, tasks={"count": 9}, limits={"fail_fraction": 1.0})
 
     reasons = [
-        "world: play gave None; yield partita.simulation.Ask(), with a seat's name in it",
+        "world: run gave None; yield partita.simulation.RequestTurn(), with an agent's name in it",
         (
-            "world: play gave the message {'role': 'user', 'content': 5, 'seat': 'user'}; "
+            "world: run gave the message {'role': 'user', 'content': 5, 'agent': 'user'}; "
             "give a role (system, user, assistant, tool) and a text as content"
         ),
-        "world: play added messages without a seat; say them with dialogue.hear(text, seat=...)",
-        "world: play gave metrics of ",
-        "world: play gave a reward of nan; give a number or None",
-        "world: play ended with 'finished'; write done or truncated, or raise what failed",
-        "world: play gave gold of 7; give a text",
-        "world: play gave metrics of {'length': inf}; give numbers by name",
+        "world: run added messages without an agent; say them with dialogue.observe(text, agent=...)",
+        "world: run gave metrics of ",
+        "world: run gave a reward of nan; give a number or None",
+        "world: run ended with 'finished'; write done or truncated, or raise what failed",
+        "world: run gave gold of 7; give a text",
+        "world: run gave metrics of {'length': inf}; give numbers by name",
     ]
     lines = transcripts(tmp_path)
     for line, reason in zip(lines, reasons, strict=False):
@@ -177,19 +177,19 @@ def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: 
     assert [line["status"] for line in lines] == ["failed"] * 8 + ["done"]
     assert "predicted history: 8 of 9 dialogues failed: world" in caplog.text
     assert (
-        "predicted history: task-7 failed: world: play gave metrics of {'length': inf}; give numbers by name"
+        "predicted history: task-7 failed: world: run gave metrics of {'length': inf}; give numbers by name"
         in caplog.text
     )
 
 
 def test_another_world_does_not_go_on_where_this_one_was(folder: Path, tmp_path: Path) -> None:
-    simulated(folder, tmp_path / "out", world=world("Endless"), seats={}, tasks={"count": 2})
+    simulated(folder, tmp_path / "out", world=world("Endless"), agents={}, tasks={"count": 2})
     place = folder / "plays_of_tests.py"
     text = place.read_text("utf8")
     place.write_text(text + "\n# changed\n", encoding="utf8")
     try:
         with pytest.raises(ResumeError, match="holds dialogues of another world; write --fresh"):
-            simulated(folder, tmp_path / "out", world=world("Endless"), seats={}, tasks={"count": 2})
+            simulated(folder, tmp_path / "out", world=world("Endless"), agents={}, tasks={"count": 2})
     finally:
         place.write_text(text, encoding="utf8")
 
@@ -197,7 +197,7 @@ def test_another_world_does_not_go_on_where_this_one_was(folder: Path, tmp_path:
 CHANGES: list[tuple[dict[str, Any], str]] = [
     (
         {"world": world("Mute")},
-        "simulation.world.target: Mute has no play(dialogue); write one that yields partita.simulation.Ask()",
+        "simulation.world.target: Mute has no run(episode); write one that yields partita.simulation.RequestTurn()",
     ),
     (
         {"world": world("Panel", round=1)},
@@ -208,23 +208,23 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
         "simulation.world.target: no world is named panel; write module:Class",
     ),
     (
-        {"world": world("Quiz"), "seats": {"others": {"guest": {"type": "scripted", "program": "crowd"}}}},
-        "simulation.seats.others.guest.program: no seat is named crowd; write module:Class",
+        {"world": world("Quiz"), "agents": {"others": {"guest": {"type": "scripted", "program": "crowd"}}}},
+        "simulation.agents.others.guest.program: no agent is named crowd; write module:Class",
     ),
     (
-        {"world": world("Quiz"), "seats": {"others": {"guest": {"type": "model", "run": "nobody"}}}},
-        "simulation.seats.others.guest.run: ",
+        {"world": world("Quiz"), "agents": {"others": {"guest": {"type": "model", "run": "nobody"}}}},
+        "simulation.agents.others.guest.run: ",
     ),
     (
-        {"world": world("Quiz"), "seats": {}, "rollout": "plays_of_tests:Quiz"},
+        {"world": world("Quiz"), "agents": {}, "rollout": "plays_of_tests:Quiz"},
         "simulation.rollout: Quiz is no subclass of partita.simulation.Rollout",
     ),
     (
-        {"world": world("Quiz"), "seats": {}, "transcripts": "plays_of_tests:Backwards"},
+        {"world": world("Quiz"), "agents": {}, "transcripts": "plays_of_tests:Backwards"},
         "simulation.transcripts: Backwards is no subclass of partita.simulation.Transcripts",
     ),
     (
-        {"world": world("Quiz"), "seats": {}, "rollout": "slot"},
+        {"world": world("Quiz"), "agents": {}, "rollout": "slot"},
         "simulation.rollout: no rollout is named slot; did you mean slots?",
     ),
 ]
@@ -245,9 +245,9 @@ def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
     begin = Rollout.begin
 
     def watched(self: Rollout) -> None:
-        before = set(self.live.values())
+        before = set(self.active.values())
         begin(self)
-        begun.extend(live.dialogue.key for live in self.live.values() if live not in before)
+        begun.extend(live.episode.key for live in self.active.values() if live not in before)
 
     monkeypatch.setattr(Rollout, "begin", watched)
     keepers = {"rollout": "plays_of_tests:Backwards", "transcripts": "plays_of_tests:Told"}
@@ -270,13 +270,13 @@ def test_the_guides_world_and_transcripts_run_as_they_stand(
         folder,
         tmp_path,
         world={"type": "custom", "target": "tables:Table", "options": {"courses": 3}},
-        seats={"others": {"guest": {"type": "model", "run": "guest", "prompt": "say {number}"}, "friend": friend}},
+        agents={"others": {"guest": {"type": "model", "run": "guest", "prompt": "say {number}"}, "friend": friend}},
         transcripts="tables:Printed",
     )
 
     for line in transcripts(tmp_path):
-        seats = [message["seat"] for message in line["messages"]]
-        assert seats == ["system", "host", *["guest", "friend", "agent"] * 2, "guest", "agent"]
+        agents = [message["agent"] for message in line["messages"]]
+        assert agents == ["system", "host", *["guest", "friend", "agent"] * 2, "guest", "agent"]
         assert (line["status"], line["metrics"]) == ("done", {"courses": 3})
     assert capsys.readouterr().out.count(" done 0.0\n") == 40
 
@@ -286,17 +286,17 @@ def test_a_package_brings_names_for_all_of_them(
 ) -> None:
     install(
         tmp_path,
-        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.seats]\ncrowd = seats_of_tests:Crowd\n"
+        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.agents]\ncrowd = agents_of_tests:Crowd\n"
         "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n[partita.transcripts]\ntold = plays_of_tests:Told\n",
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
-    others = PANEL["seats"]["others"] | {"guest": {"type": "scripted", "program": "crowd"}}
+    others = PANEL["agents"]["others"] | {"guest": {"type": "scripted", "program": "crowd"}}
     simulated(
         folder,
         tmp_path / "out",
         world={"type": "custom", "target": "panel"},
-        seats={"others": others},
+        agents={"others": others},
         rollout="backwards",
         transcripts="told",
     )

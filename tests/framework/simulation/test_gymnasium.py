@@ -10,8 +10,8 @@ import pytest
 from partita import ConfigError, Model
 from partita.simulation.adapters import load_environment
 from partita.simulation.adapters.gymnasium import GymnasiumEnvironment
-from partita.simulation.contract import GarbageError, UnfitError, answered, opened
-from partita_schema.simulation import EnvironmentWorld
+from partita.simulation.contract import ContractError, UnfitError, answered, opened
+from partita_schema.simulation import EnvironmentWorldConfig
 
 from ...json_lines import read_json_lines
 from .programs_of_tests import Guess, Guesses, Picture
@@ -114,14 +114,14 @@ def test_what_is_no_step_is_told(found: Any, text: str, monkeypatch: pytest.Monk
     environment.reset(seed=5, task={})
     monkeypatch.setattr(Guess, "step", lambda self, action: found)
 
-    with pytest.raises(GarbageError) as error:
+    with pytest.raises(ContractError) as error:
         environment.step("red")
     assert str(error.value) == text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gymnasium") is not None, reason="gymnasium is installed")
 def test_an_id_needs_gymnasium() -> None:
-    section = EnvironmentWorld(type="environment", interface="gymnasium", environment="Letters-v0")
+    section = EnvironmentWorldConfig(type="environment", interface="gymnasium", environment="Letters-v0")
     with pytest.raises(ConfigError) as error:
         load_environment(section, folder=None)
     assert str(error.value) == (

@@ -11,7 +11,7 @@ import torch
 from partita import Model
 from partita.lm.base import SlotRequest
 from partita.lm.slots import Slots
-from partita.simulation.slots import DialogueScheduler
+from partita.simulation.dialogue_scheduler import DialogueScheduler
 
 from ...properties import ends
 from . import test_simulate

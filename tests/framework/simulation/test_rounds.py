@@ -27,7 +27,7 @@ from ...seeds import session_seed
 PROGRAMS = Path(__file__).with_name("worlds_of_tests.py")
 
 
-def settings(**train_on: Any) -> dict[str, Any]:
+def settings(**self_training: Any) -> dict[str, Any]:
     """A file whose rounds take 40 dialogues and 6 steps each."""
     scratch = {
         "type": "scratch",
@@ -48,7 +48,7 @@ def settings(**train_on: Any) -> dict[str, Any]:
         "simulation": {
             "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
             "tasks": {"count": 20},
-            "train_on": {"rounds": 2, "tasks": {"count": 40}, "max_steps": 6, **train_on},
+            "self_training": {"rounds": 2, "tasks": {"count": 40}, "max_steps": 6, **self_training},
         },
     }
 
@@ -67,9 +67,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train(run: str, **train_on: Any) -> Any:
+def train(run: str, **self_training: Any) -> Any:
     """The result of training a file."""
-    Path("run.yaml").write_text(yaml.safe_dump(settings(**train_on)), encoding="utf8")
+    Path("run.yaml").write_text(yaml.safe_dump(settings(**self_training)), encoding="utf8")
     return Model("run.yaml", quiet=True).train(run=run)
 
 
@@ -172,7 +172,7 @@ def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
 
     assert same(first, weights(folder / "run" / "rounds" / "1"))
     assert same(weights(folder / "run"), weights(folder / "run" / "rounds" / "2"))
-    with pytest.raises(Exception, match=r"simulation.train_on.mix: 0.4 -> 0.5"):
+    with pytest.raises(Exception, match=r"simulation.self_training.mix: 0.4 -> 0.5"):
         train("run", rounds=2, mix=0.5)
 
 
@@ -184,11 +184,11 @@ def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
             "module worlds_of_tests has no class Repaet; did you mean Repeat?",
         ),
         ({"checker": {"type": "exakt"}}, "no checker is named exakt; did you mean exact?"),
-        ({"train_on": {"tasks": {"source": "nobody.jsonl"}}}, "nobody.jsonl does not exist in "),
+        ({"self_training": {"tasks": {"source": "nobody.jsonl"}}}, "nobody.jsonl does not exist in "),
         (
             {
                 "world": {"type": "user_sim", "first": "say red"},
-                "seats": {"user": {"type": "model", "run": "runs/nobody"}},
+                "agents": {"user": {"type": "model", "run": "runs/nobody"}},
             },
             "nobody is neither a run directory nor a saved model",
         ),

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, Model, PartitaError, ResumeError
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 from partita.simulation.report import outcomes_of
 
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines, write_json_lines
 from ...properties import ends
-from .test_hosted import lives
+from .test_environment_server import lives
 
 WORLDS = Path(__file__).with_name("worlds_of_tests.py")
 
@@ -96,7 +96,7 @@ def test_dialogues_are_the_same_in_whatever_order_they_begin(
 ) -> None:
     begun: list[str] = []
 
-    def shuffled(dialogues: list[Dialogue], section: Any) -> list[Dialogue]:
+    def shuffled(dialogues: list[Episode], section: Any) -> list[Episode]:
         found = random.Random(seed).sample(dialogues, len(dialogues))
         begun.extend(dialogue.key for dialogue in found)
         return found
@@ -408,7 +408,7 @@ def test_a_file_without_the_section_says_what_to_write(folder: Path) -> None:
 
 
 def test_failures_are_left_out_or_count_as_0() -> None:
-    good, bad = Dialogue("a", "a", {}, 1, reward=0.5, status="done"), Dialogue("b", "b", {}, 1, reward=0.7)
+    good, bad = Episode("a", "a", {}, 1, reward=0.5, status="done"), Episode("b", "b", {}, 1, reward=0.7)
     bad.end("failed", "environment: OSError: no")
     outcomes = outcomes_of([good, bad], repeats=1)
 

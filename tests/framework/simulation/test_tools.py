@@ -15,10 +15,10 @@ from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted, tools_of
 from partita.simulation.adapters.tools import Tools
 from partita.simulation.closing import Closing
-from partita.simulation.contract import Environment, GarbageError, answered, opened
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.contract import ContractError, Environment, answered, opened
+from partita.simulation.episode import Episode
 from partita.simulation.rollout import Rollout
-from partita.simulation.speaking import Voice
+from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import EnvironmentWorld
 from partita_schema.load import load_config
@@ -139,7 +139,7 @@ def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
     assert said[1]["content"].startswith("A guest comes.\none ")
     assert [message["role"] for message in plain] == ["system", "user"]
     assert plain[1]["content"] == "Count."
-    with pytest.raises(GarbageError, match="reset said nothing, and the task has no prompt; one of them begins"):
+    with pytest.raises(ContractError, match="reset said nothing, and the task has no prompt; one of them begins"):
         counter.reset(seed=1, task={})
 
 
@@ -179,7 +179,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
     ).config
     lm = ScriptedModel(clerk)
     encoder = RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
-    agent = Voice(
+    agent = ModelSpec(
         cast(Any, lm),
         TurnEncoder(encoder, "messages", lm.tokenizer.decode),
         options=GenerationOptions({}),
@@ -190,7 +190,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
     )
     world = EnvironmentWorld(partial(made, Stall), max_turns=5, closing=Closing())
     rollout = Rollout(world, {"agent": agent}, lanes=4, seed=1, limits=Limits())
-    had = list(rollout.have(iter(Dialogue(str(seed), "a", {}, seed) for seed in range(12))))
+    had = list(rollout.run(iter(Episode(str(seed), "a", {}, seed) for seed in range(12))))
 
     assert len(had) == 12
     for dialogue in had:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from partita import ResumeError
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 from partita.simulation.transcripts import Transcripts, forget, open_transcripts
 
 DECIDED = {"model": "a"}
 
 
-def dialogue(number: int, status: str = "done") -> Dialogue:
-    found = Dialogue(f"task-{number}", f"task-{number}", {}, number)
+def dialogue(number: int, status: str = "done") -> Episode:
+    found = Episode(f"task-{number}", f"task-{number}", {}, number)
     found.end("failed" if status == "failed" else "done", "environment: no" if status == "failed" else None)
     return found
 

@@ -16,7 +16,7 @@ import numpy as np
 from partita.data.dialogue.squash import ALL, HistoryLimits, Message, answers, history
 from partita.data.rows import RowKeys, Rows, digest
 from partita_schema.config import Config
-from partita_schema.dialogue import Dialogue
+from partita_schema.dialogue import DialogueConfig
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
 
 Mode = Literal["packed_dialogue", "squash", "last_turn"]
@@ -138,7 +138,7 @@ def for_scores(expander: Expander) -> Expander:
     return replace(expander, mode="squash", labels="first", all_labels=True)
 
 
-def context_of(dialogue: Dialogue) -> HistoryLimits:
+def context_of(dialogue: DialogueConfig) -> HistoryLimits:
     """What a row shows of what was said."""
     return HistoryLimits(
         include_labels=dialogue.include_labels,

@@ -12,7 +12,7 @@ from typing import Any
 
 from partita.data.reading.in_memory import open_in_memory
 from partita.data.rows import Rows
-from partita.simulation.dialogue import Dialogue, from_line
+from partita.simulation.episode import Episode, from_line
 from partita_schema.errors import DataError, NothingToLearnError
 from partita_schema.sealed import DamagedError, unsealed_line
 from partita_schema.sources import Select, SimulationSource, Target
@@ -41,7 +41,7 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
     return open_in_memory(found, name=name)
 
 
-def dialogues_of(path: Path) -> Iterator[Dialogue]:
+def dialogues_of(path: Path) -> Iterator[Episode]:
     """The dialogues of a file. Raises DataError."""
     try:
         lines = path.read_bytes().splitlines()
@@ -61,40 +61,40 @@ def dialogues_of(path: Path) -> Iterator[Dialogue]:
             ) from error
 
 
-def what_came(dialogue: Dialogue) -> str:
+def what_came(episode: Episode) -> str:
     """What a dialogue came to, in a word or two."""
-    if dialogue.status == "failed":
+    if episode.status == "failed":
         return "failed"
-    if dialogue.succeeded is False and dialogue.replies and right_answer(dialogue, len(dialogue.replies) - 1) is None:
+    if episode.succeeded is False and episode.replies and right_answer(episode, len(episode.replies) - 1) is None:
         return "wrong, with no right answer known"
-    return {True: "succeeded", False: "wrong", None: "of which nobody knows"}[dialogue.succeeded]
+    return {True: "succeeded", False: "wrong", None: "of which nobody knows"}[episode.succeeded]
 
 
-def rows_of(dialogue: Dialogue, *, select: Select, target: Target) -> list[Row]:
+def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:
     """The rows of a dialogue; none where it is not to be learned from, or no right answer is known."""
-    if dialogue.status == "failed" or not dialogue.replies or dialogue.succeeded is None:
+    if episode.status == "failed" or not episode.replies or episode.succeeded is None:
         return []
-    if select != "all" and dialogue.succeeded != (select == "succeeded"):
+    if select != "all" and episode.succeeded != (select == "succeeded"):
         return []
-    places = range(len(dialogue.replies)) if target == "every_agent_turn" else [len(dialogue.replies) - 1]
-    made = ((dialogue.replies[place].place, right_answer(dialogue, place)) for place in places)
-    return [row_of(dialogue, start, right) for start, right in made if right is not None]
+    places = range(len(episode.replies)) if target == "every_agent_turn" else [len(episode.replies) - 1]
+    made = ((episode.replies[place].place, right_answer(episode, place)) for place in places)
+    return [row_of(episode, start, right) for start, right in made if right is not None]
 
 
-def right_answer(dialogue: Dialogue, number: int) -> str | None:
+def right_answer(episode: Episode, number: int) -> str | None:
     """What the model should have said in a turn; None where that is not known."""
-    reply = dialogue.replies[number]
-    if dialogue.succeeded:
+    reply = episode.replies[number]
+    if episode.succeeded:
         return reply.text.strip() or None
-    last = number == len(dialogue.replies) - 1
-    return (dialogue.target if last and dialogue.target is not None else reply.gold) or None
+    last = number == len(episode.replies) - 1
+    return (episode.target if last and episode.target is not None else reply.gold) or None
 
 
-def row_of(dialogue: Dialogue, end: int, right: str) -> Row:
+def row_of(episode: Episode, end: int, right: str) -> Row:
     """What was said up to a message, and the right answer in its place."""
-    own = {reply.place for reply in dialogue.replies}
+    own = {reply.place for reply in episode.replies}
     said = [
         {"role": message["role"], "content": message["content"]} | ({"learned": True} if place in own else {})
-        for place, message in enumerate(dialogue.messages[:end])
+        for place, message in enumerate(episode.messages[:end])
     ]
     return {"messages": said, "labels": [right], "learn_all": False}

@@ -17,7 +17,7 @@ from partita.data.dialogue.squash import HistoryLimits, history
 from partita.data.shaping.chat import ChatTemplate, Rendered, by_marks
 from partita.data.shaping.formatter import FormattedText, Segment
 from partita_schema.config import Config
-from partita_schema.dialogue import Dialogue
+from partita_schema.dialogue import DialogueConfig
 from partita_schema.errors import ModelError, RewrittenError, RowError
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class DialogueFormatter:
         return str(getattr(self._settings.speakers, role))
 
 
-def resolved_mode(dialogue: Dialogue, *, chat: ChatTemplate | None) -> Mode:
+def resolved_mode(dialogue: DialogueConfig, *, chat: ChatTemplate | None) -> Mode:
     """The mode that is written, or the best one for the chat template."""
     if dialogue.mode != "auto":
         return dialogue.mode

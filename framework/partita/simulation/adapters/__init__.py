@@ -9,13 +9,13 @@ from partita.simulation.adapters.tools import ToolEnvironment, Tools
 from partita.simulation.contract import Environment, UnfitError
 from partita.simulation.registry import ENVIRONMENTS
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.simulation import EnvironmentWorld
+from partita_schema.simulation import EnvironmentWorldConfig
 from partita_schema.target import is_target
 
 KEY = "simulation.world.environment"
 
 
-def load_environment(section: EnvironmentWorld, *, folder: Path | None) -> tuple[Callable[..., Any], Any]:
+def load_environment(section: EnvironmentWorldConfig, *, folder: Path | None) -> tuple[Callable[..., Any], Any]:
     """What makes the program of a world of its options, and the code that it comes from.
 
     Raises ConfigError where there is none.

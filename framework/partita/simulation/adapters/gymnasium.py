@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.contract import GarbageError, Message, UnfitError, shown
+from partita.simulation.contract import ContractError, Message, UnfitError, shown
 from partita_schema.errors import ConfigError, Problem
 from partita_trainers.registry import importable
 
@@ -39,14 +39,14 @@ class GymnasiumEnvironment:
         """Begin a session. Raises GarbageError where it is not begun with a text and info."""
         found = self.program.reset(seed=seed, options=dict(task))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise GarbageError(f"reset gave {shown(found)}; give (observation, info), as since Gymnasium 0.26")
+            raise ContractError(f"reset gave {shown(found)}; give (observation, info), as since Gymnasium 0.26")
         return heard(found[0], "reset"), told(found[1])
 
     def step(self, action: str) -> tuple[list[Message], float | None, bool, bool, Mapping[str, Any]]:
         """One step of it. Raises GarbageError where it does not give five things and a text first."""
         found = self.program.step(action)
         if not isinstance(found, tuple) or len(found) != 5:
-            raise GarbageError(f"step gave {shown(found)}; give (observation, reward, terminated, truncated, info)")
+            raise ContractError(f"step gave {shown(found)}; give (observation, reward, terminated, truncated, info)")
         observation, reward, terminated, truncated, info = found
         return heard(observation, "step"), number(reward), bool(terminated), bool(truncated), told(info)
 
@@ -60,14 +60,14 @@ class GymnasiumEnvironment:
 def heard(observation: Any, method: str) -> list[Message]:
     """An observation as a message; none of an empty one. Raises GarbageError where it is no text."""
     if not isinstance(observation, str):
-        raise GarbageError(f"{method} gave the observation {shown(observation)}; give a text")
+        raise ContractError(f"{method} gave the observation {shown(observation)}; give a text")
     return [{"role": "user", "content": observation}] if observation else []
 
 
 def told(info: Any) -> Mapping[str, Any]:
     """What dialogues take of info: `gold` and `metrics`. The rest is its own affair. Raises GarbageError."""
     if not isinstance(info, Mapping):
-        raise GarbageError(f"info is {shown(info)}; give a dictionary")
+        raise ContractError(f"info is {shown(info)}; give a dictionary")
     return {name: info[name] for name in ("gold", "metrics") if name in info}
 
 
@@ -76,7 +76,7 @@ def number(reward: Any) -> float:
     try:
         return float(reward)
     except (TypeError, ValueError):
-        raise GarbageError(f"step gave a reward of {shown(reward)}; give a number") from None
+        raise ContractError(f"step gave a reward of {shown(reward)}; give a number") from None
 
 
 def registered(name: str, *, key: str, folder: Path | None) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
-from partita.simulation.contract import GarbageError, Message, UnfitError, messages_of, shown
+from partita.simulation.contract import ContractError, Message, UnfitError, messages_of, shown
 from partita_schema.json_values import json_validator, schema_mistake
 from partita_schema.nearest import nearest
 
@@ -93,14 +93,14 @@ class ToolEnvironment:
         """The tools, the task's `prompt`, and behind it what `reset` says. It gets those columns that it asks for."""
         said = self.program.reset(**accepted(self.program.reset, {**task, "seed": seed}))
         if said is not None and not isinstance(said, str):
-            raise GarbageError(f"reset gave {shown(said)}; give a text or None")
+            raise ContractError(f"reset gave {shown(said)}; give a text or None")
         messages = messages_of(task.get("prompt", ""), "the task's prompt")
         if said and messages and messages[-1]["role"] == "user":
             messages[-1]["content"] += f"\n{said}"
         elif said:
             messages.append({"role": "user", "content": said})
         if not messages:
-            raise GarbageError("reset said nothing, and the task has no prompt; one of them begins the dialogue")
+            raise ContractError("reset said nothing, and the task has no prompt; one of them begins the dialogue")
         if messages[0]["role"] == "system":
             messages[0]["content"] += f"\n\n{self.tools.text()}"
         else:
@@ -136,7 +136,7 @@ class ToolEnvironment:
         try:
             earned = float(found)
         except (TypeError, ValueError):
-            raise GarbageError(f"the reward is {shown(found)}; give a number or None") from None
+            raise ContractError(f"the reward is {shown(found)}; give a number or None") from None
         before, self.earned = self.earned or 0.0, earned
         return earned - before
 

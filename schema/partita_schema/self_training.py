@@ -1,4 +1,4 @@
-"""Rounds of dialogues and training: `simulation.train_on`."""
+"""Rounds of dialogues and training: `simulation.self_training`."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ class RoundTasks(Base):
         return self
 
 
-class TrainOn(Base):
+class SelfTrainingConfig(Base):
     """Training on dialogues that the model has had itself: a round has dialogues with the weights of the round before,
     makes rows of them, and trains on these rows mixed with those of data."""
 
@@ -51,7 +51,7 @@ class TrainOn(Base):
     null: no guard, and no such dialogues."""
 
     @model_validator(mode="after")
-    def length_is_said_once(self) -> "TrainOn":
+    def length_is_said_once(self) -> "SelfTrainingConfig":
         if self.epochs is not None and self.max_steps is not None:
             raise broken("epochs and max_steps both say how long a round is; keep one", at="max_steps")
         return self

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from partita.inference.oom_backoff import Capacity
 from partita.inference.predict import ShowProgress
 from partita.inference.work_queue import WorkQueue, drain
-from partita.simulation.dialogue import Dialogue
+from partita.simulation.episode import Episode
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.turns import tell_prompts
@@ -32,7 +32,7 @@ ASK_SECONDS = 0.25
 """Time after which it is looked again whether another process ends the simulation."""
 
 
-class Standing:
+class RolloutProgress:
     """How far all processes are. Each makes one at the same point of its work."""
 
     def __init__(self, process_group: ProcessGroup, *, ended: int, failed: int) -> None:
@@ -71,7 +71,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Ending:
+class WorkerSummary:
     """How a process has come to the end of its part.
 
     It holds all that is said of the end: the numbers that are counted up are gone with the first process that leaves.
@@ -89,8 +89,8 @@ class Ending:
     """Of the last one that failed there."""
 
 
-def have(
-    dialogues: Sequence[Dialogue],
+def rollout(
+    dialogues: Sequence[Episode],
     transcripts: Transcripts,
     *,
     begin: Callable[..., Rollout],
@@ -111,7 +111,7 @@ def have(
     owed = [dialogue for dialogue in dialogues if dialogue.key not in had]
     if had and owed:
         logger.info("%s of %s dialogues were had before", f"{len(had):,}", f"{len(dialogues):,}")
-    standing = Standing(process_group, ended=len(had), failed=sum(status == "failed" for status in had.values()))
+    standing = RolloutProgress(process_group, ended=len(had), failed=sum(status == "failed" for status in had.values()))
     claims = WorkQueue(len(owed), process_group=process_group)
     # No rank begins more than its share at once: the others would be left without.
     share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // process_group.world_size))))
@@ -122,10 +122,10 @@ def have(
         with synchronized_errors(process_group, "the dialogues"), stopping_all(standing):
             rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
             begun = (owed[place] for place in drain(claims))
-            shown, too_many = keep(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
+            shown, too_many = record(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
             if asked.asked or too_many:
                 standing.stop()
-        ending = Ending(*standing.mine, asked.asked, too_many, transcripts.last_failure)
+        ending = WorkerSummary(*standing.mine, asked.asked, too_many, transcripts.last_failure)
         if process_group.rank > 0:
             transcripts.close()  # rank 0 takes over what is there
         endings = process_group.all_gather_object(ending, "the end of the dialogues")
@@ -144,12 +144,12 @@ def have(
         raise KeyboardInterrupt
 
 
-def keep(
+def record(
     rollout: Rollout,
-    dialogues: Iterator[Dialogue],
+    dialogues: Iterator[Episode],
     transcripts: Transcripts,
     *,
-    standing: Standing,
+    standing: RolloutProgress,
     display: Progress,
     limits: Limits,
 ) -> tuple[int, bool]:
@@ -158,11 +158,11 @@ def keep(
     How many the display has shown, of all processes, and whether so many have failed.
     """
     started, shown = time.perf_counter(), standing.before[0]
-    for dialogue in rollout.have(dialogues):
+    for dialogue in rollout.run(dialogues):
         transcripts.add(dialogue)
         ended, failed, turns = standing.note(failed=dialogue.status == "failed", turns=len(dialogue.replies))
         rate = turns / (time.perf_counter() - started)
-        display.advance(ended - shown, live=len(rollout.live), failed=failed, turns_per_second=rate)
+        display.advance(ended - shown, live=len(rollout.active), failed=failed, turns_per_second=rate)
         shown = ended
         if ended >= FIRST and failed > limits.fail_fraction * ended:
             return shown, True
@@ -170,7 +170,7 @@ def keep(
 
 
 @contextmanager
-def stopping_all(standing: Standing) -> Iterator[None]:
+def stopping_all(standing: RolloutProgress) -> Iterator[None]:
     """Around the work of this process: what it raises ends the work of the others."""
     try:
         yield

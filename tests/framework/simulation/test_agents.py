@@ -1,4 +1,4 @@
-"""Two seats talk: models, programs, lines and data sets, each dialogue the same whatever stands beside it."""
+"""Two agents talk: models, programs, lines and data sets, each dialogue the same whatever stands beside it."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import pytest
 
 from partita import ConfigError, DataError, Model
 from partita.simulation import run as simulation_run
-from partita.simulation.dialogue import Dialogue, from_line
+from partita.simulation.episode import Episode, from_line
 from partita.simulation.turns import TurnEncoder
 from partita_schema.sealed import KEY as CHECKSUM
 
@@ -22,7 +22,7 @@ from .talks import USER, fill, settings, simulated, transcripts
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two models, dialogues, and programs that speak."""
-    folder = tmp_path_factory.mktemp("seats")
+    folder = tmp_path_factory.mktemp("agents")
     fill(folder)
     return folder
 
@@ -48,12 +48,12 @@ def test_two_models_say_the_same_whatever_stands_beside_them(
 def test_two_models_say_the_same_in_any_order(
     folder: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    have = simulation_run.have
+    have = simulation_run.rollout
 
-    def shuffled(dialogues: list[Dialogue], *arguments: Any, **options: Any) -> None:
+    def shuffled(dialogues: list[Episode], *arguments: Any, **options: Any) -> None:
         have(random.Random(3).sample(dialogues, len(dialogues)), *arguments, **options)
 
-    monkeypatch.setattr(simulation_run, "have", shuffled)
+    monkeypatch.setattr(simulation_run, "rollout", shuffled)
     simulated(folder, tmp_path)
 
     kept = (tmp_path / ".predicted.jsonl").read_text("utf8").splitlines()[1:]
@@ -65,14 +65,14 @@ def test_two_models_say_the_same_in_any_order(
 def test_the_user_begins_and_ends_a_dialogue(talks: Path) -> None:
     ends = set()
     for line in transcripts(talks):
-        seats = [message["seat"] for message in line["messages"]]
-        assert seats == [("user", "agent")[place % 2] for place in range(len(seats))]
-        assert seats[-1] == "user", "who speaks last sees whether all is done"
+        agents = [message["agent"] for message in line["messages"]]
+        assert agents == [("user", "agent")[place % 2] for place in range(len(agents))]
+        assert agents[-1] == "user", "who speaks last sees whether all is done"
         assert all(message["tokens"] for message in line["messages"] if message["content"])
         assert all("box" not in message["content"] for message in line["messages"][:-1:2])
         is_done = "box" in line["messages"][-1]["content"]
         assert (line["status"], line["reason"]) == (("done", None) if is_done else ("truncated", "turns"))
-        assert is_done or seats.count("agent") == 4
+        assert is_done or agents.count("agent") == 4
         ends.add(line["status"])
     assert ends == {"done", "truncated"}
 
@@ -86,11 +86,11 @@ def test_a_line_of_a_transcript_gives_its_dialogue_back(talks: Path) -> None:
     assert dialogue.turns_of("user") == len(dialogue.tokens) == 5
 
 
-def test_a_seat_is_the_assistant_to_itself() -> None:
-    dialogue = Dialogue("a", "a", {}, 1)
-    dialogue.hear([{"role": "system", "content": "be kind"}], seat="system")
-    dialogue.say_as("user", "two teas", (1, 2))
-    dialogue.say("here they are", (3,))
+def test_a_agent_is_the_assistant_to_itself() -> None:
+    dialogue = Episode("a", "a", {}, 1)
+    dialogue.observe([{"role": "system", "content": "be kind"}], agent="system")
+    dialogue.act_as("user", "two teas", (1, 2))
+    dialogue.act("here they are", (3,))
 
     assert dialogue.seen_by("user") == [
         {"role": "assistant", "content": "two teas", "learned": True},
@@ -108,7 +108,7 @@ def test_the_users_prompt_is_seen_by_the_user_alone(
     def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
         found = encode(self, dialogues, shown)
         for dialogue, prompt in zip(dialogues, found, strict=True):
-            prompts.setdefault((dialogue.key, self.seat), []).append(prompt.text)
+            prompts.setdefault((dialogue.key, self.agent), []).append(prompt.text)
         return found
 
     monkeypatch.setattr(TurnEncoder, "encode", watched)
@@ -125,7 +125,7 @@ def test_the_users_prompt_is_seen_by_the_user_alone(
 def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "world": {"type": "self_play", "first": "say {number}", "done": "box"},
-        "seats": {"agent": {"type": "model", "prompt": "what {number}"}},
+        "agents": {"agent": {"type": "model", "prompt": "what {number}"}},
     }
     simulated(folder, tmp_path / "8", **changes)
     simulated(folder, tmp_path / "1", batch_size=1, **changes)
@@ -133,19 +133,19 @@ def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
     lines = transcripts(tmp_path / "8")
     assert lines == transcripts(tmp_path / "1")
     for number, line in enumerate(lines):
-        first = [(message["seat"], message["role"], message["content"]) for message in line["messages"][:2]]
+        first = [(message["agent"], message["role"], message["content"]) for message in line["messages"][:2]]
         assert first == [("system", "system", f"what {number}"), ("partner", "user", f"say {number}")]
         told = "box" in line["messages"][-1]["content"]
         assert line["status"] == ("done" if told else "truncated")
-    ended_by = {line["messages"][-1]["seat"] for line in lines if line["status"] == "done"}
+    ended_by = {line["messages"][-1]["agent"] for line in lines if line["status"] == "done"}
     assert ended_by == {"agent", "partner"}
 
 
-def test_random_numbers_of_another_seat_are_its_own(folder: Path, tmp_path: Path) -> None:
+def test_random_numbers_of_another_agent_are_its_own(folder: Path, tmp_path: Path) -> None:
     """Both hear the same at first, and are the same model."""
     changes: dict[str, Any] = {"world": {"type": "user_sim", "first": "say more", "done": "#"}, "max_turns": 1}
-    simulated(folder, tmp_path, seats={"user": {"type": "model"}}, **changes)
-    simulated(folder, tmp_path / "b", seats={"user": {"type": "scripted", "lines": ["say more"]}}, **changes)
+    simulated(folder, tmp_path, agents={"user": {"type": "model"}}, **changes)
+    simulated(folder, tmp_path / "b", agents={"user": {"type": "scripted", "lines": ["say more"]}}, **changes)
 
     users = [line["messages"][1]["content"] for line in transcripts(tmp_path)]
     agents = [line["messages"][2]["content"] for line in transcripts(tmp_path / "b")]
@@ -158,30 +158,30 @@ def test_random_numbers_of_another_seat_are_its_own(folder: Path, tmp_path: Path
 def test_programs_speak_in_many_dialogues_at_once_or_in_one(
     folder: Path, tmp_path: Path, program: str, batch_size: int
 ) -> None:
-    seats = {"user": {"type": "scripted", "program": f"seats_of_tests:{program}"}}
-    simulated(folder, tmp_path, seats=seats, batch_size=batch_size)
+    agents = {"user": {"type": "scripted", "program": f"agents_of_tests:{program}"}}
+    simulated(folder, tmp_path, agents=agents, batch_size=batch_size)
     for number, line in enumerate(transcripts(tmp_path)):
-        turns = [message for message in line["messages"] if message["seat"] == "user"]
+        turns = [message for message in line["messages"] if message["agent"] == "user"]
         over = any("box" in message["content"] for message in turns)
         assert line["status"] == "done"
         assert over or len(turns) == 2 + number % 3
         assert all("tokens" not in message for message in turns)
     again = tmp_path / "again"
-    simulated(folder, again, seats={"user": {"type": "scripted", "program": "seats_of_tests:Crowd"}})
+    simulated(folder, again, agents={"user": {"type": "scripted", "program": "agents_of_tests:Crowd"}})
     assert (again / "predicted.jsonl").read_bytes() == (tmp_path / "predicted.jsonl").read_bytes()
 
 
 def test_a_program_that_fails_in_one_dialogue_leaves_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
-    good = {"type": "scripted", "program": "seats_of_tests:Crowd"}
+    good = {"type": "scripted", "program": "agents_of_tests:Crowd"}
     bad = good | {"options": {"misbehaves": True}}
     world, limits = {"type": "user_sim", "done": "#"}, {"step_seconds": 2.0, "fail_fraction": 0.5}
-    simulated(folder, tmp_path / "good", seats={"user": good}, world=world)
-    report = simulated(folder, tmp_path / "bad", seats={"user": bad}, world=world, limits=limits, batch_size=64)
+    simulated(folder, tmp_path / "good", agents={"user": good}, world=world)
+    report = simulated(folder, tmp_path / "bad", agents={"user": bad}, world=world, limits=limits, batch_size=64)
 
     reasons = {
-        3: "seat user: OSError: nobody is in",
-        13: "seat user: act gave ",
-        23: "timeout: seat user gave no reply within 2 s (limits.step_seconds)",
+        3: "agent user: OSError: nobody is in",
+        13: "agent user: act gave ",
+        23: "timeout: agent user gave no reply within 2 s (limits.step_seconds)",
     }
     lines = zip(transcripts(tmp_path / "good"), transcripts(tmp_path / "bad"), strict=True)
     for number, (one, other) in enumerate(lines):
@@ -191,7 +191,7 @@ def test_a_program_that_fails_in_one_dialogue_leaves_the_others_as_they_are(fold
         assert other["status"] == "failed"
         assert other["reason"].startswith(reasons[number])
         assert other["messages"] == one["messages"][:2], "what was said before is kept"
-    assert report.histories["predicted"].statuses == {"done": 37, "failed: seat user": 2, "failed: timeout": 1}
+    assert report.histories["predicted"].statuses == {"done": 37, "failed: agent user": 2, "failed: timeout": 1}
 
 
 def test_lines_and_turns_of_a_data_set_are_said_in_order(folder: Path, tmp_path: Path) -> None:
@@ -199,15 +199,15 @@ def test_lines_and_turns_of_a_data_set_are_said_in_order(folder: Path, tmp_path:
     world = {"type": "user_sim", "done": "#"}
     lines = ["what {goal}", "once more"]
     simulated(
-        folder, tmp_path / "lines", seats={"user": {"type": "scripted", "lines": lines}}, tasks=tasks, world=world
+        folder, tmp_path / "lines", agents={"user": {"type": "scripted", "lines": lines}}, tasks=tasks, world=world
     )
-    simulated(folder, tmp_path / "gold", seats={"user": "gold"}, tasks=tasks, world=world)
+    simulated(folder, tmp_path / "gold", agents={"user": "gold"}, tasks=tasks, world=world)
 
     rows = read_json_lines(folder / "rows.jsonl")
     for row, line, gold in zip(rows, transcripts(tmp_path / "lines"), transcripts(tmp_path / "gold"), strict=True):
-        said = [message["content"] for message in line["messages"] if message["seat"] == "user"]
+        said = [message["content"] for message in line["messages"] if message["agent"] == "user"]
         assert said == [f"what {row['goal']}", "once more"]
-        said = [message["content"] for message in gold["messages"] if message["seat"] == "user"]
+        said = [message["content"] for message in gold["messages"] if message["agent"] == "user"]
         assert said == [message["content"] for message in row["messages"][::2]]
         assert (line["status"], gold["status"]) == ("done", "done")
 
@@ -220,39 +220,39 @@ def test_other_models_are_named_as_files_or_base_models_too(folder: Path, tmp_pa
     said = []
     for name in ({"file": "guest.yaml"}, {"base_model": str(folder / "guest")}, {"run": "guest"}):
         key = next(iter(name))
-        simulated(folder, tmp_path / key, seats={"user": {"type": "model", "prompt": "say {number}", **name}})
+        simulated(folder, tmp_path / key, agents={"user": {"type": "model", "prompt": "say {number}", **name}})
         said.append((tmp_path / key / "predicted.jsonl").read_bytes())
     assert said[0] == said[1] == said[2]
 
 
-def test_another_model_in_a_seat_does_not_go_on_where_this_one_was(folder: Path, talks: Path) -> None:
-    with pytest.raises(Exception, match="holds dialogues of another seat user, simulation; write --fresh"):
-        simulated(folder, talks, seats={"user": USER | {"run": "base"}})
+def test_another_model_in_a_agent_does_not_go_on_where_this_one_was(folder: Path, talks: Path) -> None:
+    with pytest.raises(Exception, match="holds dialogues of another agent user, simulation; write --fresh"):
+        simulated(folder, talks, agents={"user": USER | {"run": "base"}})
 
 
 CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
-        {"seats": {"user": USER | {"prompt": "say {goal}"}}},
+        {"agents": {"user": USER | {"prompt": "say {goal}"}}},
         DataError,
-        "tasks: task-0: simulation.seats.user.prompt names {goal}; the task has number",
+        "tasks: task-0: simulation.agents.user.prompt names {goal}; the task has number",
     ),
     (
-        {"seats": {"user": {"type": "scripted", "program": "seats_of_tests:Silent"}}},
+        {"agents": {"user": {"type": "scripted", "program": "agents_of_tests:Silent"}}},
         ConfigError,
-        "simulation.seats.user.program: Silent has neither act(contexts) nor reply(context); write one of them",
+        "simulation.agents.user.program: Silent has neither act(contexts) nor reply(context); write one of them",
     ),
     (
-        {"seats": {"user": {"type": "scripted", "program": "seats_of_tests:Crowd", "options": {"size": 1}}}},
+        {"agents": {"user": {"type": "scripted", "program": "agents_of_tests:Crowd", "options": {"size": 1}}}},
         ConfigError,
-        "simulation.seats.user.options: Crowd cannot be made with {'size': 1}: TypeError: ",
+        "simulation.agents.user.options: Crowd cannot be made with {'size': 1}: TypeError: ",
     ),
-    ({"seats": {"user": USER | {"run": "nobody"}}}, ConfigError, "simulation.seats.user.run: "),
+    ({"agents": {"user": USER | {"run": "nobody"}}}, ConfigError, "simulation.agents.user.run: "),
     ({"max_dialogue_tokens": 5}, ConfigError, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "kind", "text"), CHANGES)
-def test_seats_that_cannot_speak_are_told(
+def test_agents_that_cannot_speak_are_told(
     folder: Path, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind) as error:
@@ -265,16 +265,16 @@ def test_a_model_of_no_dialogues_cannot_speak(folder: Path, tmp_path: Path) -> N
     del other["simulation"]
     (folder / "text.yaml").write_text(json.dumps(other), encoding="utf8")
     with pytest.raises(
-        ConfigError, match=r"seats.user.file: its file has no input of type dialogue; name a model of d"
+        ConfigError, match=r"agents.user.file: its file has no input of type dialogue; name a model of d"
     ):
-        simulated(folder, tmp_path, seats={"user": {"type": "model", "file": "text.yaml", "prompt": "say"}})
+        simulated(folder, tmp_path, agents={"user": {"type": "model", "file": "text.yaml", "prompt": "say"}})
 
 
 def test_models_share_what_memory_holds() -> None:
     from dataclasses import replace
     from types import SimpleNamespace
 
-    from partita.simulation.seating import find_sizes
+    from partita.simulation.participants import find_sizes
     from partita_schema.simulation import Simulation
     from partita_trainers.batch_size.probe import BatchSize
 
@@ -297,8 +297,8 @@ def test_models_share_what_memory_holds() -> None:
 @pytest.mark.long
 def test_rounds_are_trained_on_dialogues_with_another_model_without_other_data(folder: Path, tmp_path: Path) -> None:
     rounds = {"rounds": 1, "tasks": {"count": 10}, "max_steps": 2}
-    checker = {"type": "seats_of_tests:Strict"}
-    changed = settings(folder, train_on=rounds, checker=checker)
+    checker = {"type": "agents_of_tests:Strict"}
+    changed = settings(folder, self_training=rounds, checker=checker)
     changed["trainer"] = {"type": "finetune", "batch_size": 4}
     (folder / "rounds.yaml").write_text(json.dumps(changed), encoding="utf8")
     result = Model(folder / "rounds.yaml", quiet=True).train(run=tmp_path / "run")
@@ -306,4 +306,4 @@ def test_rounds_are_trained_on_dialogues_with_another_model_without_other_data(f
     assert result.steps == 2
     lines = transcripts(tmp_path / "run" / "rounds" / "1" / "transcripts")
     said = [message for line in lines for message in line["messages"]]
-    assert {message["seat"] for message in said if "tokens" in message} == {"agent", "user"}
+    assert {message["agent"] for message in said if "tokens" in message} == {"agent", "user"}

@@ -1,4 +1,4 @@
-"""How seats get their words: a model in slots, a program in calls, each for all dialogues that wait for it."""
+"""How agents get their words: a model in slots, a program in calls, each for all dialogues that wait for it."""
 
 import logging
 import threading
@@ -17,11 +17,11 @@ from partita.inference.results import RowResult
 from partita.inference.scheduler import RowRequests
 from partita.inference.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.simulation.agents import Agent, context_of, replies_of
 from partita.simulation.contract import described
-from partita.simulation.dialogue import AGENT, Dialogue, Status
-from partita.simulation.seats import Seat, context_of, replies_of
-from partita.simulation.slots import DialogueScheduler
-from partita.simulation.turns import Shown, TurnEncoder
+from partita.simulation.dialogue_scheduler import DialogueScheduler
+from partita.simulation.episode import AGENT, Episode, Status
+from partita.simulation.turns import TurnEncoder, TurnPrompt
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Waiting(Protocol):
-    """A dialogue in which it is a seat's turn."""
+class WaitingTurn(Protocol):
+    """A dialogue in which it is an agent's turn."""
 
-    dialogue: Dialogue
+    episode: Episode
     lane: int
     """A number of its own among the dialogues that go on."""
 
 
-class Spoken(NamedTuple):
+class TurnResult(NamedTuple):
     """What came of asking."""
 
     lane: int
@@ -50,23 +50,23 @@ class Spoken(NamedTuple):
 
 
 class Speaker(Protocol):
-    """Speaks for a seat."""
+    """Speaks for an agent."""
 
-    def ask(self, live: Waiting) -> None:
+    def ask(self, live: WaitingTurn) -> None:
         """It is its turn in a dialogue."""
 
-    def step(self) -> list[Spoken]:
+    def step(self) -> list[TurnResult]:
         """What has come since; does a piece of the work, and does not wait."""
 
     @property
-    def works(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a step would do anything now."""
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether there are answers that were begun."""
 
-    def said(self, lane: int) -> None:
+    def turn_recorded(self, lane: int) -> None:
         """What it said stands in the dialogue now."""
 
     def forget(self, lane: int) -> None:
@@ -80,7 +80,7 @@ class Speaker(Protocol):
 
 
 @dataclass(frozen=True)
-class Voice:
+class ModelSpec:
     """A model, and how it speaks."""
 
     lm: "GenerativeModel"
@@ -99,33 +99,33 @@ class ModelSpeaker:
 
     def __init__(
         self,
-        seat: str,
-        voice: Voice,
+        agent: str,
+        spec: ModelSpec,
         *,
         lanes: int,
         more: Callable[[], bool],
         stopping: Callable[[], bool],
     ) -> None:
         """There are so many `lanes`, and `more` tells whether any dialogue may still come."""
-        self.seat, self.voice, self.more, self.stopping = seat, voice, more, stopping
+        self.agent, self.spec, self.more, self.stopping = agent, spec, more, stopping
         self.lengths, self.new_tokens = np.zeros(lanes, dtype=np.int64), np.zeros(lanes, dtype=np.int64)
-        self.waiting: list[Waiting] = []
-        self.asked: dict[int, tuple[Dialogue, PromptExample]] = {}
+        self.waiting: list[WaitingTurn] = []
+        self.asked: dict[int, tuple[Episode, PromptExample]] = {}
         """By lane."""
-        self.shown: dict[int, Shown] = {}
+        self.shown: dict[int, TurnPrompt] = {}
         """What the model has seen of dialogues, by lane."""
-        self.ended: list[Spoken] = []
+        self.ended: list[TurnResult] = []
         self.run: DialogueScheduler | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """The model answers in here, in slots where it can."""
-        reason = self.voice.lm.why_no_slots(self.voice.options, tokens=self.voice.room)
+        reason = self.spec.lm.why_no_slots(self.spec.options, tokens=self.spec.room)
         if reason is not None:
-            whose = "" if self.seat == AGENT else f"of {self.seat} "
-            way = self.voice.lm.batch_way(self.voice.options, tokens=self.voice.room)
+            whose = "" if self.agent == AGENT else f"of {self.agent} "
+            way = self.spec.lm.batch_way(self.spec.options, tokens=self.spec.room)
             logger.info("dialogues %sare answered %s", whose, way.describe(reason))
-        with self.voice.lm.evaluating():
+        with self.spec.lm.evaluating():
             self.run = self.new_slots() if reason is None else None
             try:
                 yield
@@ -135,41 +135,41 @@ class ModelSpeaker:
 
     def new_slots(self) -> DialogueScheduler:
         work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
-        voice = self.voice
+        spec = self.spec
         run = DialogueScheduler(
-            voice.lm,
+            spec.lm,
             work,
-            voice.options,
-            slots=voice.capacity.rows,
-            seed=voice.seed,
+            spec.options,
+            slots=spec.capacity.rows,
+            seed=spec.seed,
             left=np.zeros(len(self.lengths), dtype=np.bool_),
-            limit=voice.capacity.limit,
+            limit=spec.capacity.limit,
             stopping=self.stopping,
             source=self,
         )
-        run.room = voice.room
+        run.room = spec.room
         return run
 
-    def ask(self, live: Waiting) -> None:
+    def ask(self, live: WaitingTurn) -> None:
         """It is the model's turn in a dialogue."""
         self.waiting.append(live)
 
     @property
-    def works(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a dialogue waits, or is being answered."""
-        return bool(self.waiting or (self.run is not None and self.run.queue)) or self.answers
+        return bool(self.waiting or (self.run is not None and self.run.queue)) or self.is_answering
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether an answer has begun."""
         return self.run is not None and self.run.slots is not None and bool(self.run.slots.live)
 
-    def step(self) -> list[Spoken]:
+    def step(self) -> list[TurnResult]:
         """A token more of every answer; or all answers, where the model cannot answer in slots."""
-        if not self.works:
+        if not self.has_work:
             return []
         for result in self.in_batches() if self.run is None else self.in_slots(self.run):
-            self.take_in(result)
+            self.handle_result(result)
         ended, self.ended = self.ended, []
         return ended
 
@@ -185,22 +185,22 @@ class ModelSpeaker:
             GenerationRequest(ids, int(self.new_tokens[row]), key=self.key(row))
             for row, ids in zip(rows, self.prompts(rows), strict=True)
         ]
-        voice = self.voice
-        found = requests_in_batches(voice.lm, asked, options=voice.options, capacity=voice.capacity, seed=voice.seed)
+        spec = self.spec
+        found = requests_in_batches(spec.lm, asked, options=spec.options, capacity=spec.capacity, seed=spec.seed)
         return [RowResult(row, generated, None) for row, generated in zip(rows, found, strict=True)]
 
-    def take_in(self, result: RowResult) -> None:
+    def handle_result(self, result: RowResult) -> None:
         """The model has answered."""
         if result.generated is None:
-            who = "model" if self.seat == AGENT else f"seat {self.seat}"
-            self.ended.append(Spoken(result.row, end=("failed", f"{who}: {result.error}")))
+            who = "model" if self.agent == AGENT else f"agent {self.agent}"
+            self.ended.append(TurnResult(result.row, end=("failed", f"{who}: {result.error}")))
             return
-        self.ended.append(Spoken(result.row, result.generated.text, result.generated.ids))
+        self.ended.append(TurnResult(result.row, result.generated.text, result.generated.ids))
 
-    def said(self, lane: int) -> None:
+    def turn_recorded(self, lane: int) -> None:
         """What the model said stands in the dialogue now."""
         dialogue, prompt = self.asked.pop(lane)
-        self.shown[lane] = self.voice.turns.after(prompt, self.shown[lane], dialogue)
+        self.shown[lane] = self.spec.turns.after(prompt, self.shown[lane], dialogue)
 
     def forget(self, lane: int) -> None:
         """A dialogue is over."""
@@ -220,24 +220,24 @@ class ModelSpeaker:
     def take(self, wanted: int) -> Sequence[int]:
         """Lanes of all dialogues that wait, the longest first; those without room for an answer are ended."""
         waiting, self.waiting = self.waiting, []
-        shown = [self.shown.setdefault(live.lane, Shown()) for live in waiting]
-        prompts = self.voice.turns.encode([live.dialogue for live in waiting], shown)
+        shown = [self.shown.setdefault(live.lane, TurnPrompt()) for live in waiting]
+        prompts = self.spec.turns.encode([live.episode for live in waiting], shown)
         lanes = [live.lane for live, prompt in zip(waiting, prompts, strict=True) if self.has_room(live, prompt)]
         return sorted(lanes, key=lambda lane: -int(self.lengths[lane]))
 
-    def has_room(self, live: Waiting, prompt: PromptExample) -> bool:
+    def has_room(self, live: WaitingTurn, prompt: PromptExample) -> bool:
         """Note a prompt that can be answered, or why it cannot."""
-        length, room = len(prompt.input_ids), self.voice.room
+        length, room = len(prompt.input_ids), self.spec.room
         if prompt.error is not None and not length:
-            who = "environment" if self.seat == AGENT else f"seat {self.seat}"
-            self.ended.append(Spoken(live.lane, end=("failed", f"{who}: {prompt.error}")))
+            who = "environment" if self.agent == AGENT else f"agent {self.agent}"
+            self.ended.append(TurnResult(live.lane, end=("failed", f"{who}: {prompt.error}")))
             return False
         if prompt.error is not None or length >= room:
-            self.ended.append(Spoken(live.lane, end=("truncated", "tokens")))
+            self.ended.append(TurnResult(live.lane, end=("truncated", "tokens")))
             return False
-        self.asked[live.lane] = live.dialogue, prompt
+        self.asked[live.lane] = live.episode, prompt
         self.lengths[live.lane] = length
-        self.new_tokens[live.lane] = min(self.voice.max_new_tokens, room - length)
+        self.new_tokens[live.lane] = min(self.spec.max_new_tokens, room - length)
         return True
 
     def prompts(self, rows: Sequence[int]) -> list[list[int]]:
@@ -247,18 +247,18 @@ class ModelSpeaker:
     def key(self, row: int) -> bytes:
         """What random numbers of an answer follow from: the dialogue and its turn, and who is not the agent."""
         dialogue, _ = self.asked[row]
-        who = "" if self.seat == AGENT else f"\0{self.seat}"
-        return f"{dialogue.key}\0{dialogue.turns_of(self.seat)}{who}".encode()
+        who = "" if self.agent == AGENT else f"\0{self.agent}"
+        return f"{dialogue.key}\0{dialogue.turns_of(self.agent)}{who}".encode()
 
 
 # Programs
 
 
 @dataclass(eq=False)
-class Call:
+class PendingCall:
     """Dialogues that a program was asked for together."""
 
-    asked: list[Waiting]
+    asked: list[WaitingTurn]
     started: float = field(default_factory=time.monotonic)
     replies: Sequence[str | None] | None = None
     error: BaseException | None = None
@@ -273,35 +273,35 @@ class ProgramSpeaker:
     """
 
     def __init__(
-        self, seat: str, make: Callable[[], Seat], *, seed: int, seconds: float, wake: Callable[[], None]
+        self, agent: str, make: Callable[[], Agent], *, seed: int, seconds: float, wake: Callable[[], None]
     ) -> None:
         """A call may take so many `seconds`; `wake` is called when one has ended."""
-        self.seat, self.make, self.seed, self.seconds, self.wake = seat, make, seed, seconds, wake
+        self.agent, self.make, self.seed, self.seconds, self.wake = agent, make, seed, seconds, wake
         self.program = make()
-        self.waiting: list[Waiting] = []
-        self.alone: deque[Waiting] = deque()
-        self.call: Call | None = None
+        self.waiting: list[WaitingTurn] = []
+        self.alone: deque[WaitingTurn] = deque()
+        self.call: PendingCall | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Nothing is to be held open."""
         yield
 
-    def ask(self, live: Waiting) -> None:
+    def ask(self, live: WaitingTurn) -> None:
         """It is the program's turn in a dialogue."""
         self.waiting.append(live)
 
     @property
-    def works(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a call has ended, or another one can begin."""
         return self.call.is_over if self.call is not None else bool(self.waiting or self.alone)
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Nothing is waited for once all are to stop."""
         return False
 
-    def step(self) -> list[Spoken]:
+    def step(self) -> list[TurnResult]:
         """Begin a call where there is none, and take in one that has ended."""
         spoken = self.taken_in() if self.call is not None else []
         if self.call is None and (self.alone or self.waiting):
@@ -310,10 +310,10 @@ class ProgramSpeaker:
             self.begin(asked)
         return spoken
 
-    def begin(self, asked: list[Waiting]) -> None:
+    def begin(self, asked: list[WaitingTurn]) -> None:
         """Call the program in a thread."""
-        call = self.call = Call(asked)
-        contexts = [context_of(live.dialogue, self.seat, seed=self.seed) for live in asked]
+        call = self.call = PendingCall(asked)
+        contexts = [context_of(live.episode, self.agent, seed=self.seed) for live in asked]
         program = self.program
 
         def work() -> None:
@@ -326,7 +326,7 @@ class ProgramSpeaker:
 
         threading.Thread(target=work, daemon=True).start()
 
-    def taken_in(self) -> list[Spoken]:
+    def taken_in(self) -> list[TurnResult]:
         """What the call has come to, where it has."""
         call = self.call
         assert call is not None
@@ -335,22 +335,22 @@ class ProgramSpeaker:
             return []
         self.call = None
         if call.replies is not None and call.is_over:
-            return [Spoken(live.lane, reply) for live, reply in zip(call.asked, call.replies, strict=True)]
+            return [TurnResult(live.lane, reply) for live, reply in zip(call.asked, call.replies, strict=True)]
         if late:
-            logger.warning("seat %s has not answered %s dialogues in time", self.seat, len(call.asked))
+            logger.warning("agent %s has not answered %s dialogues in time", self.agent, len(call.asked))
             self.program = self.make()
         if len(call.asked) > 1:
             self.alone += call.asked
             return []
-        return [Spoken(call.asked[0].lane, end=("failed", self.failure(call.error)))]
+        return [TurnResult(call.asked[0].lane, end=("failed", self.failure(call.error)))]
 
     def failure(self, error: BaseException | None) -> str:
         """What is noted of a dialogue."""
         if error is None:
-            return f"timeout: seat {self.seat} gave no reply within {self.seconds:g} s (limits.step_seconds)"
-        return f"seat {self.seat}: {described(error)}"
+            return f"timeout: agent {self.agent} gave no reply within {self.seconds:g} s (limits.step_seconds)"
+        return f"agent {self.agent}: {described(error)}"
 
-    def said(self, lane: int) -> None:
+    def turn_recorded(self, lane: int) -> None:
         """Nothing is kept of what was said."""
 
     def forget(self, lane: int) -> None:

@@ -9,13 +9,13 @@ Status = Literal["done", "truncated", "failed"]
 """done: it came to its end. truncated: it reached a limit. failed: something in it raised, and it has no reward."""
 
 AGENT = "agent"
-"""The seat of the model that a simulation is about."""
+"""The agent of the model that a simulation is about."""
 TO_AGENT = ("system", "checker")
-"""Seats that speak to the agent alone."""
+"""Agents that speak to the agent alone."""
 
 
 @dataclass
-class Reply:
+class EpisodeTurn:
     """An answer of the model."""
 
     place: int
@@ -32,7 +32,7 @@ class Reply:
 
 
 @dataclass
-class Dialogue:
+class Episode:
     """One dialogue about one task."""
 
     key: str
@@ -45,12 +45,12 @@ class Dialogue:
     shows_gold: bool = False
     """Whether the model sees the right answers of turns before, and not its own."""
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """All that was really said, in order: `role`, `content`, the `seat` that said it, and `learned` where it was the
+    """All that was really said, in order: `role`, `content`, the `agent` that said it, and `learned` where it was the
     model. Roles are as the agent sees them: who talks to it is the user."""
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[EpisodeTurn] = field(default_factory=list)
     """Answers of the agent."""
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """What models in other seats said, as tokens, by its place among the messages."""
+    """What models in other agents said, as tokens, by its place among the messages."""
     gold: str | None = None
     """The right answer to what was said last, where it is known."""
     reward: float | None = None
@@ -67,30 +67,32 @@ class Dialogue:
     reason: str | None = None
     """Which limit, or what failed and how."""
 
-    def hear(self, messages: str | Iterable[Mapping[str, Any]], *, seat: str = "user", gold: str | None = None) -> None:
+    def observe(
+        self, messages: str | Iterable[Mapping[str, Any]], *, agent: str = "user", gold: str | None = None
+    ) -> None:
         """Somebody else says something, a text or messages with `role` and `content`, and what is right to answer."""
         if isinstance(messages, str):
-            messages = [{"role": "system" if seat == "system" else "user", "content": messages}]
+            messages = [{"role": "system" if agent == "system" else "user", "content": messages}]
         self.messages += [
-            {"role": message["role"], "content": message["content"], "seat": seat} for message in messages
+            {"role": message["role"], "content": message["content"], "agent": agent} for message in messages
         ]
         self.gold = gold
 
-    def say_as(self, seat: str, text: str, tokens: tuple[int, ...] | None) -> None:
-        """Another seat speaks; a model in tokens."""
+    def act_as(self, agent: str, text: str, tokens: tuple[int, ...] | None) -> None:
+        """Another agent speaks; a model in tokens."""
         if tokens is not None:
             self.tokens[len(self.messages)] = tokens
-        self.hear([{"role": "user", "content": text}], seat=seat)
+        self.observe([{"role": "user", "content": text}], agent=agent)
 
-    def say(self, text: str, tokens: tuple[int, ...]) -> None:
+    def act(self, text: str, tokens: tuple[int, ...]) -> None:
         """The model answers. Raises ValueError where the right answer is to be shown and not known."""
         if self.shows_gold and self.gold is None:
             raise ValueError(
                 "history: gold needs the right answer of each turn: info['gold'], or dialogue.gold of a world"
             )
-        self.replies.append(Reply(len(self.messages), text, tokens, self.gold))
+        self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold))
         self.gold = None
-        self.messages.append({"role": "assistant", "content": text, "seat": AGENT, "learned": True})
+        self.messages.append({"role": "assistant", "content": text, "agent": AGENT, "learned": True})
 
     @property
     def last_tokens(self) -> tuple[int, ...]:
@@ -98,22 +100,22 @@ class Dialogue:
         last = len(self.messages) - 1
         return self.tokens[last] if last in self.tokens else self.replies[-1].tokens
 
-    def turns_of(self, seat: str) -> int:
-        """How often a seat has spoken."""
-        if seat == AGENT:
+    def turns_of(self, agent: str) -> int:
+        """How often an agent has spoken."""
+        if agent == AGENT:
             return len(self.replies)
-        return sum(message["seat"] == seat for message in self.messages)
+        return sum(message["agent"] == agent for message in self.messages)
 
-    def seen_by(self, seat: str) -> list[dict[str, Any]]:
-        """What a seat sees: to itself it is the assistant, and all others are the user."""
-        if seat == AGENT:
+    def seen_by(self, agent: str) -> list[dict[str, Any]]:
+        """What an agent sees: to itself it is the assistant, and all others are the user."""
+        if agent == AGENT:
             return self.shown
         return [
             {"role": "assistant", "content": message["content"], "learned": True}
-            if message["seat"] == seat
+            if message["agent"] == agent
             else {"role": "user", "content": message["content"]}
             for message in self.messages
-            if message["seat"] not in TO_AGENT
+            if message["agent"] not in TO_AGENT
         ]
 
     @property
@@ -169,7 +171,7 @@ class Dialogue:
             "metrics": self.metrics,
             "target": self.target,
             "messages": [
-                {"role": message["role"], "content": message["content"], "seat": message["seat"]}
+                {"role": message["role"], "content": message["content"], "agent": message["agent"]}
                 | ({"tokens": list(tokens[place])} if place in tokens else {})
                 | ({"gold": answers[place].gold} if place in answers and answers[place].gold is not None else {})
                 for place, message in enumerate(self.messages)
@@ -183,16 +185,16 @@ def derived_seed(seed: int, *names: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
 
 
-def from_line(line: Mapping[str, Any]) -> Dialogue:
+def from_line(line: Mapping[str, Any]) -> Episode:
     """The dialogue of a line, with all that metrics look at."""
-    found = Dialogue(line["dialogue"], line["task"], {}, line["seed"])
+    found = Episode(line["dialogue"], line["task"], {}, line["seed"])
     for place, message in enumerate(line["messages"]):
-        seat = message.get("seat", AGENT if "tokens" in message else "user")
-        found.messages.append({"role": message["role"], "content": message["content"], "seat": seat})
-        if "tokens" in message and seat != AGENT:
+        agent = message.get("agent", AGENT if "tokens" in message else "user")
+        found.messages.append({"role": message["role"], "content": message["content"], "agent": agent})
+        if "tokens" in message and agent != AGENT:
             found.tokens[place] = tuple(message["tokens"])
         elif "tokens" in message:
-            found.replies.append(Reply(place, message["content"], tuple(message["tokens"]), message.get("gold")))
+            found.replies.append(EpisodeTurn(place, message["content"], tuple(message["tokens"]), message.get("gold")))
     found.reward, found.ok, found.rounds = line["reward"], line["ok"], line["rounds"]
     found.metrics, found.target = dict(line["metrics"]), line["target"]
     found.status, found.reason = line["status"], line["reason"]

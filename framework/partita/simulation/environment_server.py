@@ -13,14 +13,14 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from partita.simulation.contract import GarbageError, TooSlowError
-from partita.simulation.hosting import receive, send
-from partita_schema.simulation import EnvironmentWorld
+from partita.simulation.contract import ContractError, StepTimeoutError
+from partita.simulation.fork_server import receive, send
+from partita_schema.simulation import EnvironmentWorldConfig
 
 SERVER = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])["path"]
-from partita.simulation.hosting import main
+from partita.simulation.fork_server import main
 main()
 """
 """Its program: it looks for modules where this process does."""
@@ -30,16 +30,16 @@ END_SECONDS = 10.0
 """Time that the server has to kill what is left."""
 
 
-class HostedError(GarbageError):
+class RemoteError(ContractError):
     """What went wrong in the process of an environment, in the words that it is told in."""
 
 
-class Hosts:
+class EnvironmentServer:
     """Starts a process for each environment of a class. A context manager: at its end no process is left."""
 
     def __init__(
         self,
-        world: EnvironmentWorld,
+        world: EnvironmentWorldConfig,
         *,
         folder: Path | None,
         step_seconds: float,
@@ -53,7 +53,7 @@ class Hosts:
         self.lines: set[socket.socket] = set()
         self.changing = threading.Lock()
 
-    def __enter__(self) -> "Hosts":
+    def __enter__(self) -> "EnvironmentServer":
         self.control, theirs = socket.socketpair()
         asked = {
             "control": theirs.fileno(),
@@ -93,11 +93,11 @@ class Hosts:
         environment = self.environment(seconds=START_SECONDS)
         environment.close()
 
-    def make(self) -> "HostedEnvironment":
+    def make(self) -> "RemoteEnvironment":
         """An environment in a new process. Raises HostedError, or TooSlowError."""
         return self.environment(seconds=self.seconds)
 
-    def environment(self, *, seconds: float) -> "HostedEnvironment":
+    def environment(self, *, seconds: float) -> "RemoteEnvironment":
         line, theirs = socket.socketpair()
         with self.changing:
             self.lines.add(line)
@@ -106,8 +106,8 @@ class Hosts:
                 socket.send_fds(self.control, [b"."], [theirs.fileno()])
             except OSError as error:
                 self.forget(line)
-                raise HostedError("the server that starts its process has ended") from error
-        environment = HostedEnvironment(line, self)
+                raise RemoteError("the server that starts its process has ended") from error
+        environment = RemoteEnvironment(line, self)
         try:
             environment.call("make", self.world.options, seconds=seconds)
         except BaseException:
@@ -122,10 +122,10 @@ class Hosts:
             line.close()
 
 
-class HostedEnvironment:
+class RemoteEnvironment:
     """A `partita.simulation.contract.Environment` at the other end of a line."""
 
-    def __init__(self, line: socket.socket, hosts: Hosts) -> None:
+    def __init__(self, line: socket.socket, hosts: EnvironmentServer) -> None:
         self.line, self.hosts = line, hosts
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> Any:
@@ -157,15 +157,15 @@ class HostedEnvironment:
             kind, value = receive(self.line, end=end)
         except TimeoutError:
             self.hosts.forget(self.line)
-            raise TooSlowError(allowed) from None
+            raise StepTimeoutError(allowed) from None
         except (OSError, EOFError):
             self.hosts.forget(self.line)
-            raise HostedError("its process has ended") from None
+            raise RemoteError("its process has ended") from None
         if kind == "ended":
             self.hosts.forget(self.line)
-            raise HostedError(ended(value))
+            raise RemoteError(ended(value))
         if kind == "raised":
-            raise HostedError(value)
+            raise RemoteError(value)
         return value
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from partita.simulation.adapters import adapted, load_environment
 from partita.simulation.contract import Environment, answered, described, opened
-from partita_schema.simulation import EnvironmentWorld
+from partita_schema.simulation import EnvironmentWorldConfig
 
 LENGTH = struct.Struct("!Q")
 PR_SET_PDEATHSIG = 1
@@ -74,16 +74,16 @@ def left(end: float | None) -> float | None:
 def main() -> None:
     """Serve what stands on the command line, as JSON, until the control socket is closed."""
     asked = json.loads(sys.argv[1])
-    world = EnvironmentWorld.model_validate(asked["world"])
+    world = EnvironmentWorldConfig.model_validate(asked["world"])
     kind, _ = load_environment(world, folder=Path(asked["folder"]) if asked["folder"] is not None else None)
     make = adapted(kind, interface=world.interface, tools=asked["tools"])
     with socket.socket(fileno=asked["control"]) as control:
-        line = Server(control).serve()
+        line = ForkServer(control).serve()
     if line is not None:
         host(make, line)
 
 
-class Server:
+class ForkServer:
     """Forks a process for each line that it is handed, and kills and reaps them."""
 
     def __init__(self, control: socket.socket) -> None:

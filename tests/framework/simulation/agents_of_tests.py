@@ -4,13 +4,13 @@ import random
 import time
 from collections.abc import Sequence
 
-from partita.simulation import Dialogue, Verdict
-from partita.simulation.seats import Context
+from partita.simulation import Episode, Verdict
+from partita.simulation.agents import TurnContext
 
 WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
 
 
-def said(context: Context) -> str | None:
+def said(context: TurnContext) -> str | None:
     """Two to four times two words that hang on what was heard; None after that."""
     chance = random.Random(context.seed)
     if context.turn >= 2 + context.task["number"] % 3:
@@ -25,7 +25,7 @@ class Crowd:
     def __init__(self, misbehaves: bool = False, seconds: float = 60.0) -> None:
         self.misbehaves, self.seconds = misbehaves, seconds
 
-    def act(self, contexts: Sequence[Context]) -> list[str | None]:
+    def act(self, contexts: Sequence[TurnContext]) -> list[str | None]:
         numbers = [context.task["number"] for context in contexts if context.turn == 1]
         if self.misbehaves and 3 in numbers:
             raise OSError("nobody is in")
@@ -38,16 +38,16 @@ class Crowd:
 class Single:
     """Speaks in one dialogue at a time."""
 
-    def reply(self, context: Context) -> str | None:
+    def reply(self, context: TurnContext) -> str | None:
         return said(context)
 
 
 class Silent:
-    """Knows nothing that a seat is asked."""
+    """Knows nothing that an agent is asked."""
 
 
 class Strict:
     """Finds no dialogue right, and says what the last answer should have been."""
 
-    def check(self, dialogue: Dialogue) -> Verdict:
+    def check(self, episode: Episode) -> Verdict:
         return Verdict(False, target="two")

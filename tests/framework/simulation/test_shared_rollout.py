@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from partita.simulation.dialogue import Dialogue
-from partita.simulation.sharing import Standing, keep
+from partita.simulation.episode import Episode
+from partita.simulation.shared_rollout import RolloutProgress, record
 from partita.simulation.transcripts import Transcripts
 from partita_schema.simulation import Limits
 from partita_trainers.process_group import SINGLE_PROCESS
@@ -16,9 +16,9 @@ from partita_trainers.process_group import SINGLE_PROCESS
 class Ended:
     """A rollout of dialogues that have ended already."""
 
-    live: dict[int, Any] = {}
+    active: dict[int, Any] = {}
 
-    def have(self, dialogues: Iterator[Dialogue]) -> Iterator[Dialogue]:
+    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         return dialogues
 
 
@@ -31,8 +31,8 @@ class Shown:
         self.total += amount
 
 
-def ended(number: int, *, failed: bool) -> Dialogue:
-    found = Dialogue(f"task-{number}", f"task-{number}", {}, number)
+def ended(number: int, *, failed: bool) -> Episode:
+    found = Episode(f"task-{number}", f"task-{number}", {}, number)
     found.end("failed" if failed else "done", "environment: no" if failed else None)
     return found
 
@@ -54,9 +54,9 @@ def test_a_simulation_ends_once_more_dialogues_failed_than_are_allowed(
     dialogues = [ended(number, failed=number < failed) for number in range(failed + good)]
     display = Shown()
     with Transcripts(tmp_path, "predicted", decided_by={}) as transcripts:
-        standing = Standing(SINGLE_PROCESS, ended=0, failed=0)
+        standing = RolloutProgress(SINGLE_PROCESS, ended=0, failed=0)
         limits = Limits(fail_fraction=fraction)
-        found = keep(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
+        found = record(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
         assert len(transcripts.done) == expected[0]
     assert found == expected
     assert display.total == expected[0]

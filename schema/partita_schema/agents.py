@@ -1,4 +1,4 @@
-"""Who speaks in a dialogue of `simulation`, and the worlds in which seats talk to each other."""
+"""Who speaks in a dialogue of `simulation`, and the worlds in which agents talk to each other."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -26,7 +26,7 @@ Template = Annotated[str, Field(min_length=1), AfterValidator(check_template)]
 """A text with {column} for values of the task."""
 
 
-class ModelSeat(Base):
+class ModelAgentConfig(Base):
     """A language model speaks: without run, file or base_model the one of this file."""
 
     type: Literal["model"]
@@ -38,10 +38,10 @@ class ModelSeat(Base):
     base_model: Name | None = None
     """A Hub id or a folder, used as this file says, without its adapter."""
     prompt: Template | None = None
-    """System message that this seat alone sees, with {column} for values of the task."""
+    """System message that this agent alone sees, with {column} for values of the task."""
 
     @model_validator(mode="after")
-    def the_model_is_said_once(self) -> "ModelSeat":
+    def the_model_is_said_once(self) -> "ModelAgentConfig":
         said = [key for key in ("run", "file", "base_model") if changed(self, key)]
         if len(said) > 1:
             raise broken(f"{' and '.join(said)} each name a model; keep one", at=said[1])
@@ -53,7 +53,7 @@ class ModelSeat(Base):
         return self.run is None and self.file is None and self.base_model is None
 
 
-class ScriptedSeat(Base):
+class ScriptedAgentConfig(Base):
     """Lines that are said in turn, or a program, speak."""
 
     type: Literal["scripted"]
@@ -63,28 +63,28 @@ class ScriptedSeat(Base):
     to say, and unless a world of yours says otherwise the dialogue is done."""
     program: Annotated[str, AfterValidator(check_part)] | None = None
     """`module:Class` with `act(contexts)`, which gives a reply to each, or with `reply(context)`; or its name where a
-    package gives it one (entry points `partita.seats`)."""
+    package gives it one (entry points `partita.agents`)."""
     options: dict[str, Any] = {}
     """What the class is made with, by name."""
 
     @model_validator(mode="after")
-    def something_is_said(self) -> "ScriptedSeat":
+    def something_is_said(self) -> "ScriptedAgentConfig":
         if bool(self.lines) == (self.program is not None):
             found = "says nothing" if not self.lines else "is said twice"
-            raise broken(f"the seat {found}; write either lines: [...] or program: module:Class", at="lines")
+            raise broken(f"the agent {found}; write either lines: [...] or program: module:Class", at="lines")
         if self.options and self.program is None:
             raise broken("options are for a program; remove them", at="options")
         return self
 
 
-class GoldSeat(Base):
-    """What the seat said in a dialogue of the data set is said again."""
+class GoldAgentConfig(Base):
+    """What the agent said in a dialogue of the data set is said again."""
 
     type: Literal["gold"]
     """The task's own dialogue speaks; after its last turn the dialogue is done."""
 
 
-class EnvironmentSeat(Base):
+class EnvironmentAgentConfig(Base):
     """The environment of the world speaks."""
 
     type: Literal["environment"]
@@ -99,65 +99,67 @@ def type_of_a_word(value: object) -> object:
 
 
 WORDS = ("model", "gold", "environment")
-AnySeat: TypeAlias = ModelSeat | ScriptedSeat | GoldSeat | EnvironmentSeat
-Seat = Annotated[
-    AnySeat,
+AnyAgent: TypeAlias = ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig | EnvironmentAgentConfig
+Agent = Annotated[
+    AnyAgent,
     Field(discriminator="type"),
-    BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model", "gold", "environment"] | AnySeat),
+    BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model", "gold", "environment"] | AnyAgent),
 ]
-AgentSeat = Annotated[ModelSeat, BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model"] | ModelSeat)]
+MainAgent = Annotated[
+    ModelAgentConfig, BeforeValidator(type_of_a_word, json_schema_input_type=Literal["model"] | ModelAgentConfig)
+]
 
 
-def check_names(seats: dict[str, AnySeat]) -> dict[str, AnySeat]:
-    """The seats, where their names are free and can stand in a transcript."""
-    for name in seats:
+def check_names(agents: dict[str, AnyAgent]) -> dict[str, AnyAgent]:
+    """The agents, where their names are free and can stand in a transcript."""
+    for name in agents:
         if name in TAKEN:
             raise broken(f"the name {name} is taken; write another one", at=name)
         if not NAME.fullmatch(name):
             raise broken(f"got the name {name!r}; write letters, digits, _ and -, a letter first", at=name)
-    return seats
+    return agents
 
 
 TAKEN = ("agent", "user", "partner", "system", "checker")
 """Who speaks by these names, as transcripts have it."""
 
 
-class Seats(Base):
+class AgentsConfig(Base):
     """Who speaks."""
 
-    agent: AgentSeat = ModelSeat.model_construct(type="model")
+    agent: MainAgent = ModelAgentConfig.model_construct(type="model")
     """The model of this file, which the simulation is about."""
-    user: Seat | None = None
+    user: Agent | None = None
     """Who talks to the agent. Default: the environment, or for replay the data set."""
-    partner: Seat | None = None
+    partner: Agent | None = None
     """Who the agent talks to in self_play. Default: the same model."""
-    others: Annotated[dict[str, Seat], AfterValidator(check_names)] = {}
-    """Further seats of a world of yours, by name."""
+    others: Annotated[dict[str, Agent], AfterValidator(check_names)] = {}
+    """Further agents of a world of yours, by name."""
 
 
-class UserSimWorld(Base):
-    """A second seat plays the user: it begins, sees its own words as the assistant's, and says when all is done."""
+class UserSimWorldConfig(Base):
+    """A second agent plays the user: it begins, sees its own words as the assistant's, and says when all is done."""
 
     type: Literal["user_sim"]
-    """The seat `user` talks to the agent."""
+    """The agent `user` talks to the agent."""
     first: Template | None = None
     """What the agent is taken to have said before the user begins, such as a greeting."""
     done: Name = "###"
     """The dialogue is done once the user's words hold this."""
 
 
-class SelfPlayWorld(Base):
-    """Two seats talk to each other: the agent, and a partner that may be the same model."""
+class SelfPlayWorldConfig(Base):
+    """Two agents talk to each other: the agent, and a partner that may be the same model."""
 
     type: Literal["self_play"]
-    """The seats `agent` and `partner` talk to each other."""
+    """The agents `agent` and `partner` talk to each other."""
     first: Template | None = None
     """What the partner says first. Default: it begins in words of its own."""
     done: Name = "###"
     """The dialogue is done once anybody's words hold this."""
 
 
-class CustomWorld(Base):
+class CustomWorldConfig(Base):
     """A class of yours says who speaks when."""
 
     type: Literal["custom"]
@@ -185,67 +187,71 @@ class ContextPolicy(Base):
         return self
 
 
-def refused_seats(section: "Simulation") -> Iterator[tuple[str, str]]:
-    """Keys of `simulation` and why what they say of seats does not fit the world."""
-    world, seats = section.world, section.seats
-    if not seats.agent.is_own:
+def refused_agents(section: "Simulation") -> Iterator[tuple[str, str]]:
+    """Keys of `simulation` and why what they say of agents does not fit the world."""
+    world, agents = section.world, section.agents
+    if not agents.agent.is_own:
         yield (
-            "seats.agent",
-            "the agent is the model of the file; name the other model in another seat, or as base_model",
+            "agents.agent",
+            "the agent is the model of the file; name the other model in another agent, or as base_model",
         )
-    if not isinstance(world, CustomWorld) and seats.others:
-        yield "seats.others", "are seats of a world of yours; write world: {type: custom, target: module:Class}"
-    if isinstance(world, UserSimWorld | SelfPlayWorld):
+    if not isinstance(world, CustomWorldConfig) and agents.others:
+        yield "agents.others", "are agents of a world of yours; write world: {type: custom, target: module:Class}"
+    if isinstance(world, UserSimWorldConfig | SelfPlayWorldConfig):
         yield from refused_talks(section, world)
         return
-    if seats.agent.prompt is not None:
-        yield "seats.agent.prompt", "is for user_sim and self_play; write prompt.system, outside of simulation"
-    if isinstance(world, CustomWorld):
-        for key, seat in seats_beside_agent(seats).items():
-            yield from refused_seat(section, seat, key=f"seats.{key}")
+    if agents.agent.prompt is not None:
+        yield "agents.agent.prompt", "is for user_sim and self_play; write prompt.system, outside of simulation"
+    if isinstance(world, CustomWorldConfig):
+        for key, agent in agents_beside_main(agents).items():
+            yield from refused_agent(section, agent, key=f"agents.{key}")
         return
     wanted = "gold" if world.type == "replay" else "environment"
-    if seats.user is not None and seats.user.type != wanted:
-        yield "seats.user", f"in world {world.type} it is {wanted}; write world: {{type: user_sim}} for another"
-    if seats.partner is not None:
-        yield "seats.partner", "is a seat of self_play; write user, or world: {type: self_play}"
+    if agents.user is not None and agents.user.type != wanted:
+        yield "agents.user", f"in world {world.type} it is {wanted}; write world: {{type: user_sim}} for another"
+    if agents.partner is not None:
+        yield "agents.partner", "is an agent of self_play; write user, or world: {type: self_play}"
 
 
-def seats_beside_agent(seats: Seats) -> dict[str, AnySeat]:
-    """All that the file writes but the agent's, by where they stand in `seats`."""
-    named = {"user": seats.user, "partner": seats.partner}
-    written: dict[str, AnySeat] = {name: seat for name, seat in named.items() if seat is not None}
-    return written | {f"others.{name}": seat for name, seat in seats.others.items()}
+def agents_beside_main(agents: AgentsConfig) -> dict[str, AnyAgent]:
+    """All that the file writes but the agent's, by where they stand in `agents`."""
+    named = {"user": agents.user, "partner": agents.partner}
+    written: dict[str, AnyAgent] = {name: agent for name, agent in named.items() if agent is not None}
+    return written | {f"others.{name}": agent for name, agent in agents.others.items()}
 
 
-def refused_seat(section: "Simulation", seat: AnySeat, *, key: str) -> Iterator[tuple[str, str]]:
-    """The same for a seat of a world that has no environment."""
-    if isinstance(seat, EnvironmentSeat):
+def refused_agent(section: "Simulation", agent: AnyAgent, *, key: str) -> Iterator[tuple[str, str]]:
+    """The same for an agent of a world that has no environment."""
+    if isinstance(agent, EnvironmentAgentConfig):
         yield key, f"{section.world.type} has no environment; write model, scripted or gold"
-    if isinstance(seat, GoldSeat):
+    if isinstance(agent, GoldAgentConfig):
         sources = {"tasks": section.tasks.source}
-        if section.train_on is not None:
-            sources["train_on.tasks"] = section.train_on.tasks.source
+        if section.self_training is not None:
+            sources["self_training.tasks"] = section.self_training.tasks.source
         for where, source in sources.items():
             if source is None:
                 yield where, f"{key}: gold needs dialogues; write tasks: {{source: FILE}}"
 
 
-def refused_talks(section: "Simulation", world: UserSimWorld | SelfPlayWorld) -> Iterator[tuple[str, str]]:
-    """The same for worlds in which two seats talk to each other."""
-    seats = section.seats
+def refused_talks(section: "Simulation", world: UserSimWorldConfig | SelfPlayWorldConfig) -> Iterator[tuple[str, str]]:
+    """The same for worlds in which two agents talk to each other."""
+    agents = section.agents
     name, other = ("user", "partner") if world.type == "user_sim" else ("partner", "user")
-    seat = getattr(seats, name)
-    if getattr(seats, other) is not None:
-        yield f"seats.{other}", f"is no seat of {world.type}; write {name}"
-    if seat is None and name == "user":
-        yield "seats", "nobody plays the user; write seats: {user: {type: model, prompt: ...}}, or scripted lines"
-    if seat is not None:
-        yield from refused_seat(section, seat, key=f"seats.{name}")
-    if (seat is None or isinstance(seat, ModelSeat)) and world.first is None and (seat is None or seat.prompt is None):
+    agent = getattr(agents, name)
+    if getattr(agents, other) is not None:
+        yield f"agents.{other}", f"is no agent of {world.type}; write {name}"
+    if agent is None and name == "user":
+        yield "agents", "nobody plays the user; write agents: {user: {type: model, prompt: ...}}, or scripted lines"
+    if agent is not None:
+        yield from refused_agent(section, agent, key=f"agents.{name}")
+    if (
+        (agent is None or isinstance(agent, ModelAgentConfig))
+        and world.first is None
+        and (agent is None or agent.prompt is None)
+    ):
         yield (
-            f"seats.{name}" if seat is not None else "seats",
-            f"the model of {name} has nothing to begin from; write prompt in seats.{name}, or first in world",
+            f"agents.{name}" if agent is not None else "agents",
+            f"the model of {name} has nothing to begin from; write prompt in agents.{name}, or first in world",
         )
     if "gold" in section.history:
         yield "history", f"nobody knows the right answers in {world.type}; write predicted"

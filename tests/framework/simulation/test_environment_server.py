@@ -11,18 +11,18 @@ import psutil
 import pytest
 
 from partita.simulation.adapters import tools_of
-from partita.simulation.contract import TooSlowError
-from partita.simulation.hosted import HostedError, Hosts
-from partita_schema.simulation import EnvironmentWorld
+from partita.simulation.contract import StepTimeoutError
+from partita.simulation.environment_server import EnvironmentServer, RemoteError
+from partita_schema.simulation import EnvironmentWorldConfig
 
 from . import programs_of_tests
 
 FOLDER = Path(__file__).parent
 
 
-def hosts(name: str = "Deadly", seconds: float = 20.0, **options: Any) -> Hosts:
-    world = EnvironmentWorld(type="environment", environment=f"worlds_of_tests:{name}", options=options)
-    return Hosts(world, folder=FOLDER, step_seconds=seconds)
+def hosts(name: str = "Deadly", seconds: float = 20.0, **options: Any) -> EnvironmentServer:
+    world = EnvironmentWorldConfig(type="environment", environment=f"worlds_of_tests:{name}", options=options)
+    return EnvironmentServer(world, folder=FOLDER, step_seconds=seconds)
 
 
 def lives(process: int) -> bool:
@@ -68,10 +68,10 @@ def test_one_that_hangs_is_killed_and_so_is_what_is_left_at_the_end(tmp_path: Pa
         slow = made.make()
         slow.reset(seed=1, task={"number": 23})
         [process] = set(noted(tmp_path)) - set(before)
-        with pytest.raises(TooSlowError, match=r"no answer within 0.5 s \(limits.step_seconds\)"):
+        with pytest.raises(StepTimeoutError, match=r"no answer within 0.5 s \(limits.step_seconds\)"):
             slow.step("red")
         assert gone([process])
-        with pytest.raises(HostedError, match="its process has ended"):
+        with pytest.raises(RemoteError, match="its process has ended"):
             slow.step("red")
         left = made.make()
         left.reset(seed=1, task={"number": 1})
@@ -94,7 +94,7 @@ def test_what_befalls_an_environment_is_told(tmp_path: Path, number: int, reason
     with hosts(pids=str(tmp_path), misbehaves=True) as made:
         environment = made.make()
         environment.reset(seed=1, task={"number": number})
-        with pytest.raises(HostedError) as error:
+        with pytest.raises(RemoteError) as error:
             environment.step("red")
         assert str(error.value) == reason
         environment.close()
@@ -104,12 +104,12 @@ def test_what_befalls_an_environment_is_told(tmp_path: Path, number: int, reason
 KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
-from partita.simulation.hosted import Hosts
-from partita_schema.simulation import EnvironmentWorld
+from partita.simulation.environment_server import EnvironmentServer
+from partita_schema.simulation import EnvironmentWorldConfig
 
 options = {"misbehaves": True, "pids": sys.argv[2]}
-world = EnvironmentWorld(type="environment", environment="worlds_of_tests:Deadly", options=options)
-hosts = Hosts(world, folder=Path(sys.argv[1]), step_seconds=60).__enter__()
+world = EnvironmentWorldConfig(type="environment", environment="worlds_of_tests:Deadly", options=options)
+hosts = EnvironmentServer(world, folder=Path(sys.argv[1]), step_seconds=60).__enter__()
 idle, hanging = hosts.make(), hosts.make()
 hanging.reset(seed=1, task={"number": 23})
 (Path(sys.argv[2]) / str(hosts.server.pid)).touch()
@@ -127,19 +127,19 @@ def test_nothing_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_cannot_be_made_says_why() -> None:
-    with hosts(size=3) as made, pytest.raises(HostedError, match=r"TypeError: .* unexpected keyword argument 'size'"):
+    with hosts(size=3) as made, pytest.raises(RemoteError, match=r"TypeError: .* unexpected keyword argument 'size'"):
         made.check()
-    with hosts("Nobody") as made, pytest.raises(HostedError, match="its process has ended"):
+    with hosts("Nobody") as made, pytest.raises(RemoteError, match="its process has ended"):
         made.check()
 
 
 @pytest.mark.parametrize(("name", "interface", "said"), [("Guess", "gymnasium", "guess"), ("Shop", "tools", "please")])
 def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: str, interface: Any, said: str) -> None:
-    world = EnvironmentWorld(
+    world = EnvironmentWorldConfig(
         type="environment", environment=f"programs_of_tests:{name}", interface=interface, isolation="process"
     )
     tools = tools_of(programs_of_tests.Shop, interface=interface)
-    with Hosts(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
+    with EnvironmentServer(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
         environment = found.make()
         messages, _ = environment.reset(seed=1, task={"number": 1})
         environment.close()
@@ -148,11 +148,11 @@ def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: st
 
 
 def test_a_process_calls_tools_without_what_it_took_to_describe_them() -> None:
-    world = EnvironmentWorld(
+    world = EnvironmentWorldConfig(
         type="environment", environment="programs_of_tests:Stall", interface="tools", isolation="process"
     )
     tools = tools_of(programs_of_tests.Stall, interface="tools")
-    with Hosts(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
+    with EnvironmentServer(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
         environment = found.make()
         environment.reset(seed=1, task={})
         called = [

@@ -11,7 +11,7 @@ from partita_schema.config import Config
 from partita_trainers.process_group import SINGLE_PROCESS
 
 
-def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on: Any) -> SelfTraining:
+def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_training: Any) -> SelfTraining:
     """The rounds of a file, before the first of them."""
     config = Config.model_validate(
         {
@@ -23,16 +23,16 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **train_on:
             "simulation": {
                 "world": {"type": "environment", "environment": "worlds:World"},
                 "tasks": {"count": 4},
-                "train_on": {"rounds": 9, "tasks": {"count": 4}, **train_on},
+                "self_training": {"rounds": 9, "tasks": {"count": 4}, **self_training},
             },
         }
     )
     assert config.simulation is not None
-    assert config.simulation.train_on is not None
+    assert config.simulation.self_training is not None
     unused: Any = None
     directory = RunDirectory(folder / "run", config=config)
     return SelfTraining(
-        config, config.simulation.train_on, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused
+        config, config.simulation.self_training, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused
     )
 
 
