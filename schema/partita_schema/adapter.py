@@ -1,4 +1,4 @@
-"""Adapters: small trained parts on a frozen base model, a union on `type` over what peft offers."""
+"""Adapters: PEFT methods for training a small number of parameters on a frozen base model; a union on `type`."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,72 +8,74 @@ from partita_schema.base import Base, Count, Flag, Name, NonNegative, NonNegativ
 
 
 class Postprocessor(Base):
-    """What is done with an adapter after training."""
+    """What to do with an adapter after training."""
 
     merge_adapter_into_base_model: Flag = False
-    """Add the adapter to the base weights, so that `model/` is a plain model."""
+    """Merge the adapter into the base weights after training, so that `model/` is a regular model."""
 
 
 class AdapterBase(Base):
-    """What all adapters share."""
+    """Options of all adapters."""
 
     pretrained_adapter_weights: Name | None = None
-    """Folder or Hub id of an adapter to start from."""
+    """Folder or Hub id of a trained adapter to start from. Default: a new adapter."""
     postprocessor: Postprocessor = Postprocessor.model_construct()
-    """What is done with the adapter after training."""
+    """What to do with the adapter after training."""
 
 
 class TargetedAdapter(AdapterBase):
-    """What adapters on chosen modules share."""
+    """Options of adapters that are attached to selected modules."""
 
     target_modules: str | tuple[Name, ...] = "all-linear"
-    """Names of modules to adapt, a regular expression, or all-linear."""
+    """Modules to adapt: a list of names, a regular expression, or all-linear for every linear layer except the output
+    layer."""
     modules_to_save: tuple[Name, ...] | None = None
-    """Names of modules that are trained in full and saved with the adapter."""
+    """Names of additional modules that are fully trained and saved with the adapter. Default: none."""
 
 
 class LayeredAdapter(TargetedAdapter):
-    """What adapters on chosen layers share."""
+    """Options of adapters that are attached to selected layers."""
 
     exclude_modules: str | tuple[Name, ...] | None = None
-    """Names of modules, or a regular expression, to leave out."""
+    """Modules not to adapt: a list of names or a regular expression. Default: none."""
     layers_to_transform: tuple[int, ...] | None = None
-    """Indices of the layers to adapt. Default: all."""
+    """Indices of the layers to adapt, from 0. Default: all layers."""
 
 
 class LoraBase(LayeredAdapter):
-    """What the LoRA family shares."""
+    """Options of the LoRA family."""
 
     alpha: Positive | None = None
-    """Scale: updates are multiplied by alpha / r. Default: 2 r."""
+    """LoRA alpha: the update is scaled by alpha / r. Default: 2 r."""
     dropout: Share = 0.0
-    """Dropout before the adapter."""
+    """Dropout probability of the adapter's input."""
     bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases are trained."""
+    """Which bias parameters are trained: none, all, or only those of adapted modules (lora_only)."""
 
 
 class EvaOptions(Base):
-    """How EVA initialises LoRA from activations (Paischer et al. 2024, section 3)."""
+    """Options of the EVA initialization, which uses activations on training batches (Paischer et al. 2024, section
+    3)."""
 
     rho: Positive = 2.0
-    """Factor by which a layer may grow beyond r when ranks are redistributed."""
+    """Maximum rank of a layer as a multiple of r when EVA redistributes ranks."""
     tau: Share = 0.99
-    """Cosine similarity at which a component counts as converged."""
+    """Cosine similarity above which a component counts as converged."""
     batches: Count = 16
-    """Training batches whose activations are used, at most."""
+    """Maximum number of training batches to collect activations from."""
 
 
 class LoraAdapter(LoraBase):
-    """Low-rank adaptation (Hu et al. 2021), with its initialisations and variants."""
+    """LoRA: low-rank adaptation (Hu et al. 2021), with its initializations and variants."""
 
     type: Literal["lora"]
-    """Low-rank adaptation."""
+    """Low-rank adaptation (LoRA)."""
     r: Count = 16
-    """Rank of the update."""
+    """Rank of the update matrices."""
     use_rslora: Flag = False
-    """Scale by alpha / sqrt(r) (rank-stabilised LoRA, Kalajdzievski 2023, theorem 3.2)."""
+    """Scale by alpha / sqrt(r) instead of alpha / r (rank-stabilized LoRA, Kalajdzievski 2023, theorem 3.2)."""
     use_dora: Flag = False
-    """Learn magnitude and direction apart (DoRA, Liu et al. 2024)."""
+    """Train the magnitude and the direction of the weights separately (DoRA, Liu et al. 2024)."""
     init: Literal[
         "default",
         "gaussian",
@@ -86,20 +88,21 @@ class LoraAdapter(LoraBase):
         "eva",
         "corda",
     ] = "default"
-    """How the adapter starts. pissa, olora and corda move principal components of the base weights into it; loftq
-    makes up for quantisation; eva and corda look at training batches."""
+    """Initialization of the LoRA weights. pissa, olora and corda move principal components of the base weights into the
+    adapter; loftq compensates for the quantization error; eva and corda use training batches."""
     eva: EvaOptions | None = None
-    """Options of `init: eva`."""
+    """Options of `init: eva`. Default: the defaults of that section."""
     loftq_bits: Literal[2, 4, 8] = 4
-    """Bits that `init: loftq` assumes."""
+    """Number of quantization bits that `init: loftq` assumes."""
     loftq_iterations: Count = 1
-    """Alternating steps of `init: loftq` (Li et al. 2023, algorithm 1)."""
+    """Number of alternating steps of `init: loftq` (Li et al. 2023, algorithm 1)."""
     corda_method: Literal["ipm", "kpm"] = "ipm"
-    """`init: corda`: ipm learns the task faster, kpm keeps more of the old knowledge (Yang et al. 2024, section 3)."""
+    """Mode of `init: corda`. ipm learns the new task faster; kpm preserves more of the model's knowledge (Yang et al.
+    2024, section 3)."""
     rank_pattern: dict[str, Count] = {}
-    """Rank by module name or regular expression, over `r`."""
+    """Ranks that override `r`, by module name or regular expression."""
     alpha_pattern: dict[str, Positive] = {}
-    """Scale by module name or regular expression, over `alpha`."""
+    """Alpha values that override `alpha`, by module name or regular expression."""
 
     @model_validator(mode="after")
     def options_fit_the_init(self) -> "LoraAdapter":
@@ -111,26 +114,26 @@ class LoraAdapter(LoraBase):
 
 
 class AdaloraAdapter(LoraBase):
-    """LoRA whose rank budget moves to the layers that need it (Zhang et al. 2023)."""
+    """AdaLoRA: LoRA that shifts its rank budget to the layers that need it (Zhang et al. 2023)."""
 
     type: Literal["adalora"]
-    """Adaptive budget LoRA."""
+    """LoRA with an adaptive rank budget (AdaLoRA)."""
     target_r: Count = 8
-    """Average rank at the end."""
+    """Average rank at the end of training."""
     init_r: Count = 12
-    """Rank at the start."""
+    """Rank at the start of training; at least target_r."""
     tinit: NonNegative = 0
-    """Share of the steps before pruning starts, when below 1; else a number of steps."""
+    """Warm-up before pruning starts: a number of optimizer steps, or a fraction of all steps if below 1."""
     tfinal: NonNegative = 0
-    """Share of the steps after pruning ends, when below 1; else a number of steps."""
+    """Final fine-tuning after pruning ends: a number of optimizer steps, or a fraction of all steps if below 1."""
     delta_t: Count = 1
-    """Steps between two budget allocations."""
+    """Optimizer steps between two budget allocations."""
     beta1: Share = 0.85
-    """Smoothing of the sensitivity."""
+    """Smoothing factor (EMA) of the sensitivity."""
     beta2: Share = 0.85
-    """Smoothing of the uncertainty."""
+    """Smoothing factor (EMA) of the uncertainty."""
     orth_reg_weight: NonNegative = 0.5
-    """Weight of the orthogonality penalty in the loss."""
+    """Coefficient of the orthogonality penalty in the loss."""
 
     @model_validator(mode="after")
     def rank_shrinks(self) -> "AdaloraAdapter":
@@ -144,81 +147,82 @@ class AdaloraAdapter(LoraBase):
 
 
 class Ia3Adapter(TargetedAdapter):
-    """Learned rescaling of activations (IA3, Liu et al. 2022)."""
+    """IA3: learned rescaling of activations (Liu et al. 2022)."""
 
     type: Literal["ia3"]
-    """Rescaled activations."""
+    """Learned rescaling of activations (IA3)."""
     target_modules: str | tuple[Name, ...] | None = None  # type: ignore[assignment]  # peft has a choice of its own
-    """Names of modules to rescale. Default: peft's choice for the architecture, else all linear layers."""
+    """Modules to rescale: a list of names or a regular expression. Default: peft's choice for the architecture,
+    otherwise all linear layers."""
     feedforward_modules: str | tuple[Name, ...] | None = None
-    """Which of them are feed-forward outputs, whose input is rescaled."""
+    """Which of the target modules are feed-forward layers; IA3 rescales their input instead of their output."""
 
 
 class VeraAdapter(TargetedAdapter):
-    """Shared random matrices with learned vectors (VeRA, Kopiczko et al. 2023)."""
+    """VeRA: trained scaling vectors on shared, frozen random matrices (Kopiczko et al. 2023)."""
 
     type: Literal["vera"]
-    """Vector-based random matrix adaptation."""
+    """Vector-based random matrix adaptation (VeRA)."""
     layers_to_transform: tuple[int, ...] | None = None
-    """Indices of the layers to adapt. Default: all."""
+    """Indices of the layers to adapt, from 0. Default: all layers."""
     r: Count = 256
-    """Rank of the shared matrices."""
+    """Rank of the shared random matrices."""
     dropout: Share = 0.0
-    """Dropout before the adapter."""
+    """Dropout probability of the adapter's input."""
     d_initial: Share = 0.1
-    """Start value of the scaling vector d."""
+    """Initial value of the scaling vector d."""
     projection_prng_key: int = 0
-    """Seed of the shared matrices."""
+    """Random seed of the shared matrices."""
     save_projection: Flag = True
-    """Save the shared matrices with the adapter."""
+    """Save the shared matrices with the adapter. false: they are recomputed from the seed on loading."""
 
 
 class LycorisAdapter(LayeredAdapter):
-    """What the adapters that came from LyCORIS share."""
+    """Options of the adapters that peft adopted from LyCORIS."""
 
     r: Count = 8
     """Rank of each factor."""
     alpha: Positive | None = None
-    """Scale: updates are multiplied by alpha / r. Default: 2 r."""
+    """Scaling: the update is multiplied by alpha / r. Default: 2 r."""
     rank_dropout: Share = 0.0
-    """Dropout over ranks."""
+    """Probability that a rank dimension is dropped during training."""
     module_dropout: Share = 0.0
-    """Chance that a whole adapter is left out in a step."""
+    """Probability that a whole adapter module is skipped in a training step."""
 
 
 class LohaAdapter(LycorisAdapter):
-    """Hadamard products of low-rank matrices (LoHa, Hyeon-Woo et al. 2021)."""
+    """LoHa: Hadamard product of low-rank matrices (Hyeon-Woo et al. 2021)."""
 
     type: Literal["loha"]
-    """Low-rank Hadamard product."""
+    """Low-rank Hadamard product (LoHa)."""
 
 
 class LokrAdapter(LycorisAdapter):
-    """Kronecker products (LoKr, Edalati et al. 2022)."""
+    """LoKr: low-rank Kronecker product (Edalati et al. 2022)."""
 
     type: Literal["lokr"]
-    """Low-rank Kronecker product."""
+    """Low-rank Kronecker product (LoKr)."""
     decompose_both: Flag = False
-    """Factorise both Kronecker factors."""
+    """Also factorize the left matrix of the Kronecker product."""
     decompose_factor: int = Field(default=-1, strict=True, ge=-1)
-    """Size of the left factor; -1 for the squarest."""
+    """Size of the left Kronecker factor; -1 chooses the most square factorization."""
 
 
 class BoftAdapter(LayeredAdapter):
-    """Butterfly-factorised rotations (BOFT, Liu et al. 2023)."""
+    """BOFT: orthogonal fine-tuning with butterfly factorization (Liu et al. 2023)."""
 
     type: Literal["boft"]
-    """Butterfly orthogonal fine-tuning."""
+    """Butterfly orthogonal fine-tuning (BOFT)."""
     boft_block_size: NonNegativeCount = 4
-    """Size of a rotation block; divides the layer's input width. 0: given by boft_block_num."""
+    """Size of a rotation block; must divide the input width of the layer. 0: computed from boft_block_num."""
     boft_block_num: NonNegativeCount = 0
-    """Number of blocks. 0: given by boft_block_size."""
+    """Number of rotation blocks per layer. 0: computed from boft_block_size."""
     boft_n_butterfly_factor: Count = 1
     """Number of butterfly factors."""
     boft_dropout: Share = 0.0
-    """Multiplicative dropout."""
+    """Multiplicative dropout probability."""
     bias: Literal["none", "all", "boft_only"] = "none"
-    """Which biases are trained."""
+    """Which bias parameters are trained: none, all, or only those of adapted modules."""
 
     @model_validator(mode="after")
     def block_size_or_number(self) -> "BoftAdapter":
@@ -232,20 +236,20 @@ class BoftAdapter(LayeredAdapter):
 
 
 class OftAdapter(LayeredAdapter):
-    """Orthogonal rotations of weights (OFT, Qiu et al. 2023)."""
+    """OFT: orthogonal fine-tuning, which rotates the weights (Qiu et al. 2023)."""
 
     type: Literal["oft"]
-    """Orthogonal fine-tuning."""
+    """Orthogonal fine-tuning (OFT)."""
     r: NonNegativeCount = 0
-    """Number of blocks. 0: given by oft_block_size."""
+    """Number of rotation blocks per layer. 0: computed from oft_block_size."""
     oft_block_size: NonNegativeCount = 32
-    """Size of a block; divides the layer's input width. 0: given by r."""
+    """Size of a rotation block; must divide the input width of the layer. 0: computed from r."""
     coft: Flag = False
-    """Keep the rotation within eps of the identity."""
+    """Constrained OFT: keep the rotation within `eps` of the identity."""
     eps: Positive = 6e-5
-    """Freedom of the rotation with `coft`."""
+    """Maximum deviation from the identity; used with `coft`."""
     block_share: Flag = False
-    """Share one block in a layer."""
+    """Share one rotation block across all blocks of a layer."""
 
     @model_validator(mode="after")
     def block_size_or_number(self) -> "OftAdapter":
@@ -258,98 +262,99 @@ class OftAdapter(LayeredAdapter):
 
 
 class FourierftAdapter(LayeredAdapter):
-    """A sparse spectrum of the update (FourierFT, Gao et al. 2024)."""
+    """FourierFT: a weight update given by a few Fourier coefficients (Gao et al. 2024)."""
 
     type: Literal["fourierft"]
-    """Discrete Fourier fine-tuning."""
+    """Discrete Fourier fine-tuning (FourierFT)."""
     n_frequency: Count = 1000
-    """Learned frequencies a layer; at most the number of its weights."""
+    """Number of trained frequencies per layer; at most the number of weights in the layer."""
     scaling: Positive = 150.0
-    """Scale of the update."""
+    """Factor that the update is multiplied by."""
     random_loc_seed: int = 777
-    """Seed of the frequencies' places."""
+    """Random seed of the positions of the trained frequencies."""
 
 
 class LnTuningAdapter(AdapterBase):
-    """Only layer norms are trained (Zhao et al. 2023)."""
+    """Layer-norm tuning: only the normalization layers are trained (Zhao et al. 2023)."""
 
     type: Literal["ln_tuning"]
     """Layer-norm tuning."""
     target_modules: str | tuple[Name, ...] | None = None
-    """Names of norm modules. Default: peft's choice for the architecture."""
+    """Normalization modules to train: a list of names or a regular expression. Default: peft's choice for the
+    architecture."""
     modules_to_save: tuple[Name, ...] | None = None
-    """Names of modules that are trained in full and saved with the adapter."""
+    """Names of additional modules that are fully trained and saved with the adapter. Default: none."""
 
 
 class VbloraAdapter(LayeredAdapter):
-    """Low-rank updates from one shared vector bank (VB-LoRA, Li et al. 2024)."""
+    """VB-LoRA: low-rank updates composed from one shared vector bank (Li et al. 2024)."""
 
     type: Literal["vblora"]
-    """Vector-bank LoRA."""
+    """Vector-bank LoRA (VB-LoRA)."""
     r: Count = 4
-    """Rank of the update."""
+    """Rank of the update matrices."""
     num_vectors: Count = 256
-    """Vectors in the bank."""
+    """Number of vectors in the bank."""
     vector_length: Count = 256
-    """Length of a vector; divides the layers' widths."""
+    """Length of a vector in the bank; must divide the input and output widths of the adapted layers."""
     topk: Count = 2
-    """Vectors mixed for each sub-vector."""
+    """Number of vectors from the bank that are mixed for each sub-vector."""
     dropout: Share = 0.0
-    """Dropout before the adapter."""
+    """Dropout probability of the adapter's input."""
     save_only_topk_weights: Flag = False
-    """Save only what inference needs; such an adapter cannot be trained on."""
+    """Save only the weights needed for inference. Such an adapter cannot be trained further."""
 
 
 class PromptTuningAdapter(AdapterBase):
-    """Learned tokens before the prompt (Lester et al. 2021)."""
+    """Prompt tuning: trained virtual tokens before the prompt (Lester et al. 2021)."""
 
     type: Literal["prompt_tuning"]
     """Prompt tuning."""
     num_virtual_tokens: Count = 8
-    """Learned tokens."""
+    """Number of virtual tokens before the prompt."""
     init_text: Name | None = None
-    """Text whose embeddings the learned tokens start from. Default: random words of the vocabulary."""
+    """Text whose embeddings initialize the virtual tokens. Default: random tokens of the vocabulary."""
 
 
 class PrefixTuningAdapter(AdapterBase):
-    """Learned keys and values in every layer (Li and Liang 2021)."""
+    """Prefix tuning: trained keys and values in every layer (Li and Liang 2021)."""
 
     type: Literal["prefix_tuning"]
     """Prefix tuning."""
     num_virtual_tokens: Count = 8
-    """Learned positions."""
+    """Number of virtual token positions in each layer."""
     prefix_projection: Flag = False
-    """Compute the prefix through a small network."""
+    """Compute the prefix with a small MLP."""
     encoder_hidden_size: Count | None = None
-    """Width of that network. Default: the model's."""
+    """Hidden size of that MLP. Default: the hidden size of the model."""
 
 
 class PTuningAdapter(AdapterBase):
-    """Learned tokens computed by a small encoder (P-tuning, Liu et al. 2021)."""
+    """P-tuning: virtual tokens computed by a small trained encoder (Liu et al. 2021)."""
 
     type: Literal["p_tuning"]
     """P-tuning."""
     num_virtual_tokens: Count = 8
-    """Learned tokens."""
+    """Number of virtual tokens before the prompt."""
     encoder_reparameterization_type: Literal["MLP", "LSTM"] = "MLP"
-    """Kind of the encoder."""
+    """Type of the prompt encoder."""
     encoder_hidden_size: Count | None = None
-    """Width of the encoder. Default: the model's."""
+    """Hidden size of the encoder. Default: the hidden size of the model."""
     encoder_num_layers: Count = 2
-    """Layers of an LSTM encoder."""
+    """Number of layers of an LSTM encoder."""
     encoder_dropout: Share = 0.0
-    """Dropout of an LSTM encoder."""
+    """Dropout probability of an LSTM encoder."""
 
 
 class PeftAdapter(AdapterBase):
-    """Any other method of the peft library, by its name and with its own keys."""
+    """Any other PEFT method, selected by its name in peft and configured with peft's own keys."""
 
     type: Literal["peft"]
-    """A method of peft that has no section of its own here."""
+    """A PEFT method without a dedicated section here."""
     peft_type: Name
-    """The name in peft, such as MISS, HRA or SHIRA."""
+    """Name of the method in peft (`PeftType`), such as MISS, HRA or SHIRA."""
     parameters: dict[str, Any] = {}
-    """Keys of that method's config class in peft; checked against it when the model is loaded."""
+    """Arguments of the method's config class in peft; checked when the model is loaded."""
 
 
 Adapter = Annotated[

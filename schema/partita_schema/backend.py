@@ -1,4 +1,4 @@
-"""Where the run takes place: a union on `type`."""
+"""Where a run executes; a union on `type`."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -16,39 +16,40 @@ SET_ELSEWHERE = {
     "stop": "generation.stop",
     "logprobs": "generation.logprobs",
 }
-"""Keys of a request that the file has a place of its own for."""
+"""Request keys that are set by other keys of the file."""
 ONE_WHOLE_ANSWER = ("stream", "n", "best_of", "echo")
-"""Keys of a request that make something else of an answer than one text that comes at once."""
+"""Request keys that would make the response something other than one complete text."""
 
 Sharding = Literal["none", "full"]
-"""What of a model that is trained each process holds."""
+"""Which part of a model in training each process stores."""
 
 HOST_AND_PORT = r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}"
 
 
 class LocalBackend(Base):
-    """This process."""
+    """Run in this process."""
 
     type: Literal["local"] = "local"
-    """This process."""
+    """Run in this process."""
 
 
 class TorchrunBackend(Base):
-    """Several processes, started by torchrun: on one machine, or on several by the same command on each."""
+    """Several processes started by torchrun, on one machine or on several. On several machines, run the same command on
+    each."""
 
     type: Literal["torchrun"]
-    """Several processes: a step's batches and the rows to answer are shared among them."""
+    """Run in several processes. They share the micro-batches of each optimizer step, and the rows to predict."""
     processes: Count | Literal["auto"] = "auto"
-    """Processes on each machine. `auto`: one for each GPU, else one."""
+    """Number of processes per machine. `auto`: one per GPU, or one without GPUs."""
     nodes: Count = 1
-    """Machines; the same command is started on each of them."""
+    """Number of machines. Run the same command on each of them."""
     address: Name | None = None
-    """Where machines find each other, `HOST:PORT` of one of them. Needed with more than one."""
+    """Rendezvous endpoint `HOST:PORT` on one of the machines. Required with more than one machine."""
     sharding: Sharding = "none"
-    """What each process holds of a model that is trained. none: all of it. full: a part of the weights, the gradients
-    and the state of the optimizer, and of a layer all weights while it is at work (FSDP2)."""
+    """How a model in training is stored. none: each process holds all of it (DDP). full: weights, gradients and
+    optimizer state are sharded across processes, and each layer is gathered while it is computed (FSDP2)."""
     timeout_seconds: Positive = 1800.0
-    """Time after which a process that waits for another gives up."""
+    """Seconds that a process waits for another before the job fails."""
 
     @field_validator("address")
     @classmethod
@@ -65,23 +66,23 @@ class TorchrunBackend(Base):
 
 
 class RayBackend(Base):
-    """Processes that Ray starts, on this machine or on those of a cluster, and may start again when one dies."""
+    """Workers started by Ray, on this machine or on a cluster. Training restarts when a worker dies."""
 
     type: Literal["ray"]
-    """Ray (`pip install 'partita[ray]'`): workers train together, or answer the rows that predict and evaluate deal."""
+    """Run on Ray (`pip install 'partita[ray]'`). Workers train together, and share the rows of predict and evaluate."""
     workers: Count | Literal["auto"] = "auto"
-    """Processes that hold the model, each on a GPU of its own where there are any. `auto`: one for each GPU of the
-    cluster, else one."""
+    """Number of worker processes, each with its own GPU if there are any. `auto`: one per GPU of the cluster, or one
+    without GPUs."""
     max_failures: NonNegativeCount = 3
-    """How often a training whose worker has died is started again, at its newest checkpoint."""
+    """How many times training restarts from the newest checkpoint after a worker died."""
     address: Name | None = None
-    """Where a Ray cluster is, such as `ray-head:6379`; `auto` finds the one that this machine belongs to. Default: Ray
-    is started on this machine, and ends with the job."""
+    """Address of a Ray cluster, such as `ray-head:6379`; `auto` uses the cluster that this machine belongs to. Default:
+    start Ray on this machine for the duration of the job."""
     sharding: Sharding = "none"
-    """What each process holds of a model that is trained. none: all of it. full: a part of the weights, the gradients
-    and the state of the optimizer, and of a layer all weights while it is at work (FSDP2)."""
+    """How a model in training is stored. none: each process holds all of it (DDP). full: weights, gradients and
+    optimizer state are sharded across processes, and each layer is gathered while it is computed (FSDP2)."""
     timeout_seconds: Positive = 1800.0
-    """Time after which a worker is given up that has not started, or has not answered."""
+    """Seconds after which a worker that did not start or respond counts as lost."""
 
     @field_validator("address")
     @classmethod
@@ -92,33 +93,33 @@ class RayBackend(Base):
 
 
 class EndpointBackend(Base):
-    """A server that speaks the protocol of OpenAI, such as vLLM, SGLang, llama.cpp or a hosted one."""
+    """A server with an OpenAI-compatible API, such as vLLM, SGLang, llama.cpp or a hosted service."""
 
     type: Literal["endpoint"]
-    """A server; it is only asked, nothing is trained."""
+    """Send requests to a server. The model is not trained."""
     url: Name
-    """Address of the server up to its version, such as `http://localhost:8000/v1`."""
+    """Base URL of the API, including the version, such as `http://localhost:8000/v1`."""
     model: Name | None = None
     """Name of the model on the server. Default: base_model."""
     api_key_env: Name | None = None
-    """Name of the environment variable that holds the key; never the key itself. Default: no key is sent."""
+    """Name of the environment variable that holds the API key, never the key itself. Default: no key is sent."""
     mode: Literal["chat", "completion"] | None = None
-    """chat: messages are sent, and the server renders them. completion: the prompt is sent as one text. Default: chat,
-    with prompt.chat: false completion."""
+    """chat: send messages, and the server applies the chat template. completion: send the prompt as one text. Default:
+    chat, or completion with `prompt.chat: false`."""
     concurrency: Count = 16
-    """Requests at the same time."""
+    """Maximum number of concurrent requests."""
     requests_per_minute: Count | None = None
-    """Most requests a minute, evenly apart, tries included. Default: no limit."""
+    """Maximum requests per minute, spaced evenly, retries included. Default: no limit."""
     tokens_per_minute: Count | None = None
-    """Most tokens a minute, those of prompts and answers together. Default: no limit."""
+    """Maximum tokens per minute, prompts and answers together. Default: no limit."""
     timeout_seconds: Positive = 600.0
-    """Time after which a request without a whole response is given up, however slowly it comes."""
+    """Seconds after which a request without a complete response is aborted."""
     max_response_mb: Positive = 16.0
-    """Largest response in megabytes, after decompression; a larger one is an error of its row."""
+    """Maximum size of a response in megabytes, after decompression. The row of a larger response fails."""
     retries: NonNegativeCount = 5
-    """How often a request is sent again that met a busy or failing server."""
+    """Number of retries of a request when the server is busy or fails."""
     extra_body: dict[str, Any] = {}
-    """Further keys of each request, as the server knows them; null takes a key out that partita would send."""
+    """Additional keys of the request body. null removes a key that partita would send."""
 
     @field_validator("url")
     @classmethod

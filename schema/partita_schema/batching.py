@@ -1,4 +1,4 @@
-"""How rows are cut into batches: a union on `type`."""
+"""How rows are grouped into batches; a union on `type`."""
 
 from typing import Annotated, Literal
 
@@ -8,69 +8,72 @@ from partita_schema.base import Base, Count, Flag, Share
 
 
 class AutoBatching(Base):
-    """Chosen from the lengths of the rows; the log says what was chosen and why."""
+    """A batching policy chosen from the row lengths. The log shows the choice and the reason."""
 
     type: Literal["auto"] = "auto"
-    """Chosen from the lengths of the rows."""
+    """Choose the policy from the row lengths."""
 
 
 class FixedBatching(Base):
-    """Rows in shuffled order, cut every batch_size rows."""
+    """Batches of batch_size rows, in shuffled order."""
 
     type: Literal["fixed"]
-    """No sorting."""
+    """Do not group rows by length."""
     shuffle: Flag = True
-    """A new order each epoch."""
+    """Shuffle the rows in every epoch. false: keep the order of the data."""
     drop_last: Flag = False
-    """Leave out the rows at the end of an epoch that do not fill a batch."""
+    """Drop the last rows of an epoch if they do not fill a batch."""
 
 
 class SortedBatching(Base):
-    """What batchings share that sort windows of shuffled rows by length."""
+    """Options of policies that sort windows of shuffled rows by length."""
 
     window: Count = 2048
-    """Rows sorted together; more is less padding and less randomness."""
+    """Number of rows that are sorted together. A larger window means less padding but less randomness."""
     noise: Share = 0.0
-    """How much lengths are disturbed before sorting, as a share: 0.1 for up to 10 %. More is more padding and more
-    randomness."""
+    """Random change of lengths before sorting, as a fraction: 0.1 changes them by up to 10 %. More noise means more
+    randomness but more padding."""
     longest_first: Flag = False
-    """Begin each epoch with the longest rows, so that what does not fit memory fails at once."""
+    """Start each epoch with the longest rows, so that a batch too large for memory fails at once."""
 
 
 class BucketBatching(SortedBatching):
-    """Rows of like length together: windows of shuffled rows are sorted by length, cut, and the batches shuffled."""
+    """Batches of rows with similar length: windows of shuffled rows are sorted by length and cut into batches, and the
+    batches are shuffled."""
 
     type: Literal["bucket"]
-    """Sorted windows."""
+    """Group rows of similar length into batches of batch_size rows."""
     length_spread: Count | None = None
-    """Most tokens between the shortest and the longest row of a batch; such batches may hold fewer rows. Default: any
-    number."""
+    """Maximum difference in tokens between the shortest and the longest row of a batch; such batches may have fewer
+    rows. Default: no limit."""
     drop_last: Flag = False
-    """Leave out batches with fewer than batch_size rows."""
+    """Drop batches with fewer than batch_size rows."""
 
 
 class TokenBudgetBatching(SortedBatching):
-    """As many rows of like length as a number of tokens allows, padding included."""
+    """Batches of rows with similar length, with as many rows as a token budget allows."""
 
     type: Literal["token_budget"]
-    """Batches of so many tokens."""
+    """Batches with a limited number of tokens."""
     max_tokens: Count | Literal["auto"] = "auto"
-    """Tokens of a batch, padding included. auto: what batch_size: auto measures, times the longest row."""
+    """Maximum number of tokens per batch, padding included. auto: the batch size measured by `batch_size: auto` times
+    the length of the longest row."""
     max_rows: Count | None = None
-    """Most rows of a batch. Default: no limit."""
+    """Maximum number of rows per batch. Default: no limit."""
     multiple_of: Count = 1
-    """Batches of more rows than this hold a multiple of it."""
+    """Round the number of rows of larger batches down to a multiple of this."""
 
 
 class PackBatching(Base):
-    """Several rows in one line of tokens, without seeing each other: no padding but at the end of a line."""
+    """Several rows packed into one sequence, without attending to each other. Only the end of a sequence is padded."""
 
     type: Literal["pack"]
-    """Rows in lines of so many tokens."""
+    """Pack several rows into each sequence."""
     max_tokens: Count | None = None
-    """Tokens of a line. Default: preprocessing.global_max_sequence_length, else the longest row."""
+    """Length of a packed sequence in tokens. Default: preprocessing.global_max_sequence_length, otherwise the longest
+    row."""
     window: Count = 2048
-    """Rows packed together; more is fuller lines and less randomness."""
+    """Number of rows that are packed together. A larger window means fuller sequences but less randomness."""
 
 
 Batching = Annotated[

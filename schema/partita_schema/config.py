@@ -1,4 +1,4 @@
-"""The whole file, and the rules between its sections."""
+"""The model of the whole file, and the rules that involve more than one section."""
 
 from typing import Annotated, Literal
 
@@ -22,46 +22,50 @@ Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", 
 
 
 class Config(Base):
-    """One YAML file: a whole run."""
+    """The configuration of one run: the content of one YAML file."""
 
     version: Literal[1] = 1
-    """Version of the format."""
+    """Version of the configuration format. 1 is the only version."""
     model_type: Literal["llm"] = "llm"
-    """Kind of the model; a language model is all there is."""
+    """Kind of model. Only llm (language models) is supported."""
     base_model: Annotated[ScratchModel | EmbeddingBagModel, Field(discriminator="type")] | Name
-    """A Hub id, a folder, or `{type: scratch, ...}` for a new model; `{type: embedding_bag}` for a bag of words."""
+    """Model to start from: a Hugging Face Hub id or a local folder. `{type: scratch, ...}` trains a new language model
+    from random weights; `{type: embedding_bag}` trains a new bag-of-words classifier."""
     model_parameters: ModelParameters = ModelParameters.model_construct()
-    """How the base model is loaded and run."""
+    """How the base model is loaded and run: dtype, device, attention kernel."""
     trust_remote_code: Flag = False
-    """Run code that comes with a model."""
+    """Allow running Python code that comes with the model repository, as in transformers. false: such models are
+    refused."""
     seed: NonNegativeCount = 42
-    """Seed of everything random: weights, order, splits, sampling."""
+    """Random seed of the run: weight initialization, row order, splits and sampling."""
     input_features: Annotated[tuple[InputFeature, ...], Field(min_length=1)]
-    """Columns that go into the prompt; type: text may be left out."""
+    """Columns that go into the prompt. `type` defaults to text."""
     output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
-    """What the model answers. With several outputs the answer is one JSON object with their names as keys."""
+    """What the model answers. With several outputs, the answer is one JSON object with the output names as keys."""
     prompt: Prompt = Prompt.model_construct()
     """How a row becomes a prompt."""
     generation: Generation = Generation.model_construct()
-    """How answers are generated."""
+    """How the model generates answers (decoding options)."""
     adapter: Adapter | None = None
-    """A small trained part on the frozen base model. Default: all weights are trained."""
+    """PEFT adapter (such as LoRA) to train on the frozen base model. Default: no adapter; all weights are trained."""
     quantization: Quantization | None = None
-    """Base weights in 4 or 8 bits."""
+    """Load the base model in 4 or 8 bits with bitsandbytes. Default: no quantization."""
     preprocessing: Preprocessing = Preprocessing.model_construct()
-    """Choice of rows and length limits."""
+    """Row sampling and length limits."""
     data: Data = Data.model_construct()
-    """Where rows come from and how they are cut into batches."""
+    """Datasets, splits, and how rows are grouped into batches."""
     trainer: Trainer = NoTrainer.model_construct(type="none")
-    """How weights change: none for zero-shot, finetune, hogwild for a bag of words, or custom."""
+    """How the model is trained. none: not at all (zero-shot); finetune: supervised fine-tuning; hogwild: lock-free
+    training of a bag of words; custom: your own class."""
     backend: Backend = LocalBackend.model_construct()
-    """Where the run takes place."""
+    """Where the run executes: this process, torchrun, Ray, or an OpenAI-compatible server."""
     simulation: Simulation | None = None
-    """Dialogues that the model has with a program, or with the questions of a data set (`partita simulate`)."""
+    """Multi-turn simulation (`partita simulate`): the model talks to an environment, to the user turns of a dataset, or
+    to another model. Default: none."""
     tracking: tuple[Tracker, ...] = ()
-    """Experiment trackers that get the metrics, through accelerate."""
+    """Experiment trackers that receive the metrics, through accelerate. Default: none."""
     defaults: Defaults = Defaults.model_construct()
-    """Defaults by feature type."""
+    """Default options by feature type."""
 
     @model_validator(mode="after")
     def names_are_unique(self) -> "Config":
@@ -299,20 +303,20 @@ class Config(Base):
 
     @property
     def dialogue_input(self) -> DialogueInput | None:
-        """The input that is a dialogue."""
+        """The input feature of type dialogue, or None."""
         return next((feature for feature in self.input_features if isinstance(feature, DialogueInput)), None)
 
     @property
     def split(self) -> Split:
-        """How the source is divided."""
+        """The split of the source; random 90/5/5 by default."""
         return self.data.split or self.preprocessing.split or RandomSplit()
 
     @property
     def shown_columns(self) -> tuple[str, ...]:
-        """What a prompt shows: names of inputs, and columns of the data that only the template names.
+        """Names that the prompt shows: input features, and data columns that only the template names.
 
-        Without a template, or where it holds {__sample__}, every input is shown. A template may also name columns of
-        the data that are no features, as Ludwig's templates do; an input that no template shows is not read at all.
+        Without a template, or with {__sample__} in it, every input is shown. As in Ludwig, a template may also name
+        data columns that are not features. Inputs that the template does not show are not read.
         """
         inputs = tuple(feature.name for feature in self.input_features)
         if self.prompt.template is None:

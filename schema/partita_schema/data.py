@@ -1,4 +1,4 @@
-"""The rows of a run: how they are split, made ready and checked."""
+"""The data of a run: sources, splits, batching, and checks of rows."""
 
 from typing import Annotated, Literal
 
@@ -12,12 +12,12 @@ from partita_schema.target import check_target
 
 
 class RandomSplit(Base):
-    """Rows are dealt at random, seeded."""
+    """Rows are assigned to splits at random, with the seed of the run."""
 
     type: Literal["random"] = "random"
-    """A seeded deal."""
+    """Random split with the seed of the run."""
     probabilities: tuple[Share, Share, Share] = (0.9, 0.05, 0.05)
-    """Shares of training, validation and test; their sum is 1."""
+    """Fractions of training, validation and test rows; they sum to 1."""
 
     @model_validator(mode="after")
     def shares_sum_to_one(self) -> "RandomSplit":
@@ -34,28 +34,29 @@ class RandomSplit(Base):
 
 
 class HashSplit(RandomSplit):
-    """Rows are dealt by a hash of one column, so that a row stays where it is when others come or go."""
+    """Rows are assigned to splits by a hash of one column, so a row stays in its split when other rows are added or
+    removed."""
 
     type: Literal["hash"]  # type: ignore[assignment]
-    """A deal by hash."""
+    """Split by the hash of a column."""
     column: Name
-    """Column that is hashed."""
+    """Column to hash."""
 
 
 class StratifySplit(RandomSplit):
-    """Rows are dealt so that each label has the same shares."""
+    """Rows are assigned to splits at random so that every label has the same fractions in each split."""
 
     type: Literal["stratify"]  # type: ignore[assignment]
-    """A deal by label."""
+    """Stratified split by label."""
     column: Name
-    """Column of the label."""
+    """Column with the label."""
 
 
 class FixedSplit(Base):
-    """A column says which row belongs where."""
+    """A column of the data names the split of each row."""
 
     type: Literal["fixed"]
-    """Given in the data."""
+    """Split given by a column of the data."""
     column: Name = "split"
     """Column with 0, 1, 2 or train, validation, test."""
 
@@ -64,60 +65,65 @@ Split = Annotated[RandomSplit | HashSplit | StratifySplit | FixedSplit, Field(di
 
 
 class LoaderOptions(Base):
-    """How rows are made ready."""
+    """How rows are tokenized and loaded."""
 
     workers: NonNegativeCount = 0
-    """Processes that encode rows beside the training; 0 for none. Batches are the same for any number."""
+    """Number of processes that tokenize rows in the background; 0 tokenizes in the training process. Batches do not
+    depend on this number."""
     prefetch: Count = 2
-    """What workers are given ahead of what is used: windows of a stream, in all its lanes together; of rows by index,
-    chunks of 1,000 for each worker."""
+    """How much data workers prepare in advance: for streams, the number of windows over all lanes; for other
+    data, the number of chunks of 1,000 rows per worker."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
-    """How the processes are started. Default: the system's way."""
+    """How worker processes are started. Default: the default of the operating system."""
     timeout: Positive = 60.0
-    """Seconds of waiting in which no process finishes any chunk of rows; then they count as hung."""
+    """Seconds without a finished chunk from any worker after which the workers count as hung."""
 
 
 MOST_SOURCES = 1000
-"""Sources of a mix: each keeps a file open, and more than these are a list of files rather than a mix."""
+"""Maximum number of sources in a mix. Each source keeps a file open; use a glob to read more files as one source."""
 
 
 class Data(Base):
-    """The rows of a run."""
+    """The data of a run."""
 
     source: Source | Name | None = None
-    """Rows to train on: a path, a glob, a Hub id, or a mapping with type. Default: what `train` is given."""
+    """Training rows: a path, a glob, a Hub dataset id, or a mapping with `type`. Default: the dataset passed to
+    `train`."""
     mix: tuple[WeightedSource, ...] | None = None
-    """Several sources in place of source, each with a weight; at most 1,000."""
+    """Several weighted sources instead of `source`, from 2 to 1,000."""
     stop: Literal["first", "all", "all_once"] = "all"
-    """When an epoch of a mix ends. first: with the first source that ends. all: when each has ended once, the shorter
-    ones begin again. all_once: when each has ended, none begins again."""
+    """When an epoch of a mix ends. first: when the first source is exhausted. all: when every source was exhausted
+    once; shorter sources repeat. all_once: when every source is exhausted, without repeating any."""
     validation: Source | Name | None = None
-    """Rows to validate on. Default: a share of source, by split."""
+    """Validation rows, as in `source`. Default: a fraction of `source`, given by `split`."""
     test: Source | Name | None = None
-    """Rows to test on. Default: a share of source, by split."""
+    """Test rows, as in `source`. Default: a fraction of `source`, given by `split`."""
     split: Split | None = None
-    """How source is divided. Default: random 90/5/5, less what has a source of its own; a stream is not divided."""
+    """How `source` is divided into training, validation and test rows. Default: random 90/5/5, without the parts that
+    have a source above. Streams are not split."""
     dialogue: DialogueConfig = DialogueConfig.model_construct()
-    """How dialogues become rows."""
+    """How dialogues become training rows; needs an input of type dialogue."""
     formatter: Annotated[str, AfterValidator(check_target)] | None = None
-    """`module:Class` that writes rows as text in place of prompt."""
+    """`module:Class` that formats rows as text, instead of `prompt`. Default: `prompt`."""
     batching: Batching = AutoBatching.model_construct()
-    """How rows are cut into batches."""
+    """How rows are grouped into batches."""
     collate: Annotated[str, AfterValidator(check_target)] | None = None
-    """`module:Class` that makes tensors of a batch's rows in place of padding on the right."""
+    """`module:Class` that collates the rows of a batch into tensors. Default: padding on the right."""
     encode: Literal["online", "cache"] = "online"
-    """online: rows become tokens in each run, as they are needed. cache: once, on disk, for all runs with the same
-    data, tokenizer and prompt."""
+    """When rows are tokenized. online: in each run, as rows are needed. cache: once, to a disk cache that is reused by
+    runs with the same data, tokenizer and prompt."""
     resume: Literal["strict", "restart_epoch", "fresh"] = "strict"
-    """When an interrupted run's data or plan have changed. strict: stop and say what. restart_epoch: go on with the
-    weights at the beginning of the epoch. fresh: go on with the weights at the beginning of the data."""
+    """What to do when an interrupted run is resumed and its data or batch plan has changed. strict: stop with an error
+    that lists the changes. restart_epoch: keep the weights and restart the current epoch. fresh: keep the weights and
+    restart from the first epoch of the data."""
     loader: LoaderOptions = LoaderOptions.model_construct()
-    """How rows are made ready."""
+    """How rows are tokenized and loaded."""
     max_row_bytes: Count = 64_000_000
-    """Longest row of a text file in bytes, decompressed. A longer line is a bad row, so that a broken or hostile file
-    cannot fill the memory."""
+    """Maximum size in bytes of one row of a text file, after decompression. A longer row counts as a bad row, so a
+    corrupt or malicious file cannot exhaust memory."""
     max_bad_rows: NonNegativeCount | Share = Field(default=0.01, union_mode="left_to_right")
-    """Bad rows that a run accepts: a number, or a share below 1. Above it the run stops."""
+    """Unusable rows that a run accepts: a number of rows (an integer), or a fraction of all rows (a decimal such as
+    0.01). The run stops with an error above it."""
 
     @model_validator(mode="after")
     def rows_come_from_one_place(self) -> "Data":
@@ -172,27 +178,27 @@ class Data(Base):
 
     @property
     def mix_names(self) -> tuple[str, ...]:
-        """Names of the sources of a mix; () without one. Keys of their rows begin with `name/`."""
+        """Names of the sources of a mix, or () without one. Row keys start with `name/`."""
         return mix_names(self.mix or ())
 
     @property
     def streaming(self) -> bool:
-        """Whether training rows are read while they are used."""
+        """Whether training rows are streamed."""
         first = self.mix[0].source if self.mix else self.source
         return bool(getattr(first, "streaming", False))
 
 
 class Preprocessing(Base):
-    """Choice of rows and length limits for the whole run."""
+    """Row sampling and length limits of the whole run."""
 
     split: Split | None = None
-    """The same as data.split."""
+    """Alias of data.split."""
     sample_ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    """Share of the rows that are used."""
+    """Fraction of the rows to use, above 0 and at most 1."""
     sample_size: Count | None = None
-    """Number of rows that are used. Default: all."""
+    """Number of rows to use. Default: all rows."""
     global_max_sequence_length: Count | None = None
-    """Longest example in tokens, prompt and answer together. Default: the model's context."""
+    """Maximum length of an example in tokens, prompt and answer together. Default: the context length of the model."""
 
     @model_validator(mode="after")
     def sample_is_said_once(self) -> "Preprocessing":

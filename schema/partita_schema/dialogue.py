@@ -1,4 +1,4 @@
-"""How dialogues become rows."""
+"""How dialogues become training rows."""
 
 from typing import Literal
 
@@ -8,47 +8,49 @@ from partita_schema.base import Base, Count, Flag, Name, broken, changed
 
 
 class Speakers(Base):
-    """What stands before a piece by its role."""
+    """Text before each message, by role."""
 
     system: str = ""
-    """Before instructions."""
+    """Text before a system message."""
     user: str = ""
-    """Before a question, such as `"User: "`."""
+    """Text before a user message, such as `"User: "`."""
     assistant: str = ""
-    """Before an answer, such as `"Assistant: "`."""
+    """Text before an assistant message, such as `"Assistant: "`."""
     tool: str = ""
-    """Before what a tool gave."""
+    """Text before a tool result."""
 
 
 class DialogueConfig(Base):
-    """How dialogues become rows to learn from; used with an input feature of type dialogue."""
+    """How dialogues become training rows; used with an input feature of type dialogue."""
 
     mode: Literal["auto", "packed_dialogue", "squash", "last_turn"] = "auto"
-    """packed_dialogue: one row a dialogue, in which all answers are learned. squash: a row for each answer, behind
-    what was said before. last_turn: a row for the last answer alone. auto: packed_dialogue with a chat template that
-    leaves earlier turns as they are, else squash."""
+    """packed_dialogue: one row per dialogue, with the loss on all answers. squash: one row per answer, with the
+    messages before it as the prompt. last_turn: one row for the last answer only. auto: packed_dialogue if the chat
+    template does not change earlier turns, otherwise squash."""
     format: Literal[
         "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected", "parlai", "turns"
     ] = "auto"
-    """How the data writes dialogues. auto: told from each row's columns."""
+    """Format of the dialogues in the data. auto: detected from the columns of each row."""
     ignore_keys: tuple[Name, ...] = ()
-    """Keys of messages that are left out, such as id or tool_calls. A message with any other key that is not read makes
-    its row unusable. The columns tools and functions are left out by name as well."""
+    """Message keys to ignore, such as id or tool_calls. A row is unusable if a message has any other unknown key. List
+    the columns tools and functions here to ignore them."""
     include_labels: Flag = True
-    """Whether earlier answers are part of what was said before (squash, last_turn)."""
+    """Include earlier answers in the prompt (squash and last_turn)."""
     context_length: Count | None = None
-    """Pieces of the dialogue that a row shows, what was asked last included; question and answer count one each.
-    Default: all."""
+    """Number of most recent messages in the prompt, including the question to answer; questions and answers count one
+    each. Default: all."""
     context_turns: Count | None = None
-    """Exchanges of question and answer that a row shows, the last question's included. Default: all."""
+    """Number of most recent exchanges (question and answer) in the prompt, including the question to answer. Default:
+    all."""
     context_tokens: Count | None = None
-    """Tokens of what was said that a row shows; the oldest pieces go first. Default: all."""
+    """Maximum number of prompt tokens from messages; the oldest messages are dropped first. Default: no limit."""
     labels: Literal["first", "all", "random"] = "first"
-    """Which of several right answers is learned: the first, each in a row of its own, or one at random, seeded."""
+    """Training target if a question has several correct answers. first: the first one; all: one row per answer; random:
+    one at random, seeded."""
     delimiter: str = "\n"
-    """What stands between pieces where there is no chat template."""
+    """Text between messages, for models without a chat template."""
     speakers: Speakers = Speakers.model_construct()
-    """What stands before a piece where there is no chat template."""
+    """Text before each message, for models without a chat template."""
 
     @model_validator(mode="after")
     def whole_dialogues_are_not_cut(self) -> "DialogueConfig":

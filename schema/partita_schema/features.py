@@ -1,4 +1,4 @@
-"""What goes in and what comes out: text or dialogues in; text, category, number or JSON out."""
+"""Input and output features: text or dialogue in; text, category, number or JSON out."""
 
 import re
 import warnings
@@ -13,62 +13,60 @@ class InputPreprocessing(Base):
     """How a column becomes part of the prompt."""
 
     max_sequence_length: Count | None = None
-    """Tokens of this column's text that are kept. Default: all."""
+    """Maximum number of tokens kept from this column. Default: all."""
     missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
-    """What happens to a row without a value: drop_row leaves it out (and counts it), fill_with_const writes
-    fill_value."""
+    """What to do with a row without a value. drop_row: drop and count the row; fill_with_const: use fill_value."""
     fill_value: str = ""
-    """Text for missing values with fill_with_const."""
+    """Text for missing values; used with fill_with_const."""
     lowercase: Flag = False
-    """Write the text in lower case."""
+    """Convert the text to lower case."""
 
 
 class OutputPreprocessing(InputPreprocessing):
-    """How a column becomes the text that is learned, and how long an answer may be."""
+    """How a column becomes the training target, and how long an answer may be."""
 
     max_sequence_length: Count | None = None
-    """Tokens of the answer that are kept in training, and the number of tokens generated where
-    generation.max_new_tokens is not written. Default: all."""
+    """Maximum number of answer tokens kept in training. Also the maximum number of generated tokens, unless
+    generation.max_new_tokens is set. Default: all tokens in training."""
 
 
 class ValuePreprocessing(Base):
-    """How a column becomes the value that is learned, and how long an answer may be."""
+    """How a column becomes the training target, and how long an answer may be."""
 
     max_sequence_length: Count | None = None
-    """Tokens of the answer that are kept in training, and the number of tokens generated where
-    generation.max_new_tokens is not written. Default: all."""
+    """Maximum number of answer tokens kept in training. Also the maximum number of generated tokens, unless
+    generation.max_new_tokens is set. Default: all tokens in training."""
     missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
-    """What happens to a row without a value: drop_row leaves it out (and counts it), fill_with_const writes
-    fill_value."""
+    """What to do with a row without a value. drop_row: drop and count the row; fill_with_const: use fill_value."""
     fill_value: str = ""
-    """The value for missing values with fill_with_const, as text."""
+    """Value for missing values, as text; used with fill_with_const."""
 
 
 class CategoryPreprocessing(Base):
     """How a column becomes a label."""
 
     missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
-    """What happens to a row without a label."""
+    """What to do with a row without a label. drop_row: drop and count the row; fill_with_const: use fill_value."""
     fill_value: str = ""
-    """Label for missing values with fill_with_const."""
+    """Label for missing values; used with fill_with_const."""
     lowercase: Flag = False
-    """Write labels in lower case."""
+    """Convert labels to lower case."""
     fallback_label: Name | None = None
-    """Label for answers in which no label is found; the same as decoder.fallback_label."""
+    """Alias of decoder.fallback_label."""
     vocab: tuple[Name, ...] | None = None
-    """All labels; the same as decoder.labels."""
+    """Alias of decoder.labels."""
     max_sequence_length: Count | None = None
-    """Number of tokens generated. Default: what the longest label needs."""
+    """Maximum number of generated tokens. Default: the length of the longest label."""
 
 
 class Match(Base):
-    """A rule that finds a label in an answer."""
+    """A rule that recognizes a label in an answer."""
 
     type: Literal["contains", "regex", "exact"] = "contains"
-    """contains: the value stands anywhere; regex: it matches somewhere; exact: the stripped answer equals it. Case is
-    ignored."""
+    """How `value` is compared with the answer, ignoring case. contains: the answer contains it; regex: it matches
+    somewhere in the answer; exact: the answer equals it, without surrounding whitespace."""
     value: Name
-    """Text or regular expression."""
+    """Text or regular expression to look for."""
 
     @model_validator(mode="after")
     def regex_compiles(self) -> "Match":
@@ -86,29 +84,30 @@ def check_regex(pattern: str, *, at: str) -> None:
 
 
 class TextDecoder(Base):
-    """The answer as it is, stripped."""
+    """The answer as it is, without surrounding whitespace."""
 
     type: Literal["text_extractor"] = "text_extractor"
-    """The whole answer."""
+    """Use the whole answer."""
     max_new_tokens: Count | None = None
-    """Number of tokens generated, where generation.max_new_tokens is not written. Default: the feature's
-    max_sequence_length."""
+    """Maximum number of generated tokens, unless generation.max_new_tokens is set. Default: the max_sequence_length of
+    the feature."""
 
 
 class CategoryDecoder(Base):
-    """The label that an answer names."""
+    """Extraction of a label from an answer."""
 
     type: Literal["category_extractor"] = "category_extractor"
-    """A label out of a fixed set."""
+    """Extract one label of a fixed set."""
     labels: tuple[Name, ...] | None = None
-    """All labels. Default: the keys of match, else the labels seen in the training data."""
+    """All labels. Default: the keys of `match`; without `match`, the labels seen in the training data."""
     match: dict[str, Match] | None = None
-    """Rules by label, tried in the order written. Default: the answer equals a label, else contains just one."""
+    """Rules by label, tried in the order written. Default: the label that equals the answer, otherwise the only label
+    that the answer contains."""
     fallback_label: Name | None = None
-    """Label where no rule applies. Default: such a row has no label and counts as wrong."""
+    """Label for answers that match no rule. Default: no label; the row counts as wrong."""
     scoring: Flag = False
-    """Generate nothing and choose the label that is most probable as the whole answer, with its end. Adds the columns
-    `<output>_probability` and `<output>_probabilities` to predictions."""
+    """Score each label instead of generating, and choose the label with the highest probability as a complete answer.
+    Adds the columns `<output>_probability` and `<output>_probabilities` to predictions."""
 
     @model_validator(mode="after")
     def rules_name_labels(self) -> "CategoryDecoder":
@@ -125,19 +124,19 @@ class CategoryDecoder(Base):
 
 
 class NumberDecoder(Base):
-    """The number that an answer holds."""
+    """Extraction of a number from an answer."""
 
     type: Literal["number_extractor"] = "number_extractor"
-    """A number."""
+    """Extract a number."""
     regex: Name | None = None
-    """Where the number stands: its first group, else the whole match. Default: any decimal number, thousands
-    separators allowed."""
+    """Regular expression for the number: its first group, or the whole match if it has no group. Default: any decimal
+    number; thousands separators are allowed."""
     pick: Literal["first", "last"] = "first"
-    """Which number counts when there are several."""
+    """Which number to use if the answer contains several."""
     minimum: Number | None = None
-    """A smaller number is not a valid answer."""
+    """Smallest valid number; a smaller one is an invalid answer. Default: no limit."""
     maximum: Number | None = None
-    """A larger number is not a valid answer."""
+    """Largest valid number; a larger one is an invalid answer. Default: no limit."""
 
     @model_validator(mode="after")
     def range_is_not_empty(self) -> "NumberDecoder":
@@ -151,18 +150,18 @@ class NumberDecoder(Base):
 
 
 class JsonDecoder(Base):
-    """The JSON value in an answer."""
+    """Extraction of a JSON value from an answer."""
 
     type: Literal["text_parser"] = "text_parser"
-    """A JSON value, fenced or not."""
+    """Extract a JSON value, with or without a Markdown code fence."""
     json_schema: dict[str, Any] | None = None
-    """JSON Schema that a value must satisfy."""
+    """JSON Schema that the value must satisfy. Default: any JSON value is valid."""
     constrain: Flag = False
-    """Let the model write only what json_schema allows, without one only an object; an answer that reaches its token
-    limit is cut all the same."""
+    """Constrained decoding: only tokens that json_schema allows are generated, or any JSON object without a
+    json_schema. An answer that reaches the token limit is still cut off."""
     max_new_tokens: Count | None = None
-    """Number of tokens generated, where generation.max_new_tokens is not written. Default: the feature's
-    max_sequence_length."""
+    """Maximum number of generated tokens, unless generation.max_new_tokens is set. Default: the max_sequence_length of
+    the feature."""
 
     @model_validator(mode="after")
     def schema_is_one(self) -> "JsonDecoder":
@@ -172,7 +171,7 @@ class JsonDecoder(Base):
 
 
 def check_json_schema(json_schema: dict[str, Any]) -> None:
-    """Raises the error of a rule where a mapping is no JSON Schema, or refers to something outside itself."""
+    """Raise a rule error if a mapping is not a valid JSON Schema, or refers to something outside itself."""
     # jsonschema takes longer to import than all of this package.
     from jsonschema.exceptions import SchemaError
 
@@ -194,33 +193,33 @@ def check_json_schema(json_schema: dict[str, Any]) -> None:
 
 
 class FeatureBase(Base):
-    """What all features share."""
+    """Options of all features."""
 
     name: Name
-    """Name in the prompt template and in predictions."""
+    """Name of the feature in the prompt template and in predictions."""
     column: Name | None = None
-    """Column of the data. Default: name."""
+    """Column of the data. Default: `name`."""
 
     @property
     def source_column(self) -> str:
-        """The column of the data that holds this feature."""
+        """The data column of this feature."""
         return self.column or self.name
 
 
 class TextInput(FeatureBase):
-    """A text that goes into the prompt."""
+    """A text column that goes into the prompt."""
 
     type: Literal["text"] = "text"
-    """Inputs are text."""
+    """Text input."""
     preprocessing: InputPreprocessing = InputPreprocessing.model_construct()
     """How the column becomes part of the prompt."""
 
 
 class DialogueInput(FeatureBase):
-    """A dialogue that is answered: the whole prompt."""
+    """A dialogue that the model continues. It is the whole prompt."""
 
     type: Literal["dialogue"]
-    """A dialogue, in any of the formats of data.dialogue."""
+    """Dialogue input, in any format of `data.dialogue.format`."""
 
 
 def text_unless_said(value: object) -> object:
@@ -230,29 +229,29 @@ def text_unless_said(value: object) -> object:
 InputFeature = Annotated[
     Annotated[TextInput | DialogueInput, Field(discriminator="type")], BeforeValidator(text_unless_said)
 ]
-"""An input by its type; text where none is written."""
+"""An input feature, selected by its type; text by default."""
 
 
 class TextOutput(FeatureBase):
-    """A free text."""
+    """A free text answer."""
 
     type: Literal["text"]
     """Free text."""
     preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
-    """How the column becomes the answer."""
+    """How the column becomes the training target."""
     decoder: TextDecoder = TextDecoder.model_construct()
-    """How an answer is read."""
+    """How an answer is decoded."""
 
 
 class CategoryOutput(FeatureBase):
-    """A label out of a fixed set."""
+    """A label of a fixed set."""
 
     type: Literal["category"]
-    """A label."""
+    """Category: one label of a fixed set."""
     preprocessing: CategoryPreprocessing = CategoryPreprocessing.model_construct()
     """How the column becomes a label."""
     decoder: CategoryDecoder = CategoryDecoder.model_construct()
-    """How a label is found in an answer."""
+    """How a label is extracted from an answer."""
 
     @model_validator(mode="after")
     def said_in_one_place(self) -> "CategoryOutput":
@@ -272,7 +271,7 @@ class CategoryOutput(FeatureBase):
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """All labels, where the file names them."""
+        """All labels if the file lists them, otherwise None."""
         if self.decoder.labels is not None:
             return self.decoder.labels
         if self.preprocessing.vocab is not None:
@@ -281,44 +280,44 @@ class CategoryOutput(FeatureBase):
 
     @property
     def fallback_label(self) -> str | None:
-        """The label of answers that name none."""
+        """Label for answers that match no rule, or None."""
         return self.decoder.fallback_label or self.preprocessing.fallback_label
 
 
 class NumberOutput(FeatureBase):
-    """A number."""
+    """A numeric answer."""
 
     type: Literal["number"]
-    """A number."""
+    """Number."""
     preprocessing: ValuePreprocessing = ValuePreprocessing.model_construct()
-    """How the column becomes the answer."""
+    """How the column becomes the training target."""
     decoder: NumberDecoder = NumberDecoder.model_construct()
-    """How a number is found in an answer."""
+    """How a number is extracted from an answer."""
 
 
 class JsonOutput(FeatureBase):
-    """A JSON value."""
+    """A JSON answer."""
 
     type: Literal["json"]
-    """A JSON value."""
+    """JSON value."""
     preprocessing: ValuePreprocessing = ValuePreprocessing.model_construct()
-    """How the column becomes the answer."""
+    """How the column becomes the training target."""
     decoder: JsonDecoder = JsonDecoder.model_construct()
-    """How a value is found in an answer."""
+    """How a JSON value is extracted from an answer."""
 
 
 OutputFeature = Annotated[TextOutput | CategoryOutput | NumberOutput | JsonOutput, Field(discriminator="type")]
 
 
 class InputDefaults(Base):
-    """Defaults of all text inputs."""
+    """Default options of all text inputs."""
 
     preprocessing: InputPreprocessing = InputPreprocessing.model_construct()
-    """How a column becomes part of the prompt, where a feature does not say."""
+    """Default preprocessing of text inputs; options set in a feature override it."""
 
 
 class Defaults(Base):
-    """Defaults by feature type."""
+    """Default options by feature type."""
 
     text: InputDefaults = InputDefaults.model_construct()
-    """Defaults of text inputs."""
+    """Default options of text inputs."""

@@ -1,4 +1,4 @@
-"""The language model of a run: where its weights come from and how they are held in memory."""
+"""The base model: where its weights come from, and how they are stored in memory."""
 
 import re
 from typing import Annotated, Literal
@@ -25,35 +25,36 @@ Architecture = Literal[
 
 
 class ScratchModel(Base):
-    """A new model with random weights, and a tokenizer trained on the run's own data."""
+    """A new language model with random weights. Its tokenizer is trained on the training data."""
 
     type: Literal["scratch"]
-    """Says that the model is made, not loaded."""
+    """Create a new model instead of loading one."""
     architecture: Architecture = "llama"
-    """The transformers model type that is built."""
+    """Model architecture, as the `model_type` of a transformers config."""
     size: Literal["nano", "tiny", "mini", "small", "medium"] = "tiny"
-    """A preset of width, depth and heads; the keys below override it. nano 64x2, tiny 128x4, mini 256x6, small 512x8,
-    medium 768x12."""
+    """Preset for hidden_size x num_hidden_layers, and the number of heads; the keys below override it. nano: 64x2,
+    tiny: 128x4, mini: 256x6, small: 512x8, medium: 768x12."""
     hidden_size: Count | None = None
-    """Width of the residual stream. Default: what `size` says."""
+    """Width of the hidden states. Default: set by `size`."""
     num_hidden_layers: Count | None = None
-    """Number of transformer blocks. Default: what `size` says."""
+    """Number of transformer layers. Default: set by `size`."""
     num_attention_heads: Count | None = None
-    """Number of attention heads; divides hidden_size. Default: what `size` says."""
+    """Number of attention heads; must divide hidden_size. Default: set by `size`."""
     num_key_value_heads: Count | None = None
-    """Number of key/value heads for grouped-query attention. Default: num_attention_heads."""
+    """Number of key/value heads for grouped-query attention; must divide num_attention_heads. Default:
+    num_attention_heads."""
     intermediate_size: Count | None = None
-    """Width of the feed-forward layer. Default: 8/3 of hidden_size rounded up to a multiple of 32 for gated layers, 4
-    times hidden_size otherwise."""
+    """Width of the feed-forward (MLP) layer. Default: 8/3 of hidden_size rounded up to a multiple of 32 for gated
+    layers, otherwise 4 times hidden_size."""
     context_length: Count = 512
-    """Longest sequence in tokens."""
+    """Maximum sequence length in tokens."""
     tie_word_embeddings: Flag = True
-    """Share the input and output embeddings."""
+    """Share the weights of the input and output embeddings."""
     tokenizer: Literal["bpe", "byte", "char", "word"] = "bpe"
-    """bpe: byte-level BPE trained on the data; byte: 256 bytes, no training; char: one token a character; word: one
-    token a word or mark."""
+    """Type of tokenizer. bpe: byte-level BPE trained on the data; byte: one token per byte, without training; char: one
+    token per character; word: one token per word or punctuation mark."""
     vocab_size: Count = 2048
-    """Upper limit of the trained vocabulary, special tokens included."""
+    """Maximum vocabulary size of the trained tokenizer, special tokens included."""
 
     @model_validator(mode="after")
     def heads_divide_the_width(self) -> "ScratchModel":
@@ -73,56 +74,57 @@ class ScratchModel(Base):
 
 
 class EmbeddingBagModel(Base):
-    """A new sparse classifier: the mean of the embeddings of a text's words and word sequences, and a linear layer.
+    """A new bag-of-words classifier: the mean embedding of a text's words and n-grams, followed by a linear layer.
 
-    As fastText (Joulin et al. 2016, section 2). Its tokenizer is made from the run's own data.
+    The model of fastText (Joulin et al. 2016, section 2). Its tokenizer is trained on the training data.
     """
 
     type: Literal["embedding_bag"]
-    """Says that the model is a bag of words."""
+    """Create a new bag-of-words classifier."""
     embedding_dim: Count = 64
-    """Numbers of an embedding."""
+    """Width of an embedding."""
     ngrams: Count = 2
-    """Longest sequence of tokens that has an embedding of its own; 1 for single tokens alone."""
+    """Length in tokens of the longest n-gram that has an embedding; 1 uses single tokens only."""
     buckets: Count = 65536
-    """Embeddings that sequences of two or more tokens share by their hash."""
+    """Number of hashed embeddings shared by all n-grams of two or more tokens."""
     tokenizer: Literal["bpe", "byte", "char", "word"] = "word"
-    """What a token is, as of a scratch model: word: a word or mark; bpe: byte-level BPE; char: a character; byte."""
+    """Type of tokenizer, as for a scratch model. word: one token per word or punctuation mark; bpe: byte-level BPE
+    trained on the data; char: one token per character; byte: one token per byte."""
     vocab_size: Count = 8192
-    """Upper limit of the trained vocabulary, special tokens included."""
+    """Maximum vocabulary size of the trained tokenizer, special tokens included."""
 
 
 NewModel = ScratchModel | EmbeddingBagModel
-"""Models that are made, with a tokenizer from the run's own data."""
+"""Models created from random weights, with a tokenizer trained on the training data."""
 
 
 class RopeScaling(Base):
-    """A longer context by rescaled rotary positions, as transformers' `rope_parameters`."""
+    """RoPE scaling for a longer context, as `rope_parameters` in transformers."""
 
     type: Literal["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
-    """The rule by which positions are rescaled."""
+    """RoPE scaling method, as `rope_type` in transformers."""
     factor: Positive | None = None
-    """How many times longer the context becomes. Required by linear, dynamic, yarn and llama3."""
+    """Factor by which the context is extended. Required for linear, dynamic, yarn and llama3."""
     original_max_position_embeddings: Count | None = None
-    """Context length in tokens that the model was trained with (yarn, longrope, llama3)."""
+    """Context length in tokens that the model was pretrained with (yarn, longrope, llama3)."""
     attention_factor: Positive | None = None
-    """Scale of the attention logits (yarn, longrope)."""
+    """Scaling factor applied to the attention computation (yarn, longrope)."""
     beta_fast: Positive | None = None
-    """Boundary of extrapolation (yarn)."""
+    """Boundary for extrapolation in the ramp function (yarn)."""
     beta_slow: Positive | None = None
-    """Boundary of interpolation (yarn)."""
+    """Boundary for interpolation in the ramp function (yarn)."""
     short_factor: tuple[Positive, ...] | None = None
-    """Factor per frequency for short inputs (longrope)."""
+    """Scaling factor of each frequency for short inputs (longrope). Required for longrope."""
     long_factor: tuple[Positive, ...] | None = None
-    """Factor per frequency for long inputs (longrope)."""
+    """Scaling factor of each frequency for long inputs (longrope). Required for longrope."""
     low_freq_factor: Positive | None = None
-    """Scale of the low frequencies (llama3)."""
+    """Scaling factor of the low-frequency components (llama3). Required for llama3."""
     high_freq_factor: Positive | None = None
-    """Scale of the high frequencies (llama3)."""
+    """Scaling factor of the high-frequency components (llama3). Required for llama3."""
     rope_theta: Positive | None = None
-    """Base of the rotary frequencies. Default: the model's own."""
+    """Base period of the rotary embeddings. Default: the value in the model's config."""
     partial_rotary_factor: Share | None = None
-    """Share of each head's width that is rotated (proportional). Default: the model's own."""
+    """Fraction of each head's dimensions that is rotated (proportional). Default: the value in the model's config."""
 
     @model_validator(mode="after")
     def factor_stands_where_it_is_needed(self) -> "RopeScaling":
@@ -145,39 +147,44 @@ class ModelParameters(Base):
     """How the base model is loaded and run."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "fastest"] = "auto"
-    """Type of the weights in memory. auto: the checkpoint's own on an accelerator, float32 on a CPU. fastest: bfloat16
-    where the machine multiplies at least a fifth faster in it, which is tried, else float32; answers may differ."""
+    """Data type of the weights. auto: the checkpoint's dtype on an accelerator, float32 on a CPU. fastest: bfloat16 if
+    a short test on this machine shows it at least a fifth faster, otherwise float32; answers may differ between the
+    two."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "auto"
-    """Attention kernel. auto: sdpa where the model offers it."""
+    """Attention implementation, as `attn_implementation` in transformers. auto: sdpa if the model supports it."""
     device: Annotated[str, AfterValidator(check_device)] = "auto"
-    """auto, cpu, cuda, cuda:N, mps or xpu."""
+    """Device to run on: auto, cpu, cuda, cuda:N, mps or xpu. auto: an accelerator if there is one, otherwise the
+    CPU."""
     revision: Name | None = None
-    """Branch, tag or commit of a Hub model."""
+    """Branch, tag or commit of a model on the Hub. Default: the main branch."""
     pickled_weights: Flag = False
-    """Read weights that are saved as pickles alone (.bin), which can carry code. false: safetensors only."""
+    """Allow loading weights that are available only as pickle files (.bin), which can execute code. false: only
+    safetensors are loaded."""
     rope_scaling: RopeScaling | None = None
-    """A longer context by rescaled rotary positions."""
+    """RoPE scaling for a longer context. Default: none beyond the model's own."""
     neftune_noise_alpha: NonNegative | None = None
-    """Noise on the embeddings while training, as alpha of NEFTune (Jain et al. 2023, section 2)."""
+    """Scale (alpha) of the NEFTune noise added to the embeddings during training (Jain et al. 2023, section 2).
+    Default: no noise."""
 
 
 class Quantization(Base):
-    """Weights held in 4 or 8 bits by bitsandbytes, on CPU and GPU."""
+    """Weights quantized to 4 or 8 bits with bitsandbytes, on CPU and GPU."""
 
     bits: Literal[4, 8] = 4
-    """Bits a weight."""
+    """Bits per weight."""
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
-    """4-bit data type."""
+    """4-bit data type: nf4 (normal float) or fp4."""
     bnb_4bit_use_double_quant: Flag = True
-    """Quantise the quantisation constants too; saves about 0.4 bits a weight."""
+    """Also quantize the quantization constants; saves about 0.4 bits per weight."""
     bnb_4bit_compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type that 4-bit layers compute in. auto: float32 on a CPU, else bfloat16 where it is supported, else float16."""
+    """Data type for the computation in 4-bit layers. auto: float32 on a CPU; elsewhere bfloat16 if supported, otherwise
+    float16."""
     llm_int8_threshold: NonNegative = 6.0
-    """Activations above this are computed in 16 bits (LLM.int8, Dettmers et al. 2022, section 3.2)."""
+    """Outlier threshold: activations above it are computed in 16 bits (LLM.int8, Dettmers et al. 2022, section 3.2)."""
     llm_int8_has_fp16_weight: Flag = False
-    """Keep 16-bit weights next to the 8-bit ones."""
+    """Keep 16-bit weights in addition to the 8-bit ones."""
     skip_modules: tuple[Name, ...] | None = None
-    """Names of modules that stay unquantised. Default: the output layer."""
+    """Names of modules that are not quantized. Default: the output layer (language model head)."""
 
     @model_validator(mode="after")
     def keys_fit_the_bits(self) -> "Quantization":

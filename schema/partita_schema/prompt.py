@@ -1,4 +1,4 @@
-"""What the model is asked, and how its answer is generated."""
+"""How a row becomes a prompt, and how answers are generated."""
 
 import string
 from typing import Annotated, Literal
@@ -23,9 +23,10 @@ SPECIAL_FIELDS = ("__sample__", "__task__", "__context__")
 
 
 def template_fields(template: str) -> list[str]:
-    """Names in braces of a template, in order; `{{` and `}}` stand for braces.
+    """Return the names in braces of a template, in order. `{{` and `}}` are literal braces.
 
-    Raises ValueError where a brace is alone or a name holds more than a name (no attributes, indices or formats).
+    Raises:
+        ValueError: A brace is unbalanced, or a name contains attributes, indices or format specifiers.
     """
     names = []
     try:
@@ -42,27 +43,27 @@ def template_fields(template: str) -> list[str]:
 
 
 class RandomRetrieval(Base):
-    """Examples drawn at random for each row, seeded by the row."""
+    """Few-shot examples drawn at random for each row."""
 
     type: Literal["random"]
-    """Random examples."""
+    """Random examples, seeded by the row."""
     k: Count = 3
-    """Examples a prompt."""
+    """Number of examples per prompt."""
     dataset: Name | None = None
-    """Where examples come from: a file or glob. Default: the training split."""
+    """File or glob with the examples. Default: the training split."""
 
 
 class SemanticRetrieval(Base):
-    """Examples whose inputs are nearest in meaning."""
+    """Few-shot examples whose inputs are most similar to the row's."""
 
     type: Literal["semantic"]
-    """Nearest examples by cosine of sentence embeddings."""
+    """Most similar examples, by cosine similarity of sentence embeddings."""
     k: Count = 3
-    """Examples a prompt."""
+    """Number of examples per prompt."""
     dataset: Name | None = None
-    """Where examples come from: a file or glob. Default: the training split."""
+    """File or glob with the examples. Default: the training split."""
     model_name: Name = "sentence-transformers/all-MiniLM-L6-v2"
-    """Embedding model: a sentence-transformers id or folder."""
+    """Embedding model: a sentence-transformers model id or folder."""
 
 
 Retrieval = Annotated[RandomRetrieval | SemanticRetrieval, Field(discriminator="type")]
@@ -72,18 +73,18 @@ class Prompt(Base):
     """How a row becomes a prompt."""
 
     template: Name | None = None
-    """The prompt with column names in braces; also {__sample__} (all inputs), {__task__} and {__context__} (examples).
-    Default: task, context and sample, those that there are."""
+    """Prompt text with column names in braces. {__sample__} inserts all inputs, {__task__} the task, and {__context__}
+    the examples. Default: the task, the examples and the inputs, as far as they are given."""
     task: Name | None = None
-    """What is to be done, in words."""
+    """Description of the task, for the model. Default: none."""
     system: Name | None = None
-    """System message, for models with a chat template; before the prompt otherwise."""
+    """System message. Placed before the prompt if the model has no chat template. Default: none."""
     chat: Literal["auto"] | Flag = "auto"
-    """Use the model's chat template. auto: when it has one."""
+    """Apply the chat template of the model. auto: if it has one."""
     examples: tuple[dict[str, str | int | float | bool | None], ...] = ()
-    """Worked examples for every prompt: rows with the input and output columns."""
+    """Few-shot examples shown in every prompt: rows with the input and output columns."""
     retrieval: Retrieval | None = None
-    """Worked examples chosen for each row."""
+    """Few-shot examples retrieved for each row. Default: none."""
 
     @field_validator("template")
     @classmethod
@@ -105,71 +106,76 @@ class Prompt(Base):
 
 
 SWITCHED_OFF = {"do_sample": False, "num_beams": 1, "renormalize_logits": False, "stop": ()}
-"""Values of `generation` that only keep a checkpoint's own from being applied."""
+"""Values of `generation` that only override a value of the checkpoint and turn the option off."""
 
 
 class Generation(Base):
-    """How answers are generated: options of transformers' GenerationConfig. A key that is not written keeps the value
-    in the checkpoint's generation_config.json; without one, answers are greedy."""
+    """How answers are generated: options of transformers' GenerationConfig. A key that is not set takes its value from
+    the checkpoint's generation_config.json; without that file, decoding is greedy."""
 
     defaults: Literal["checkpoint", "none"] = "checkpoint"
-    """Where keys that are not written come from. checkpoint: the generation_config.json of base_model; none: nowhere,
-    as if the checkpoint had no such file. Its end tokens count in both cases."""
+    """Source of values for keys that are not set. checkpoint: the generation_config.json of base_model. none: ignore
+    that file. Its end-of-sequence tokens are used in both cases."""
     max_new_tokens: Count | None = None
-    """Tokens generated at most. Default: the output's max_sequence_length, else the checkpoint's max_new_tokens, else
-    256."""
+    """Maximum number of generated tokens. Default: the max_sequence_length of the output; otherwise the max_new_tokens
+    of the checkpoint; otherwise 256."""
     min_new_tokens: NonNegativeCount | None = None
-    """Tokens generated at least."""
+    """Minimum number of generated tokens. Default: the checkpoint's value, otherwise no minimum."""
     do_sample: Flag | None = None
-    """Sample instead of taking the most likely token. Default: the checkpoint's, else false."""
+    """Sample instead of greedy decoding. Default: the checkpoint's value, otherwise false."""
     temperature: NonNegative | None = None
-    """Flattens (above 1) or sharpens the distribution; needs do_sample. 0 is greedy."""
+    """Sampling temperature; above 1 flattens the distribution, below 1 sharpens it. Needs do_sample. 0 is greedy
+    decoding."""
     top_k: NonNegativeCount | None = None
-    """Sample among the k most likely tokens; 0 for all."""
+    """Sample from the k most likely tokens; 0 uses all tokens."""
     top_p: Share | None = None
-    """Sample among the fewest tokens whose probability reaches this (Holtzman et al. 2019)."""
+    """Nucleus sampling: sample from the smallest set of tokens whose total probability reaches top_p (Holtzman et al.
+    2019)."""
     min_p: Share | None = None
-    """Sample among tokens at least this likely relative to the likeliest."""
+    """Sample from tokens whose probability is at least min_p times that of the most likely token."""
     typical_p: Share | None = None
-    """Locally typical sampling (Meister et al. 2022)."""
+    """Locally typical sampling: probability mass to keep (Meister et al. 2022)."""
     epsilon_cutoff: Share | None = None
-    """Sample among tokens at least this likely."""
+    """Epsilon sampling: sample from tokens whose probability is at least this (Hewitt et al. 2022)."""
     eta_cutoff: Share | None = None
-    """Eta sampling (Hewitt et al. 2022)."""
+    """Eta sampling: entropy-dependent probability cutoff (Hewitt et al. 2022)."""
     top_h: Share | None = None
-    """Entropy-bounded sampling."""
+    """Top-H sampling: limit the entropy of the sampling distribution."""
     num_beams: Count | None = None
-    """Beams of beam search; 1 for none. Default: the checkpoint's, else 1."""
+    """Number of beams of beam search; 1 disables it. Default: the checkpoint's value, otherwise 1."""
     length_penalty: Number | None = None
-    """Exponent on length in beam search."""
+    """Exponent of the length in beam search scores; above 0 favors longer answers."""
     early_stopping: Flag | None = None
-    """Stop beam search when enough beams are finished."""
+    """Stop beam search as soon as num_beams answers are complete."""
     repetition_penalty: Positive | None = None
-    """Above 1 makes tokens that already stand there less likely (Keskar et al. 2019)."""
+    """Penalty for tokens that already occurred; above 1 makes them less likely, 1 has no effect (Keskar et al.
+    2019)."""
     no_repeat_ngram_size: NonNegativeCount | None = None
-    """N-grams of this size occur once at most."""
+    """Size of n-grams that may occur only once."""
     exponential_decay_length_penalty: tuple[NonNegativeCount, Positive] | None = None
-    """[start, factor]: from that many new tokens on the end becomes likelier by the factor each token."""
+    """[start, factor]: after `start` generated tokens, the end of the answer becomes more likely by `factor` with each
+    token."""
     suppress_tokens: tuple[NonNegativeCount, ...] | None = None
     """Token ids that are never generated."""
     begin_suppress_tokens: tuple[NonNegativeCount, ...] | None = None
-    """Token ids that are never generated first."""
+    """Token ids that are never generated as the first token."""
     bad_words: tuple[Name, ...] | None = None
     """Texts that are never generated."""
     renormalize_logits: Flag | None = None
-    """Normalise after all filters. Default: the checkpoint's, else false."""
+    """Renormalize the logits after all filters. Default: the checkpoint's value, otherwise false."""
     guidance_scale: Positive | None = None
-    """Classifier-free guidance; above 1 follows the prompt more closely."""
+    """Scale of classifier-free guidance; above 1 follows the prompt more closely."""
     stop: tuple[Name, ...] | None = None
-    """Texts that end an answer; they are not part of it. Default: the checkpoint's stop_strings, else none."""
+    """Texts that end an answer; they are removed from it. Default: the checkpoint's stop_strings, otherwise none."""
     stop_token_ids: tuple[NonNegativeCount, ...] = ()
-    """Token ids that end an answer, next to the model's own."""
+    """Token ids that end an answer, in addition to the model's end-of-sequence tokens."""
     logprobs: Flag = False
-    """Add the column logprob to predictions: the natural logarithm of the probability of the whole answer."""
+    """Add the column `logprob` to predictions: the natural log of the probability of the whole answer."""
     slots: Flag = True
-    """Let the next row begin as soon as one has ended; false for batches that all end together."""
+    """Continuous batching: start the next row as soon as an answer is finished. false: static batches, which wait for
+    their longest answer."""
     seed: NonNegativeCount | None = None
-    """Seed of sampling. Default: the file's seed."""
+    """Random seed of sampling. Default: the seed of the run."""
 
     @model_validator(mode="after")
     def sampling_is_said(self) -> "Generation":
@@ -205,5 +211,6 @@ class Generation(Base):
         return self
 
     def asks_for(self, key: str) -> bool:
-        """Return whether a key has a value that changes answers; `num_beams: 1` and the like only switch off."""
+        """Return whether a key is set to a value that changes answers, unlike `num_beams: 1`, which only turns an
+        option off."""
         return changed(self, key) and getattr(self, key) != SWITCHED_OFF.get(key)

@@ -1,7 +1,7 @@
-"""Records that the program writes and reads back: the manifest of a run.
+"""Records that the program writes and reads: the manifest of a run.
 
-Plain dictionaries pass through marshmallow schemas on their way out and in. Keys that a newer version has added are
-kept: what is loaded and dumped again loses nothing. Loading raises marshmallow's ValidationError with reasons by key.
+Plain dictionaries pass through marshmallow schemas when written and read. Unknown keys, written by a newer version, are
+preserved. Loading raises marshmallow's ValidationError with reasons by key.
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,23 @@ from typing import Any
 from marshmallow import INCLUDE, Schema, fields, post_dump, validate
 
 FORMAT_VERSION = 1
-"""Version of the manifest's format; raised when an old program could not read a new one."""
+"""Version of the manifest format. Raise it when older programs cannot read the new format."""
 
 
 class Record(Schema):
-    """A record whose unknown keys survive being loaded and dumped."""
+    """A record that preserves unknown keys when loaded and dumped."""
 
     class Meta:
         unknown = INCLUDE
 
     @post_dump(pass_original=True)
     def keep_unknown(self, data: dict[str, Any], original: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        """marshmallow dumps declared keys only."""
+        """Copy unknown keys to the output, because marshmallow dumps declared keys only."""
         return {**data, **{key: value for key, value in original.items() if key not in self.fields}}
 
 
 class BatchSizeRecord(Record):
-    """A batch size that was used, and how it was found."""
+    """A batch size that was used, and how it was chosen."""
 
     rows = fields.Integer(required=True, strict=True, validate=validate.Range(min=1))
     origin = fields.String(required=True, validate=validate.OneOf(("file", "tuned", "cached", "default")))
@@ -44,7 +44,7 @@ class BatchSizeRecord(Record):
 
 
 class ManifestRecord(Record):
-    """`manifest.json` of a run."""
+    """The `manifest.json` of a run."""
 
     format_version = fields.Integer(required=True, strict=True, validate=validate.Range(min=1, max=FORMAT_VERSION))
     status = fields.String(required=True, validate=validate.OneOf(("running", "done", "interrupted", "failed")))

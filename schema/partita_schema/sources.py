@@ -1,4 +1,4 @@
-"""Where rows come from: a union on `type`."""
+"""Where rows are read from; a union on `type`."""
 
 import re
 from collections.abc import Sequence
@@ -14,85 +14,85 @@ class FileSource(Base):
     """Rows in files."""
 
     type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt", "parlai"]
-    """Format of the files; parlai is ParlAI's dialogue text."""
+    """Format of the files. parlai is ParlAI's dialogue text format."""
     path: Name
-    """A file, a glob, or a URL that fsspec opens. Relative paths start at the folder of the YAML file."""
+    """File, glob, or URL that fsspec can open. Relative paths are relative to the folder of the YAML file."""
     streaming: Flag = False
-    """Read rows while they are used: for data larger than memory, or without end. A window of rows for each lane is in
-    memory, and with workers the windows that are read ahead. Lanes are as many, up to 16, as divide the batches of a
-    step."""
+    """Read rows while training, for data that is larger than memory or endless. Memory holds one window of rows per
+    lane, plus the windows that loader workers read ahead. There are up to 16 lanes, a number that divides
+    the micro-batches of an optimizer step."""
 
 
 class HubSource(Base):
-    """Rows of a data set on the Hugging Face Hub, or of a folder in its layout."""
+    """A dataset on the Hugging Face Hub, or a local folder with the same layout."""
 
     type: Literal["hub"]
-    """A Hub data set."""
+    """A Hugging Face dataset."""
     name: Name
-    """Data set id, or a folder."""
+    """Dataset id on the Hub, or a folder."""
     subset: Name | None = None
-    """Configuration of the data set."""
+    """Configuration name (subset) of the dataset. Default: the default configuration."""
     split: Name = "train"
-    """Split of the data set."""
+    """Split of the dataset."""
     revision: Name | None = None
-    """Branch, tag or commit."""
+    """Branch, tag or commit of the dataset. Default: the main branch."""
     streaming: Flag = False
-    """Read rows while they are used: a window for each lane is in memory, as of files."""
+    """Read rows while training. Memory holds one window of rows per lane, as for files."""
 
 
 class CustomSource(Base):
-    """Rows from a class of yours."""
+    """Rows from your own source class."""
 
     type: Literal["custom"]
-    """A class of yours."""
+    """Your own source class."""
     target: Annotated[str, AfterValidator(check_target)]
-    """`module:Class`."""
+    """The class, as `module:Class`."""
     options: dict[str, object] = {}
-    """What the class is made with, as keyword arguments."""
+    """Keyword arguments for the class."""
     streaming: Flag = False
-    """Read rows while they are used; the source may be without end."""
+    """Read rows while training; the source may be endless."""
 
 
 Select = Literal["corrected", "succeeded", "all"]
-"""Dialogues to learn from. corrected: those that came to something else than they should, where that is known.
-succeeded: those that came to what they should, as they are. all: both."""
+"""Which dialogues of a simulation to learn from: unsuccessful ones with a known correct answer (corrected), successful
+ones (succeeded), or both (all)."""
 Target = Literal["last_agent_turn", "every_agent_turn"]
-"""Answers to learn of a dialogue, each in a row behind what was said before it, the model's own words included."""
+"""Which answers of a dialogue to learn, each in a row with the messages before it, including what the model said."""
 
 
 class SimulationSource(Base):
-    """Rows of dialogues that a simulation has had: the right answers in place of those that were wrong."""
+    """Training rows from the transcripts of a simulation, with correct answers in place of wrong ones."""
 
     type: Literal["simulation"]
     """Transcripts of a simulation."""
     path: Name
-    """A file of transcripts, such as runs/desk/transcripts/predicted.jsonl, or a glob."""
+    """Transcript file, such as runs/desk/transcripts/predicted.jsonl, or a glob."""
     select: Select = "corrected"
-    """Dialogues to learn from. corrected: those that came to something else than they should, where that is known, with
-    the right answer. succeeded: those that came to what they should, as they are. all: both."""
+    """Which dialogues to learn from. corrected: unsuccessful ones with a known correct answer, which replaces the
+    model's. succeeded: successful ones, unchanged. all: both."""
     target: Target = "last_agent_turn"
-    """Answers to learn. last_agent_turn: the last one. every_agent_turn: each one whose right answer is known, in a row
-    of its own. Before it stands what was really said, wrong answers included."""
+    """Which answers to learn. last_agent_turn: the last one. every_agent_turn: every answer whose correct version is
+    known, one row each. The prompt holds what was actually said, wrong answers included."""
 
 
 Source = Annotated[FileSource | HubSource | CustomSource | SimulationSource, Field(discriminator="type")]
-"""A source by its type; a plain text stands for a path whose ending tells the type, or a Hub id."""
+"""A source, selected by its type. A string is a path, whose extension gives the type, or a Hub dataset id."""
 
 
 class WeightedSource(Base):
-    """One of several sources that are mixed."""
+    """One source of a mix."""
 
     source: Source | Name
-    """A path, a glob, a Hub id, or a mapping with type."""
+    """Path, glob, Hub dataset id, or mapping with `type`."""
     weight: Positive = 1.0
-    """Share of the rows that come from here, relative to the other weights."""
+    """Sampling weight, relative to the weights of the other sources."""
     name: Name | None = None
-    """Name in keys of rows and in counts, without a slash. Default: the name of the file, its folder for a glob, the
-    data set or the class."""
+    """Name used in row keys and counts, without a slash. Default: the name of the file (for a glob, of its folder),
+    dataset or class."""
 
 
 def default_name(source: Source | str) -> str:
-    """What a source is called where the file does not say."""
+    """Return the name of a source that has none in the file."""
     if isinstance(source, CustomSource):
         return source.target.partition(":")[2]
     text = source if isinstance(source, str) else source.name if isinstance(source, HubSource) else source.path
@@ -102,7 +102,7 @@ def default_name(source: Source | str) -> str:
 
 
 def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
-    """A name for each source of a mix, as the file says or after what it reads; no two are the same."""
+    """Return a unique name for each source of a mix: the name in the file, or one derived from what it reads."""
     taken = {part.name for part in mix if part.name is not None}
     last_numbers: dict[str, int] = {}
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""How weights change, or do not: a union on `type`."""
+"""How the model is trained, if at all; a union on `type`."""
 
 from typing import Annotated, Literal
 
@@ -14,18 +14,19 @@ SplitName = Literal["training", "validation", "test"]
 
 
 class TrainerBase(Base):
-    """What all trainers share."""
+    """Options of all trainers."""
 
     batch_size: Count | Literal["auto"] = "auto"
-    """Rows that go through the model at once. auto: measured on the device, at the longest rows of the data."""
+    """Rows per device in one forward pass (the micro-batch size). auto: the largest that fits in memory, measured on
+    the device with the longest rows of the data."""
     eval_batch_size: Count | Literal["auto"] | None = None
-    """The same where nothing is learned: in evaluation and prediction. auto: measured for each. Default: batch_size
-    where that is a number, else auto."""
+    """Batch size for evaluation and prediction. auto: measured separately for each. Default: batch_size if it is a
+    number, otherwise auto."""
     max_batch_size: Count | None = None
-    """Largest size that auto may choose. Default: no limit but memory and the number of rows."""
+    """Upper limit for a batch size chosen by auto. Default: limited only by memory and the number of rows."""
     memory_budget: Memory | None = None
-    """What the run may hold on its device in all, the model included: bytes, a text such as 12GB, 500MB or 1.5GiB, or
-    a share of the device's memory, above 0 and at most 1. Default: what is free, less a margin."""
+    """Maximum device memory of the run, including the model: bytes, a size such as 12GB, 500MB or 1.5GiB, or a fraction
+    of the device's memory (above 0, at most 1). Default: the free memory, less a safety margin."""
 
     @model_validator(mode="after")
     def limit_has_something_to_limit(self) -> "TrainerBase":
@@ -39,16 +40,16 @@ class TrainerBase(Base):
 
 
 class NoTrainer(TrainerBase):
-    """Zero-shot: the model is used as it is."""
+    """No training: the model is used as it is (zero-shot)."""
 
     type: Literal["none"]
-    """Nothing is trained."""
+    """No training."""
     evaluate: tuple[SplitName, ...] = ("validation", "test")
-    """Splits that `train` evaluates on, those that there are."""
+    """Splits that `train` evaluates on, if they have rows."""
 
 
 class Optimizer(Base):
-    """The rule that turns gradients into changes."""
+    """The optimizer."""
 
     type: Literal[
         "adamw",
@@ -63,20 +64,20 @@ class Optimizer(Base):
         "schedule_free_adamw",
         "sgd",
     ] = "adamw"
-    """Algorithm. The 8-bit and paged ones, and lion, are those of bitsandbytes; schedule_free_adamw needs no learning
-    rate schedule."""
+    """Optimizer algorithm. The 8-bit and paged optimizers and lion come from bitsandbytes. schedule_free_adamw needs no
+    learning rate schedule."""
     betas: tuple[Share, Share] | None = None
-    """Decay of the averages (adam family, lion). Default: the algorithm's."""
+    """Decay rates of the moving averages (adam family and lion). Default: the algorithm's own."""
     eps: Positive | None = None
-    """Added to denominators. Default: the algorithm's."""
+    """Small constant added to denominators for numerical stability. Default: the algorithm's own."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay."""
+    """Weight decay coefficient (decoupled, as in AdamW)."""
     momentum: Share | None = None
-    """Momentum (sgd, muon). Default: 0 for sgd, 0.95 for muon."""
+    """Momentum factor (sgd and muon). Default: 0 for sgd, 0.95 for muon."""
     nesterov: Flag | None = None
-    """Nesterov momentum (sgd, muon)."""
+    """Use Nesterov momentum (sgd and muon). Default: the algorithm's own."""
     fused: Flag | Literal["auto"] = "auto"
-    """One kernel for all parameters (adamw, adam, sgd). auto: on an accelerator."""
+    """Use torch's fused implementation (adamw, adam and sgd). auto: on an accelerator."""
 
     @model_validator(mode="after")
     def nesterov_has_momentum(self) -> "Optimizer":
@@ -118,20 +119,22 @@ class Optimizer(Base):
 
 
 class LearningRateScheduler(Base):
-    """How the learning rate changes over the steps."""
+    """How the learning rate changes during training."""
 
     decay: Literal["none", "constant", "linear", "cosine", "exponential", "inverse_sqrt", "wsd"] = "cosine"
-    """Shape after the warm-up. wsd: constant, then down in the last tenth. none and constant are the same."""
+    """Shape of the schedule after warmup. wsd (warmup-stable-decay): constant, then decay over the last tenth of the
+    steps. none and constant are the same."""
     warmup_fraction: Share | None = None
-    """Share of all steps in which the rate rises from 0. Default: 0.03, and at least 5 steps where there are 50."""
+    """Fraction of all optimizer steps used for linear warmup from 0. Default: 0.03, and at least 5 steps in runs of 50
+    steps or more."""
     warmup_steps: NonNegativeCount | None = None
-    """The same as a number of steps."""
+    """Number of optimizer steps used for linear warmup, instead of warmup_fraction."""
     min_ratio: Share | None = None
-    """Rate at the end, as a share of learning_rate. Default: 0.1 for cosine, 0 otherwise."""
+    """Final learning rate as a fraction of learning_rate. Default: 0.1 for cosine, otherwise 0."""
     decay_rate: Positive | None = None
-    """Factor per decay_steps (exponential). Default: 0.96."""
+    """Factor applied to the learning rate every decay_steps (exponential). Default: 0.96."""
     decay_steps: Count | None = None
-    """Steps for one decay_rate (exponential). Default: a hundredth of all steps."""
+    """Optimizer steps per application of decay_rate (exponential). Default: a hundredth of all steps."""
 
     @model_validator(mode="after")
     def warmup_is_said_once(self) -> "LearningRateScheduler":
@@ -146,76 +149,80 @@ class LearningRateScheduler(Base):
 
 
 class GradientClipping(Base):
-    """Limits on gradients."""
+    """Gradient clipping before each optimizer step."""
 
     clipglobalnorm: Positive | None = 1.0
-    """Largest norm over all gradients; null for no limit."""
+    """Maximum norm of all gradients together; null disables it."""
     clipvalue: Positive | None = None
-    """Largest size of one gradient value."""
+    """Maximum absolute value of a gradient element. Default: no limit."""
 
 
 def false_is_no(value: object) -> object:
-    """YAML reads an unquoted `no` as false."""
+    """Return "no" for False, because YAML reads an unquoted `no` as false."""
     return "no" if value is False else value
 
 
 class FinetuneTrainer(TrainerBase):
-    """Supervised fine-tuning, of all weights or of an adapter."""
+    """Supervised fine-tuning of all weights or of an adapter."""
 
     type: Literal["finetune"]
     """Supervised fine-tuning."""
     epochs: Positive | None = None
-    """Passes over the training rows; 0.5 is half a pass. Default: 3, or what max_steps needs."""
+    """Passes over the training rows; may be fractional (0.5 is half a pass). Default: 3, or as many as max_steps
+    needs."""
     max_steps: Count | None = None
-    """Optimizer steps; with epochs as well, what comes first. Default: what epochs gives."""
+    """Maximum number of optimizer steps. With epochs, training stops at whichever limit is reached first. Default:
+    determined by epochs."""
     learning_rate: Positive | Literal["auto"] | None = None
-    """Peak learning rate. auto: found by a range test before training. Default: 2e-4 with an adapter, 1e-3 for a new
-    model, 2e-5 for a pretrained one."""
+    """Peak learning rate. auto: chosen by a learning rate range test before training. Default: 2e-4 with an adapter,
+    1e-3 for a new model, 2e-5 for a pretrained model."""
     learning_rate_scheduler: LearningRateScheduler = LearningRateScheduler.model_construct()
-    """How the learning rate changes."""
+    """How the learning rate changes during training."""
     optimizer: Optimizer = Optimizer.model_construct()
-    """How gradients become changes."""
+    """The optimizer and its options."""
     gradient_accumulation_steps: Count | None = None
-    """Batches that each process takes in a step. Default: what effective_batch_size needs."""
+    """Micro-batches per process and optimizer step. Default: as many as effective_batch_size needs."""
     effective_batch_size: Count | None = None
-    """Rows a step; a multiple of batch_size, which auto keeps to. Default: 16, or batch_size where that is a larger
-    number."""
+    """Rows per optimizer step, over all processes; must be a multiple of batch_size. Default: 16, or batch_size if that
+    is larger."""
     gradient_clipping: GradientClipping = GradientClipping.model_construct()
-    """Limits on gradients."""
+    """Gradient clipping before each optimizer step."""
     mixed_precision: Annotated[Literal["no", "bf16", "fp16", "auto"], BeforeValidator(false_is_no)] = "auto"
-    """Type of the forward pass's arithmetic. auto: bf16 on a GPU that has it, else no."""
+    """Data type of the forward pass (autocast). auto: bf16 on a GPU that supports it, otherwise no."""
     gradient_checkpointing: Flag = False
-    """Compute activations twice instead of keeping them: less memory, about a third more time."""
+    """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
     compile: Flag = False
     """Compile the model with torch.compile."""
     completion_only_loss: Flag = True
-    """Learn the answers only, not the prompts."""
+    """Compute the loss on the answers only. false: on the prompts too."""
     early_stop: NonNegativeCount = 0
-    """Evaluations without a better validation_metric after which training stops; 0 for never."""
+    """Stop after this many evaluations in a row without a better validation_metric; 0 disables early stopping."""
     validation_metric: Name = "loss"
-    """What decides the best checkpoint: loss, a metric of the first output, or output.metric."""
+    """Metric that selects the best checkpoint: loss, a metric of the first output, or `OUTPUT.METRIC`."""
     evaluate_generated: Flag | Literal["auto"] = "auto"
-    """Generate answers in evaluations and score them. auto: when validation_metric needs it, and at the end."""
+    """Generate answers during evaluation and score them. auto: only if validation_metric needs generated answers, and
+    at the end of training."""
     max_generated_rows: Count = 256
-    """Validation rows that are generated in an evaluation during training."""
+    """Maximum number of validation rows to generate answers for in each evaluation during training."""
     evaluations_per_epoch: Positive = 1.0
-    """Evaluations an epoch; 0.5 is one every two epochs."""
+    """Evaluations per epoch; 0.5 evaluates every two epochs."""
     steps_per_evaluation: Count | None = None
-    """Steps between evaluations, over evaluations_per_epoch."""
+    """Optimizer steps between evaluations; overrides evaluations_per_epoch."""
     skip_all_evaluation: Flag = False
-    """Train without evaluations."""
+    """Train without any evaluation."""
     checkpoints_per_epoch: NonNegative = 1.0
-    """Checkpoints an epoch; 0 for one at the end only."""
+    """Checkpoints per epoch; 0 saves one at the end only."""
     steps_per_checkpoint: Count | None = None
-    """Steps between checkpoints, over checkpoints_per_epoch."""
+    """Optimizer steps between checkpoints; overrides checkpoints_per_epoch."""
     keep_checkpoints: Count = 2
-    """Newest checkpoints that are kept; the best one is kept as well."""
+    """Number of most recent checkpoints to keep, in addition to the best one."""
     restore_best: Flag = True
-    """Take the checkpoint with the best validation_metric as the result, not the last one."""
+    """Use the checkpoint with the best validation_metric as the trained model. false: the last checkpoint."""
     layers_to_freeze_regex: Name | None = None
-    """Parameters whose names match are not trained."""
+    """Regular expression for parameter names; parameters that it matches anywhere in the name are frozen. Default:
+    none."""
     evaluate_test: Flag = True
-    """Evaluate the result on the test rows, where there are any."""
+    """Evaluate the trained model on the test rows, if there are any."""
 
     @model_validator(mode="after")
     def accumulation_is_said_once(self) -> "FinetuneTrainer":
@@ -248,7 +255,7 @@ class FinetuneTrainer(TrainerBase):
         return self
 
     def accumulation(self, batch_size: int) -> int:
-        """Batches of this size a step; at least 1."""
+        """Return the number of micro-batches of this size per optimizer step; at least 1."""
         if self.gradient_accumulation_steps is not None:
             return self.gradient_accumulation_steps
         rows = self.effective_batch_size or max(DEFAULT_STEP_ROWS, batch_size)
@@ -256,7 +263,7 @@ class FinetuneTrainer(TrainerBase):
 
     @property
     def step_rows(self) -> int | None:
-        """Rows of a step that the file fixes; None where it fixes the batches of a step instead."""
+        """Rows per optimizer step, or None if the file sets the number of micro-batches instead."""
         if self.gradient_accumulation_steps is not None:
             return None
         if self.effective_batch_size is not None:
@@ -276,37 +283,37 @@ NOT_WITHOUT_LOCKS = {
     "effective_batch_size": "each batch of a worker is an update; remove it, and write batch_size",
     "device": "workers share the memory of the processor; remove it",
 }
-"""Keys of other trainers that lock-free training cannot keep: why, and what to write instead."""
+"""Keys of other trainers that hogwild does not support, with the reason and what to write instead."""
 
 
 class SparseOptimizer(Base):
-    """The rule that turns sparse gradients into changes."""
+    """The optimizer for sparse gradients."""
 
     type: Literal["adagrad", "sgd"] = "adagrad"
-    """adagrad: each number has a rate of its own, which falls with its gradients (Duchi et al. 2011); sgd: all have
-    learning_rate."""
+    """Optimizer algorithm. adagrad: a learning rate per weight that decreases with its gradients (Duchi et al. 2011).
+    sgd: learning_rate for all weights."""
 
 
 class HogwildTrainer(TrainerBase):
-    """Training of a sparse model by processes that share its weights and wait for nobody (Recht et al. 2011)."""
+    """Lock-free training of a sparse model by processes that share its weights (Hogwild, Recht et al. 2011)."""
 
     type: Literal["hogwild"]
     """Lock-free training of `base_model: {type: embedding_bag}` on a CPU."""
     workers: Count = 2
-    """Processes that train, each with one thread. With 1 the same file gives the same weights, bit for bit; with more,
-    no two runs are the same."""
+    """Number of training processes, each with one thread. Results are reproducible bit for bit with 1 worker, and
+    differ from run to run with more."""
     epochs: Count = 5
     """Passes over the training rows."""
     batch_size: Count = 16
-    """Rows of an update; each worker takes its own."""
+    """Rows per update of a worker."""
     eval_batch_size: Count = 1024
-    """Rows that are evaluated or answered at a time."""
+    """Batch size for evaluation and prediction, in rows."""
     learning_rate: Positive | None = None
-    """The rate of all updates. Default: 0.1 for adagrad, 1 for sgd."""
+    """Learning rate. Default: 0.1 for adagrad, 1 for sgd."""
     optimizer: SparseOptimizer = SparseOptimizer.model_construct()
-    """How gradients become changes."""
+    """The optimizer and its options."""
     evaluate_test: Flag = True
-    """Evaluate the result on the test rows, where there are any."""
+    """Evaluate the trained model on the test rows, if there are any."""
 
     @model_validator(mode="after")
     def limit_has_something_to_limit(self) -> "HogwildTrainer":
@@ -317,14 +324,14 @@ class HogwildTrainer(TrainerBase):
 
 
 class CustomTrainer(TrainerBase):
-    """A trainer from outside, by its place."""
+    """A trainer class outside partita."""
 
     type: Literal["custom"]
-    """A class of yours."""
+    """Your own trainer class."""
     target: Annotated[str, AfterValidator(check_target)]
-    """`module:Class`."""
+    """The class, as `module:Class`."""
     options: dict[str, object] = {}
-    """What the class is given as options."""
+    """Options passed to the class."""
 
 
 Trainer = Annotated[NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, Field(discriminator="type")]
