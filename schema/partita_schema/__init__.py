@@ -1,1 +1,1 @@
-"""What a run is: the YAML file as checked models, its errors, and the records that travel. Imports no torch."""
+"""The configuration of a run: the YAML file as checked models, its errors, and serialized records. Imports no torch."""

@@ -151,7 +151,7 @@ class Ia3Adapter(TargetedAdapter):
 
     type: Literal["ia3"]
     """Learned rescaling of activations (IA3)."""
-    target_modules: str | tuple[Name, ...] | None = None  # type: ignore[assignment]  # peft has a choice of its own
+    target_modules: str | tuple[Name, ...] | None = None  # type: ignore[assignment]  # peft has its own default
     """Modules to rescale: a list of names or a regular expression. Default: peft's choice for the architecture,
     otherwise all linear layers."""
     feedforward_modules: str | tuple[Name, ...] | None = None

@@ -46,8 +46,8 @@ class TorchrunBackend(Base):
     address: Name | None = None
     """Rendezvous endpoint `HOST:PORT` on one of the machines. Required with more than one machine."""
     sharding: Sharding = "none"
-    """How a model in training is stored. none: each process holds all of it (DDP). full: weights, gradients and
-    optimizer state are sharded across processes, and each layer is gathered while it is computed (FSDP2)."""
+    """How a model in training is stored. none: each process holds all of it. full: weights, gradients and optimizer
+    state are sharded across processes, and each layer is gathered while it is computed (FSDP2)."""
     timeout_seconds: Positive = 1800.0
     """Seconds that a process waits for another before the job fails."""
 
@@ -79,8 +79,8 @@ class RayBackend(Base):
     """Address of a Ray cluster, such as `ray-head:6379`; `auto` uses the cluster that this machine belongs to. Default:
     start Ray on this machine for the duration of the job."""
     sharding: Sharding = "none"
-    """How a model in training is stored. none: each process holds all of it (DDP). full: weights, gradients and
-    optimizer state are sharded across processes, and each layer is gathered while it is computed (FSDP2)."""
+    """How a model in training is stored. none: each process holds all of it. full: weights, gradients and optimizer
+    state are sharded across processes, and each layer is gathered while it is computed (FSDP2)."""
     timeout_seconds: Positive = 1800.0
     """Seconds after which a worker that did not start or respond counts as lost."""
 
@@ -127,7 +127,7 @@ class EndpointBackend(Base):
         wanted = "write an address with http:// or https://, such as http://localhost:8000/v1"
         try:
             parts = urlsplit(url)
-            _ = parts.port  # raises for one that is none
+            _ = parts.port  # raises ValueError for an invalid port
         except ValueError as error:
             raise broken(f"{wanted}; got one with a mistake: {error}") from None
         if parts.scheme not in ("http", "https") or not re.fullmatch(r"[a-z0-9._:-]+", parts.hostname or ""):
@@ -146,7 +146,7 @@ class EndpointBackend(Base):
     @classmethod
     def api_key_is_named(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            # What stands there may be the key, so it is not shown.
+            # The value may be the key itself, so it is not shown.
             raise broken(
                 "write the name of an environment variable, such as OPENAI_API_KEY; the key itself must not stand in "
                 "the file"

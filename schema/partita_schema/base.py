@@ -1,7 +1,7 @@
-"""What every part of the configuration is built from: a frozen model that refuses unknown keys, and strict numbers.
+"""Base classes and types of all configuration models: a frozen model that rejects unknown keys, and strict numbers.
 
-pydantic reads YAML's `batch_size: yes` as 1 and `8.0` as 8 when left to itself. Counts and flags are therefore strict;
-floats stay lenient, because PyYAML reads `1e-4` as a string.
+By default, pydantic reads YAML's `batch_size: yes` as 1 and `8.0` as 8. Integers and flags are therefore strict. Floats
+are lenient, because PyYAML reads `1e-4` as a string.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,11 @@ from pydantic_core import PydanticCustomError
 
 
 class Base(BaseModel):
-    """A piece of the configuration: immutable, and an unknown key is an error.
+    """Base class of configuration models: immutable, and an unknown key is an error.
 
-    The sentence under a field is its documentation; `reference.field_docs` reads it from the source, because pydantic
-    would do so at every import, which doubles the time that `partita validate` takes. For the same reason the default
-    of a section is `Section.model_construct()`: `Section()` would build a validator for each section at every import,
-    beside the one of the whole configuration.
+    The string below a field is its documentation. `reference.field_docs` reads it from the source, because pydantic
+    would do so at every import and double the time of `partita validate`. For the same reason, the default of a section
+    is `Section.model_construct()`: `Section()` would build a separate validator for each section at every import.
     """
 
     model_config = ConfigDict(
@@ -32,18 +31,19 @@ class Base(BaseModel):
 
 @dataclass(frozen=True)
 class Words:
-    """Among the annotations of a type: what to write, where the types alone do not tell."""
+    """Annotation of a type with the text that error messages suggest, where the type alone does not say it."""
 
     text: str
 
 
 def broken(message: str, *, at: str = "") -> PydanticCustomError:
-    """An error of a rule between keys. `at` is the key to mend, dotted, relative to the model that holds the rule."""
+    """Return the error of a violated rule. `at` is the dotted key to fix, relative to the model that defines the
+    rule."""
     return PydanticCustomError("rule", "{message}", {"message": message, "at": at})
 
 
 def changed(model: BaseModel, key: str) -> bool:
-    """Whether a key has another value than its default: rules ask this, so that a resolved file loads again."""
+    """Return whether a key differs from its default. Rules use this, so that a resolved file can be loaded again."""
     return bool(getattr(model, key) != type(model).model_fields[key].default)
 
 
@@ -54,16 +54,16 @@ def refuse_boolean(value: object) -> object:
 
 
 Count = Annotated[int, Field(strict=True, ge=1)]
-"""A whole number of at least 1."""
+"""An integer of at least 1."""
 
 NonNegativeCount = Annotated[int, Field(strict=True, ge=0)]
-"""A whole number of at least 0."""
+"""An integer of at least 0."""
 
 Flag = Annotated[bool, Field(strict=True)]
-"""true or false."""
+"""A boolean; only true and false are accepted."""
 
 Number = Annotated[float, BeforeValidator(refuse_boolean)]
-"""A number; `1e-4` is read as one."""
+"""A float; strings such as `1e-4` are accepted, booleans are not."""
 
 NonNegative = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]

@@ -1,6 +1,6 @@
-"""A tree to a Config, or to all its mistakes at once.
+"""Validation of a tree: a Config, or all problems at once.
 
-What finds the mistakes is imported with the first of them: a file that is right is checked without it.
+The code that finds and explains problems is imported only when there is one, so a valid file is checked faster.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from partita_schema.tree import Node
 
 @dataclass(frozen=True)
 class Checked:
-    """Either a configuration or problems."""
+    """The result of a check: a configuration, or problems."""
 
     config: Config | None
     problems: tuple[Problem, ...]
 
 
 def check_tree(root: Node) -> Checked:
-    """The configuration that a tree holds, or every mistake in the order of the file."""
+    """Return the configuration of a tree, or every problem in file order."""
     try:
         return Checked(Config.model_validate(root.plain()), ())
     except ValidationError as error:

@@ -1,6 +1,7 @@
-"""What a configuration runs beside partita and installed packages: classes by `module:Class`, and a model's own code.
+"""Code that a configuration runs besides partita and installed packages: `module:Class` values and code of models.
 
-A person who writes a file says so with it. Of a saved model or run that somebody else made it is listed, to be refused.
+The user who writes a configuration agrees to run it. For a model or run that another person saved, this code is listed
+so that it can be refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +24,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "simulation": ("simulation",),
     "data": ("data.source", "data.mix", "data.validation", "data.test"),
 }
-"""Keys whose code runs only when that is done; everything else runs as soon as the model is used."""
+"""Keys whose code runs only for one activity; all other code runs as soon as the model is used."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """A value of a configuration that runs code."""
+    """A configuration value that runs code."""
 
     key: str
     value: str
@@ -37,24 +38,24 @@ class Code:
         return f"{self.key}: {self.value}"
 
     def is_under(self, keys: Sequence[str]) -> bool:
-        """Whether the key is one of these or below one."""
+        """Return whether the key is one of `keys` or below one."""
         return any(f"{self.key}.".startswith((f"{key}.", f"{key}[")) for key in keys)
 
 
 def code_of(config: Config, *, of: str) -> list[Code]:
-    """Return what runs code when that is done: `model`, or one of SECTIONS.
+    """Return the values that run code for an activity: `model`, or a key of SECTIONS.
 
-    Names that installed packages give to classes of theirs are not among it: who installed them chose them.
+    Names that installed packages register for their classes are not included; installing the package is consent.
     """
-    found = [Code(key, value) for key, value in walk(config, "")]
+    entries = [Code(key, value) for key, value in walk(config, "")]
     if of != "model":
-        return [code for code in found if code.is_under(SECTIONS[of])]
+        return [code for code in entries if code.is_under(SECTIONS[of])]
     apart = [key for keys in SECTIONS.values() for key in keys]
-    return [code for code in found if not code.is_under(apart)]
+    return [code for code in entries if not code.is_under(apart)]
 
 
 def walk(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
-    """Yield key and value of all that runs code in a section."""
+    """Yield the key and value of everything in a section that runs code."""
     yield from special(model, key)
     for name, field in type(model).model_fields.items():
         value, place = getattr(model, name), f"{key}.{name}".removeprefix(".")
@@ -77,28 +78,28 @@ def walk_values(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def special(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
-    """Yield what runs code and is no `module:Class`."""
+    """Yield values that run code but are not `module:Class`."""
     at = f"{key}." if key else ""
     if isinstance(model, Config) and model.trust_remote_code:
         yield "trust_remote_code", "true"
     elif isinstance(model, ModelParameters) and model.pickled_weights:
         yield f"{at}pickled_weights", "true"
-    elif isinstance(model, EnvironmentWorldConfig) and ":" in model.environment:  # Gymnasium's `module:Id-v0` as well
+    elif isinstance(model, EnvironmentWorldConfig) and ":" in model.environment:  # includes Gymnasium's `module:Id-v0`
         yield f"{at}environment", model.environment
     elif isinstance(model, ModelAgentConfig) and model.file is not None:
         yield f"{at}file", model.file
-    elif isinstance(model, RayBackend) and model.address is not None:  # what comes back from there is unpickled
+    elif isinstance(model, RayBackend) and model.address is not None:  # results from the cluster are unpickled
         yield f"{at}address", model.address
-    elif isinstance(model, EndpointBackend):  # rows and a key of the caller's are sent there
+    elif isinstance(model, EndpointBackend):  # receives rows and an API key of the caller
         yield f"{at}url", model.url
 
 
 def takes_target(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Whether a field is checked to be `module:Class`, or a name of one."""
+    """Return whether a field is validated as `module:Class` or as a registered name."""
     checks = [entry.func for entry in metadata if isinstance(entry, AfterValidator)]
     if check_target in checks or check_part in checks:
         return True
-    # Of Annotated[str, ...] | None pydantic leaves the metadata where it stands.
+    # pydantic does not move the metadata of Annotated[str, ...] | None to the field.
     inner = [*get_args(annotation), *getattr(annotation, "__metadata__", ())]
     return any(
         (isinstance(part, AfterValidator) and part.func in (check_target, check_part)) or takes_target(part, ())

@@ -34,8 +34,7 @@ class Config(Base):
     model_parameters: ModelParameters = ModelParameters.model_construct()
     """How the base model is loaded and run: dtype, device, attention kernel."""
     trust_remote_code: Flag = False
-    """Allow running Python code that comes with the model repository, as in transformers. false: such models are
-    refused."""
+    """Run Python code that comes with the model repository, as in transformers. false: that code is never run."""
     seed: NonNegativeCount = 42
     """Random seed of the run: weight initialization, row order, splits and sampling."""
     input_features: Annotated[tuple[InputFeature, ...], Field(min_length=1)]
@@ -97,11 +96,11 @@ class Config(Base):
     @model_validator(mode="after")
     def examples_are_shown(self) -> "Config":
         prompt = self.prompt
-        given = [key for key, value in (("examples", prompt.examples), ("retrieval", prompt.retrieval)) if value]
-        if given and prompt.template and prompt.chat is False and "__context__" not in template_fields(prompt.template):
+        used = [key for key, value in (("examples", prompt.examples), ("retrieval", prompt.retrieval)) if value]
+        if used and prompt.template and prompt.chat is False and "__context__" not in template_fields(prompt.template):
             raise broken(
-                f"the template never shows the {given[0]}; add {{__context__}} to it or remove {given[0]}",
-                at=f"prompt.{given[0]}",
+                f"the template never shows the {used[0]}; add {{__context__}} to it or remove {used[0]}",
+                at=f"prompt.{used[0]}",
             )
         needed = {*self.shown_columns, *(feature.name for feature in self.output_features)}
         for place, example in enumerate(prompt.examples):

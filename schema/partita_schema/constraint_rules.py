@@ -1,4 +1,4 @@
-"""What a file may not say beside answers that are constrained or scored."""
+"""Rules for configurations with constrained or scored answers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from partita_schema.config import Config
 
 Refusal = tuple[str, str]
-"""A key of the file, and why it cannot stand there and what to write instead."""
+"""A key of the file, and why it is not allowed and what to write instead."""
 
 NOT_IN_SLOTS = ("num_beams", "guidance_scale", "slots")
-"""Options of generation that are not answered in slots."""
+"""Generation options that do not work with continuous batching."""
 NOT_GENERATING = ("logprobs",)
-"""Options of generation that mean something where nothing is generated."""
+"""Generation options that have an effect even if nothing is generated."""
 
 
 def refused_by_constraints(config: "Config") -> Iterator[Refusal]:
-    """Every key that has no place beside `constrain: true` or `scoring: true`."""
+    """Yield every key that conflicts with `constrain: true` or `scoring: true`."""
     constrained = [
         place
         for place, output in enumerate(config.output_features)
@@ -35,15 +35,15 @@ def refused_by_constraints(config: "Config") -> Iterator[Refusal]:
 
 
 def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
-    """What contradicts constrained JSON; `at` is the decoder of the first output that wants it."""
+    """Yield keys that conflict with constrained JSON. `at` is the decoder of the first constrained output."""
     if isinstance(config.backend, EndpointBackend):
-        told = "a server constrains its answers itself"
-        yield f"{at}.constrain", f"{told}; remove it, and write response_format or the like in backend.extra_body"
+        reason = "a server constrains its answers itself"
+        yield f"{at}.constrain", f"{reason}; remove it, and write response_format or the like in backend.extra_body"
     for place, output in enumerate(config.output_features):
         if isinstance(output, JsonOutput) and not output.decoder.constrain:
-            told = "several outputs are one JSON object, which is constrained as a whole"
+            reason = "several outputs are one JSON object, which is constrained as a whole"
             at_output = f"output_features.{place}.decoder.constrain"
-            yield at_output, f"{told}; write constrain: true for each json output, or for none"
+            yield at_output, f"{reason}; write constrain: true for each json output, or for none"
     for key in NOT_IN_SLOTS:
         if config.generation.asks_for(key):
             yield f"generation.{key}", f"constrained answers cannot be made with {key}; remove it, or constrain"
@@ -59,7 +59,7 @@ def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
 
 
 def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Iterator[Refusal]:
-    """What contradicts labels that are scored; `at` is their output."""
+    """Yield keys that conflict with scored labels. `at` is the path of their output."""
     if isinstance(config.backend, EndpointBackend):
         yield f"{at}.decoder.scoring", "servers do not tell the probability of a given text; remove it"
     if len(config.output_features) > 1:

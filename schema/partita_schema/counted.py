@@ -1,6 +1,6 @@
-"""Numbers with their nouns."""
+"""Numbers with nouns."""
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: `1 row`, `2,000 rows`. `plural` is for nouns that do not just take an s."""
+    """Return a number with its noun, such as `1 row` or `2,000 rows`. Pass `plural` for irregular nouns."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

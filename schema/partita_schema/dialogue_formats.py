@@ -1,13 +1,12 @@
-"""Dialogues in the forms that data sets write them, as one form.
+"""Conversion of the dialogue formats of datasets to one common form.
 
-The one form is a mapping with `messages`, each a mapping of `role` and `content`, and `labels`, the right answers to
-the last message (none where it is not known). A message of the assistant also says under `learned` whether it is
-learned, and where several answers were right, holds all of them under `labels`. What opens a dialogue is never learned:
-nothing was asked.
+The common form is a mapping with `messages`, each with `role` and `content`, and `labels`: the correct answers to the
+last message, or an empty list if unknown. Assistant messages also have `learned` (whether they are in the loss) and,
+with several correct answers, `labels` with all of them. Assistant messages before the first question are never learned.
 
-Nothing that a message holds is dropped in silence: a key that is not read, such as tool_calls or reasoning_content,
-makes the row unusable unless the caller ignores it by name. A dialogue that does not fit raises FormatError, whose text
-names the message, from 1.
+Nothing is dropped silently: a row is unusable if a message has an unknown key, such as tool_calls or reasoning_content,
+unless the caller lists the key in `ignored`. An invalid dialogue raises FormatError, which names the message by its
+number from 1.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,26 +19,26 @@ SAME_ROLES = {
     "developer": "system",
     "function": "tool", "observation": "tool", "ipython": "tool", "function_response": "tool",
 }  # fmt: skip
-"""Roles by the names that other formats have for them."""
+"""Role names of other formats, with the corresponding role."""
 SPEAKERS = {"system": "assistant", "user1": "user", "user2": "assistant"}
-"""Roles by speakers of task-oriented data sets, in which the system is who answers."""
+"""Speaker names of task-oriented datasets, with the corresponding role. Their `system` is the one who answers."""
 
 TOOL_COLUMNS = ("tools", "functions")
-"""Columns with what a chat template would show of tools."""
+"""Columns with tool definitions for a chat template."""
 PARLAI_FIELDS = ("text", "labels", "eval_labels", "episode_done", "id", "label_candidates", "reward")
-"""Fields of ParlAI's messages that are read, or that by its protocol no agent reads."""
+"""Fields of ParlAI messages that are read, or that ParlAI agents never see."""
 
 TRANSCRIPT_KEYS = ("agent", "tokens", "gold")
-"""What transcripts of simulations note at a message: who said it, its tokens, and the right answer."""
+"""Extra message keys of simulation transcripts: the agent, its token ids, and the correct answer."""
 
 
 class MessageKeys(NamedTuple):
-    """How a format writes a message."""
+    """Keys of a message in a format."""
 
     role: str
     content: str
     roles: Mapping[str, str]
-    """Roles by the names that the format has for them."""
+    """Role names of the format, with the corresponding role."""
 
 
 OPENAI = MessageKeys("role", "content", SAME_ROLES)
@@ -47,32 +46,39 @@ SHAREGPT = MessageKeys("from", "value", SAME_ROLES)
 TURNS = MessageKeys("speaker", "text", SAME_ROLES | SPEAKERS)
 
 ONE_FORM = ("messages", "labels", "learn_all")
-"""Keys of a row that is made of a dialogue."""
+"""Keys of a row in the common form."""
 
 Message = dict[str, Any]
 Dialogue = dict[str, Any]
 
 
 class FormatError(ValueError):
-    """A dialogue cannot be read; the text says what is wrong where."""
+    """A dialogue that cannot be read. The text says what is wrong, and where."""
 
 
 def read_dialogue(
     row: Mapping[str, Any], *, column: str, form: str = "auto", ignored: Collection[str] = ()
 ) -> Dialogue:
-    """The dialogue of a row in its one form.
+    """Return the dialogue of a row in the common form.
 
-    `column` is the feature's own; formats that spread a dialogue over columns have theirs, and so may files of a format
-    that have no such column. Keys of messages that are `ignored` are left out. Raises FormatError.
+    Args:
+        row: The row, as a mapping from column to value.
+        column: Column of the dialogue feature. Formats that use several columns ignore it, and a format's standard
+            column is used if the row does not have it.
+        form: Name of the format, or auto to detect it.
+        ignored: Message keys and columns to ignore.
+
+    Raises:
+        FormatError: The row contains no valid dialogue.
     """
-    given = row.get(column)
-    if is_read(given):
-        return dict(given)
+    cell = row.get(column)
+    if is_read(cell):
+        return dict(cell)
     if is_read(row):
         return {name: row[name] for name in ONE_FORM}
     if form == "auto":
         form, column = told_format(row, column)
-    elif form in LISTS and given is None:
+    elif form in LISTS and cell is None:
         column = next((name for name in LISTS[form] if row.get(name) is not None), column)
     for name in TOOL_COLUMNS:
         if name not in ignored and holds(row.get(name)):
@@ -83,12 +89,12 @@ def read_dialogue(
 
 
 def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a cell, or a row, holds a dialogue in its one form already, as rows that are made of dialogues do."""
+    """Return whether a cell or row is a dialogue in the common form."""
     return isinstance(value, Mapping) and set(value) >= {*ONE_FORM}
 
 
 def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
-    """The format that a row's columns and the keys of its first message tell, and the column of its messages."""
+    """Return the format, detected from the columns and the keys of the messages, and the column of the messages."""
     for name in (column, *(name for names in LISTS.values() for name in names)):
         items = plain_list(row.get(name))
         if items is None:
@@ -116,7 +122,7 @@ def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
 
 
 def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") -> bool:
-    """Whether rows with these columns can hold dialogues."""
+    """Return whether rows with these columns can contain dialogues."""
     if column in columns or set(columns) >= {*ONE_FORM}:
         return True
     lists = [names for name, names in LISTS.items() if form in ("auto", name)]
@@ -130,24 +136,24 @@ def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") ->
 
 
 def read_messages(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """OpenAI's chat format: a list of role and content; content may be a list of text parts, weight 0 or 1."""
+    """Read OpenAI's chat format: a list of role and content. Content may be a list of text parts; weight is 0 or 1."""
     return dialogue_of(messages_of(items_of(row, column), OPENAI, ignored))
 
 
 def read_sharegpt(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """ShareGPT: a list of from and value; a text in the column system stands before it."""
+    """Read ShareGPT: a list of from and value, with an optional system message in the column system."""
     messages = messages_of(items_of(row, column), SHAREGPT, ignored)
     system = row.get("system")
     return dialogue_of(([{"role": "system", "content": system}] if is_text(system) else []) + messages)
 
 
 def read_turns(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """Lists of speaker and text, as task-oriented data sets have them: the speaker system is who answers."""
+    """Read lists of speaker and text, as in task-oriented datasets, where the speaker system is the one who answers."""
     return dialogue_of(messages_of(items_of(row, column), TURNS, ignored))
 
 
 def read_parlai(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """A ParlAI episode: a list of text and labels (or eval_labels), the right answers."""
+    """Read a ParlAI episode: a list of text and labels (or eval_labels), the correct answers."""
     messages: list[Message] = []
     for number, item in enumerate(items_of(row, column), start=1):
         where = f"message {number}"
@@ -167,7 +173,7 @@ def read_parlai(row: Mapping[str, Any], column: str, ignored: Collection[str]) -
 
 
 def read_alpaca(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """Alpaca: instruction, input (may be empty), output; system and a history of pairs where there are any."""
+    """Read Alpaca: instruction, optional input, output, and optionally system and a history of pairs."""
     messages = []
     if is_text(row.get("system")):
         messages.append({"role": "system", "content": row["system"]})
@@ -185,12 +191,13 @@ def read_alpaca(row: Mapping[str, Any], column: str, ignored: Collection[str]) -
 
 
 def read_prompt_completion(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """prompt and completion: texts, or lists of messages; completion may hold the prompt as well."""
+    """Read prompt and completion: texts or lists of messages. The completion may repeat the prompt."""
     return dialogue_of(joined(asked(row, ignored), answered(row, "completion", ignored), "completion"))
 
 
 def read_chosen_rejected(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """prompt, chosen and rejected: texts, or lists of messages; chosen is learned, and may hold the prompt as well."""
+    """Read prompt, chosen and rejected: texts or lists of messages. Only chosen is learned; it may repeat the
+    prompt."""
     prompt = asked(row, ignored) if row.get("prompt") is not None else []
     return dialogue_of(joined(prompt, answered(row, "chosen", ignored), "chosen"))
 
@@ -211,27 +218,31 @@ LISTS = {
     "turns": ("turns", "dialogue"),
     "parlai": ("episode",),
 }
-"""Columns in which formats have their list of messages, where the feature's own column is not there."""
+"""Standard columns with the list of messages, by format, for rows that lack the column of the feature."""
 TOLD_BY_KEYS = {
     "messages": ("role",),
     "sharegpt": ("from", "value"),
     "turns": ("speaker", "text"),
     "parlai": ("text",),
 }
-"""Keys of a message that tell its format, tried in this order."""
+"""Message keys that identify a format, tried in this order."""
 COLUMNS = {
     "chosen_rejected": (("chosen",), ("prompt", "rejected")),
     "alpaca": (("instruction",), ("input", "output")),
     "prompt_completion": (("prompt",), ("completion",)),
 }
-"""Columns that a format needs, and others that it knows; tried in this order."""
+"""Required and optional columns of formats that use several columns, tried in this order."""
 
 
-# Pieces
+# Helpers
 
 
 def dialogue_of(messages: Any) -> Dialogue:
-    """Messages with what stands before a question not learned; at least one message is the user's, or a tool's."""
+    """Return messages in the common form. Assistant messages before the first question are not learned.
+
+    Raises:
+        FormatError: There is no message of a user or tool.
+    """
     said: list[Message] = list(messages)
     asked = False
     for message in said:
@@ -253,7 +264,7 @@ def items_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def messages_of(items: Sequence[object], keys: MessageKeys, ignored: Collection[str]) -> list[Message]:
-    """The messages of a list. Raises FormatError that names the first bad one."""
+    """Return the messages of a list. Raises FormatError for the first invalid one."""
     return [message_of(item, f"message {number}", keys, ignored) for number, item in enumerate(items, start=1)]
 
 
@@ -272,15 +283,15 @@ def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[
     if name != "assistant":
         return {"role": name, "content": text_of(item.get(content), where, key=content)}
     labels = plain_list(item.get("labels")) or [item.get(content)]
-    found = answer([text_of(label, where, key=content) for label in labels], where)
+    message = answer([text_of(label, where, key=content) for label in labels], where)
     weight = item.get("weight")
     if weight not in (None, 0, 1):
         raise FormatError(f"{where}: weight is {weight!r}; write 0 or 1")
-    return found | {"learned": False} if weight == 0 else found
+    return message | {"learned": False} if weight == 0 else message
 
 
 def refuse_unread(item: Mapping[str, Any], where: str, *, read: Collection[str], content: str) -> None:
-    """Raise FormatError where a message holds something under a key that is not read."""
+    """Raise FormatError if a message has a value under a key that is not read."""
     unread = [str(key) for key in item if key not in read and holds(item[key])]
     if unread:
         raise FormatError(
@@ -294,17 +305,17 @@ def way_out(keys: Sequence[str]) -> str:
 
 
 def holds(value: object) -> bool:
-    """Whether something stands under a key: not None, NaN, an empty text, list or mapping."""
+    """Return whether a value is set: not None, NaN, or an empty string, list or mapping."""
     if value is None or (isinstance(value, float) and value != value):
         return False
     return not hasattr(value, "__len__") or len(value) > 0
 
 
 def answer(labels: Sequence[Any], where: str) -> Message:
-    """A message of the assistant with all its right answers."""
+    """Return an assistant message with all its correct answers."""
     right = [text_of(label, where) for label in labels]
-    found: Message = {"role": "assistant", "content": right[0], "learned": True}
-    return found | {"labels": right} if len(right) > 1 else found
+    message: Message = {"role": "assistant", "content": right[0], "learned": True}
+    return message | {"labels": right} if len(right) > 1 else message
 
 
 def asked(row: Mapping[str, Any], ignored: Collection[str]) -> list[Message]:
@@ -315,7 +326,8 @@ def asked(row: Mapping[str, Any], ignored: Collection[str]) -> list[Message]:
 
 
 def joined(prompt: list[Message], rest: list[Message], column: str) -> list[Message]:
-    """The whole dialogue, whether `rest` is its end only or all of it. Raises FormatError where it is neither."""
+    """Return the whole dialogue, where `rest` is either the end of it or all of it. Raises FormatError if it is
+    neither."""
     if not rest or rest[0]["role"] == "assistant" or all(message["role"] == "system" for message in prompt):
         return [*prompt, *rest]
     if said(rest[: len(prompt)]) == said(prompt):
@@ -328,7 +340,8 @@ def said(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def answered(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> list[Message]:
-    """What a column holds: a list of messages, or the text of an answer; nothing where it is not there."""
+    """Return the messages of a column: a list of messages, or one answer as text. A missing column gives an empty
+    list."""
     items = None if isinstance(row.get(column), str) else plain_list(row.get(column))
     if items is None:
         return last_answer(row, column)
@@ -344,7 +357,7 @@ def last_answer(row: Mapping[str, Any], column: str) -> list[Message]:
 
 
 def plain_list(value: object) -> list[Any] | None:
-    """A list, also one that a data frame or a JSON text holds; None for anything else."""
+    """Return a list, also from an array or a JSON string, or None for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         import json
 
@@ -355,8 +368,8 @@ def plain_list(value: object) -> list[Any] | None:
     if isinstance(value, list | tuple):
         return list(value)
     if hasattr(value, "tolist") and not isinstance(value, str):
-        found = value.tolist()
-        return found if isinstance(found, list) else None
+        converted = value.tolist()
+        return converted if isinstance(converted, list) else None
     return None
 
 
@@ -365,7 +378,7 @@ def is_text(value: object) -> bool:
 
 
 def text_of(value: object, where: str, *, key: str = "content") -> str:
-    """A text that is not blank; text parts are put together. Raises FormatError."""
+    """Return a text that is not blank; a list of text parts is concatenated. Raises FormatError."""
     parts = None if isinstance(value, str) else plain_list(value)
     if parts is not None:
         for part in parts:

@@ -1,4 +1,4 @@
-"""A configuration as YAML: every value with its origin, or only what was written."""
+"""Serialization of a configuration to YAML: all values with their origin, or only the values that were set."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,17 @@ from partita_schema.variables import escaped
 
 
 def resolved_yaml(loaded: Loaded) -> str:
-    """Every value of the configuration, defaults included, with its origin as a comment; loads to the same Config."""
+    """Return every value of the configuration, including defaults, with its origin as a comment.
+
+    Loading the YAML returns an equal Config.
+    """
     return with_origins(escaped(loaded.config.model_dump(mode="json")), loaded.origins)
 
 
 def chosen_yaml(loaded: Loaded) -> tuple[str, int]:
-    """Return what is written, or `auto` and so chosen later, with its origin, and the number of values left out.
+    """Return the values that were set or are `auto`, with their origins, and the number of values left out.
 
-    The YAML loads to the same Config.
+    Loading the YAML returns an equal Config.
     """
     values = escaped(loaded.config.model_dump(mode="json"))
     text = with_origins(without_defaults(values, (), loaded.origins), loaded.origins)
@@ -29,39 +32,41 @@ def chosen_yaml(loaded: Loaded) -> tuple[str, int]:
 
 
 def without_defaults(value: Any, path: Path, origins: Mapping[str, str]) -> Any:
-    """A section without the values that are plain defaults; {} where nothing is left of it."""
+    """Return a section without values that are plain defaults, or {} if nothing is left."""
     if isinstance(value, dict) and value:
-        kept = {key: without_defaults(item, (*path, key), origins) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item != {} or origins.get(dotted((*path, key))) not in PLAIN}
+        section = {key: without_defaults(item, (*path, key), origins) for key, item in value.items()}
+        return {
+            key: item for key, item in section.items() if item != {} or origins.get(dotted((*path, key))) not in PLAIN
+        }
     if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
         return [without_defaults(entry, (*path, place), origins) for place, entry in enumerate(value)]
     return {} if origins.get(dotted(path)) == "default" and value != "auto" else value
 
 
 PLAIN = (None, "default")
-"""Origins of a section, which has none, and of a default."""
+"""Origins of values that may be left out: None for sections, and default."""
 
 
 def with_origins(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
-    """YAML with the origin of every value as a comment."""
+    """Return YAML with the origin of every value as a comment."""
     lines = list(section_lines(values, (), origins))
     width = min(60, max(len(line) for line, _ in lines))
     return "".join(f"{line.ljust(width)}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines)
 
 
 def native_yaml(config: Config) -> str:
-    """What was written, in this format's own keys; loads to the same Config."""
-    given = config.model_dump(mode="json", exclude_unset=True)
-    given.pop("model_type", None)
+    """Return the values that were set, with the current key names. Loading the YAML returns an equal Config."""
+    values = config.model_dump(mode="json", exclude_unset=True)
+    values.pop("model_type", None)
     dumped = yaml.dump(
-        {"version": 1, **escaped(given)}, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=100
+        {"version": 1, **escaped(values)}, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=100
     )
     assert isinstance(dumped, str)
     return dumped
 
 
 class BlockDumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
+    """YAML dumper that writes multi-line strings as blocks."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = "|" if "\n" in text else None
@@ -91,7 +96,7 @@ def item_lines(item: object, path: Path, head: str, origins: Mapping[str, str]) 
 
 
 def entry_lines(entry: object, path: Path, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """An item of a list: its first line gets the dash."""
+    """Yield the lines of a list item; the first line starts with a dash."""
     indent = "  " * (sum(isinstance(part, str) for part in path) - 1)
     if not isinstance(entry, dict) or not entry:
         yield f"{indent}- {scalar(entry)}", origins.get(dotted(path), "")
@@ -103,7 +108,7 @@ def entry_lines(entry: object, path: Path, origins: Mapping[str, str]) -> Iterat
 
 
 def scalar(value: object) -> str:
-    """A value on one line, quoted where YAML would read something else."""
+    """Return a value on one line, quoted if YAML would otherwise read something else."""
     return cached_scalar(value) if isinstance(value, str | int | None) else written_scalar(value)
 
 
@@ -115,4 +120,4 @@ def written_scalar(value: object) -> str:
 
 
 cached_scalar = lru_cache(maxsize=1024, typed=True)(written_scalar)
-"""The same values are written at many places: a dump costs 80 microseconds."""
+"""Cached, because the same values occur often and each dump takes 80 microseconds."""

@@ -1,4 +1,4 @@
-"""What a file may not say where a server answers: what only a model in this process can be given."""
+"""Rules for configurations with `backend: {type: endpoint}`: options that need a model in this process."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -25,16 +25,16 @@ NOT_ON_SERVERS = (
     "renormalize_logits",
     "guidance_scale",
 )
-"""Options of generation that the protocol has no word for."""
+"""Generation options that the OpenAI protocol does not have."""
 SIZES = ("batch_size", "eval_batch_size", "max_batch_size", "memory_budget")
 TOKENS = "tokens are counted by the server, which has the tokenizer"
 
 Refusal = tuple[str, str]
-"""A key of the file, and why it cannot stand there and what to write instead."""
+"""A key of the file, and why it is not allowed and what to write instead."""
 
 
 def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:
-    """Every key that has no place beside `backend: {type: endpoint}`."""
+    """Yield every key that conflicts with `backend: {type: endpoint}`."""
     assert isinstance(config.backend, EndpointBackend)
     yield from refused_models(config)
     yield from refused_prompts(config, config.backend)
@@ -43,15 +43,15 @@ def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:
 
 
 def refused_models(config: "Config") -> Iterator[Refusal]:
-    """What describes a model in this process."""
+    """Yield options of a model in this process."""
     if config.trainer.type != "none":
         yield "trainer.type", "a server is only asked, nothing is trained there; write type: none, or remove backend"
     if isinstance(config.base_model, NewModel):
         yield "base_model", "a server has its model already; write the name that the server knows it by"
     for key in ("adapter", "quantization"):
         if getattr(config, key) is not None:
-            told = "the server's model is as the server loads it"
-            yield key, f"{told}; remove {key}, and give it to the server at its start"
+            reason = "the server's model is as the server loads it"
+            yield key, f"{reason}; remove {key}, and give it to the server at its start"
     for key in ModelParameters.model_fields:
         if changed(config.model_parameters, key):
             yield f"model_parameters.{key}", f"the model is loaded by the server; remove {key}"
@@ -64,7 +64,7 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
 
 
 def refused_prompts(config: "Config", backend: EndpointBackend) -> Iterator[Refusal]:
-    """What contradicts the way in which prompts are sent."""
+    """Yield options that conflict with the way prompts are sent."""
     if backend.mode == "completion" and config.prompt.chat is True:
         yield "backend.mode", "completion sends no chat; write mode: chat, or remove prompt.chat"
     if backend.mode == "chat" and config.prompt.chat is False:
@@ -85,7 +85,7 @@ def refused_prompts(config: "Config", backend: EndpointBackend) -> Iterator[Refu
 
 
 def refused_lengths(config: "Config") -> Iterator[Refusal]:
-    """Limits in tokens of what is sent."""
+    """Yield length limits in tokens, because the server has the tokenizer."""
     for place, feature in enumerate(config.input_features):
         if isinstance(feature, TextInput) and feature.preprocessing.max_sequence_length is not None:
             at = f"input_features.{place}.preprocessing.max_sequence_length"
@@ -99,11 +99,11 @@ def refused_lengths(config: "Config") -> Iterator[Refusal]:
 
 
 def refused_generation(config: "Config") -> Iterator[Refusal]:
-    """Options that cannot be sent."""
+    """Yield generation options that cannot be sent."""
     for key in NOT_ON_SERVERS:
         if config.generation.asks_for(key):
-            told = f"the protocol of servers has no {key}"
-            yield f"generation.{key}", f"{told}; remove it, or write in backend.extra_body what your server calls it"
+            reason = f"the protocol of servers has no {key}"
+            yield f"generation.{key}", f"{reason}; remove it, or write in backend.extra_body what your server calls it"
     if config.generation.defaults == "none":
         advice = "remove it, and start vLLM with --generation-config vllm"
         yield "generation.defaults", f"the server applies the defaults of its checkpoint; {advice}"
@@ -112,6 +112,6 @@ def refused_generation(config: "Config") -> Iterator[Refusal]:
 
 
 def sends_chat(config: "Config") -> bool:
-    """Whether a server is sent messages; otherwise one text."""
+    """Return whether requests contain messages rather than one text."""
     mode = config.backend.mode if isinstance(config.backend, EndpointBackend) else None
     return mode == "chat" or (mode is None and config.prompt.chat is not False)

@@ -1,23 +1,23 @@
-"""Every error that partita raises on purpose; `from partita import ...` has all of them.
+"""All errors that partita raises on purpose. They are exported by `partita`.
 
-PartitaError             what a user wrote is wrong: the base of all, exit status 2
-  ConfigError            the file is wrong: all its problems at once
-  DataError              rows are wrong, or cannot be read
-    NothingToLearnError  transcripts hold no dialogue to learn from
-    RowError             one row is wrong: the reason in quarantine.jsonl
-      RewrittenError     a chat template changes a row's text on the way
-  ModelError             the model cannot be loaded, or does not fit the file
+PartitaError             base class; invalid input: exit status 2
+  ConfigError            the configuration is invalid: all its problems at once
+  DataError              rows are invalid, or cannot be read
+    NothingToLearnError  transcripts contain no dialogue to train on
+    RowError             one row is invalid: the reason in quarantine.jsonl
+      RewrittenError     the chat template changes earlier turns of a row
+  ModelError             the model cannot be loaded, or does not fit the configuration
   ResumeError            saved state does not fit the run
-  JobError               the file and the data are right, and the job failed: exit status 1
-    OtherRankError       another process of the job failed, and says why
-      LostRankError      another process is gone, or does not answer
-    OutOfMemory          not even one row fits the device
-    ServerError          the server of an endpoint cannot be reached, or fails one row after the other
+  JobError               the job failed with valid configuration and data: exit status 1
+    OtherRankError       another process of the job failed
+      LostRankError      another process exited, or does not respond
+    OutOfMemory          a single row does not fit in device memory
+    ServerError          the server of an endpoint cannot be reached, or fails one row after another
     SimulationError      a simulation cannot continue
     TrainingError        training cannot continue
       DivergenceError    the loss or the gradients are not finite
       OutOfStepError     fatal on this rank under `sharding: full`
-    WriteError           results cannot be written, such as on a full disk
+    WriteError           results cannot be written, for example because the disk is full
 """
 
 from collections.abc import Sequence
@@ -28,38 +28,39 @@ from partita_schema.counted import counted
 
 
 class PartitaError(Exception):
-    """Base of every error that partita raises on purpose.
+    """Base class of all errors that partita raises on purpose.
 
-    The text says what was found, where, and what to write instead. Raised itself where none of the classes below fits,
-    such as for a folder that holds no run.
+    The text says what was found, where, and what to write instead. Raised directly if no subclass fits, such as for a
+    folder that contains no run.
     """
 
     exit_status: ClassVar[int] = 2
-    """Exit status of a command that ends with this error: 2 for a mistake in the input, 1 for a job that failed."""
+    """Exit status of a command that ends with this error: 2 for invalid input, 1 for a failed job."""
 
 
 MAX_PATH = 200
-"""Characters of a key that an error shows."""
+"""Maximum number of characters of a key in an error text."""
 MAX_MESSAGE = 2000
-"""Characters of a message that an error shows: it may quote what was written."""
+"""Maximum number of characters of a message in an error text. Messages may quote user input."""
 MAX_SHOWN = 50
-"""Mistakes of a file that the text of an error lists; the others are counted."""
+"""Maximum number of problems that the text of an error lists. The others are counted."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake of a configuration file."""
+    """One problem of a configuration file."""
 
     path: str
-    """Keys from the top, joined by dots; list places in brackets: `output_features[0].type`. Empty for the file."""
+    """Keys from the top, joined by dots, with list indices in brackets: `output_features[0].type`. Empty for the
+    file."""
     message: str
-    """What is wrong and what to write instead."""
+    """What is wrong, and what to write instead."""
     file: str | None = None
-    """Name of the file; None where the configuration did not come from one."""
+    """Name of the file, or None if the configuration did not come from a file."""
     line: int | None = None
-    """Line, from 1."""
+    """Line number, from 1."""
     column: int | None = None
-    """Column, from 1."""
+    """Column number, from 1."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
@@ -68,12 +69,12 @@ class Problem:
 
 
 def shortened(text: str, length: int = 60) -> str:
-    """Return the beginning of a text, `length` characters at most."""
+    """Return a text cut to at most `length` characters, with an ellipsis if it was longer."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class ConfigError(PartitaError):
-    """The file is wrong. `problems` holds every mistake, in the order of the file; the text shows the first 50."""
+    """The configuration is invalid. `problems` has every problem in file order; the text shows the first 50."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         lines = [str(problem) for problem in problems[:MAX_SHOWN]]
@@ -87,49 +88,49 @@ class ConfigError(PartitaError):
 
 
 class DataError(PartitaError):
-    """Rows are wrong, or a file of rows cannot be read."""
+    """Rows are invalid, or a data file cannot be read."""
 
 
 class NothingToLearnError(DataError):
-    """No dialogue of the transcripts can be learned from."""
+    """No dialogue of the transcripts can be used for training."""
 
 
 class RowError(DataError):
-    """One row is wrong; its text is the reason that quarantine.jsonl gives."""
+    """One row is invalid. The text is the reason in quarantine.jsonl."""
 
 
 class RewrittenError(RowError):
-    """The chat template writes earlier turns in another way as the dialogue grows."""
+    """The chat template changes earlier turns as the dialogue grows."""
 
 
 class ModelError(PartitaError):
-    """The model cannot be loaded, or does not fit the file."""
+    """The model cannot be loaded, or does not fit the configuration."""
 
 
 class ResumeError(PartitaError):
-    """Saved state does not fit the run that would continue from it."""
+    """Saved state does not fit the run that would resume from it."""
 
 
 class JobError(PartitaError):
-    """The job failed, though the file and the data are right."""
+    """The job failed, although the configuration and the data are valid."""
 
     exit_status = 1
 
 
 class OtherRankError(JobError):
-    """Another process of the job failed. Its own words say why; this one has only ended with it."""
+    """Another process of the job failed, and this one stopped because of it. The other process reports the reason."""
 
 
 class LostRankError(OtherRankError):
-    """An exchange with another process failed: it is gone, or does not answer, or cannot be reached."""
+    """Communication with another process failed: it exited, does not respond, or cannot be reached."""
 
 
 class OutOfMemory(JobError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch
-    """Not even one row fits the device."""
+    """A single row does not fit in the memory of the device."""
 
 
 class ServerError(JobError):
-    """The server of an endpoint cannot be reached, or fails one row after the other."""
+    """The server of an endpoint cannot be reached, or fails one row after another."""
 
 
 class SimulationError(JobError):
@@ -145,8 +146,8 @@ class DivergenceError(TrainingError):
 
 
 class OutOfStepError(TrainingError):
-    """This rank failed while the others wait for its part of the weights: they end when it is gone."""
+    """This rank failed under `sharding: full`. The other ranks wait for its shard, and fail when it exits."""
 
 
 class WriteError(JobError):
-    """Results cannot be written, such as on a full disk."""
+    """Results cannot be written, for example because the disk is full."""

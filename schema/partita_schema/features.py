@@ -56,7 +56,7 @@ class CategoryPreprocessing(Base):
     vocab: tuple[Name, ...] | None = None
     """Alias of decoder.labels."""
     max_sequence_length: Count | None = None
-    """Maximum number of generated tokens. Default: the length of the longest label."""
+    """Maximum number of generated tokens. Default: enough for the longest label."""
 
 
 class Match(Base):

@@ -1,10 +1,10 @@
-"""Names that people know from elsewhere, and kinds that partita will have later: what to write instead."""
+"""Names from other libraries, and types planned for later versions, with what to write instead."""
 
 NOT_YET_TYPES = {
     "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
     "backend": ("deepspeed",),
 }
-"""Values of `type` of later versions."""
+"""Values of `type` planned for later versions."""
 
 ELSEWHERE_TYPES = {
     "backend": {
@@ -15,10 +15,10 @@ ELSEWHERE_TYPES = {
         "url: http://localhost:30000/v1}",
     },
 }
-"""Values of `type` that stand for a program of its own, with the words for each."""
+"""Values of `type` that stand for a separate program, with the message for each."""
 
 ALREADY_AUTO = ("effective_batch_size", "gradient_accumulation_steps", "max_batch_size")
-"""Keys that do not take auto because they are worked out when they are left away."""
+"""Keys that do not accept auto, because they are computed when they are not set."""
 
 FOREIGN = {
     "adapter.bias_type": "adapter.bias",
@@ -134,7 +134,7 @@ FOREIGN = {
     "wandb_project": "tracking: [wandb]",
     "warmup_ratio": "trainer.learning_rate_scheduler.warmup_fraction",
 }
-"""Names of transformers, peft, axolotl, LLaMA-Factory and Ludwig, with the place of the same thing here."""
+"""Keys of transformers, peft, axolotl, LLaMA-Factory and Ludwig, with the corresponding key here."""
 
 FOREIGN_TYPES = {
     "trainer": {
@@ -162,4 +162,4 @@ FOREIGN_TYPES = {
         **dict.fromkeys(("object", "dict", "structured", "set", "vector"), "json"),
     },
 }
-"""Values of `type` elsewhere, with ours."""
+"""Values of `type` in other libraries, with the corresponding value here."""

@@ -1,7 +1,7 @@
-"""What an answer may be, as a grammar that llguidance understands.
+"""Grammars for constrained answers, in the format of llguidance.
 
-JSON has no white space but a space behind commas and colons, if the model likes one: an uncertain model could write
-line breaks for ever, and answers are learned without them.
+The only white space in the JSON is an optional space after commas and colons. With free white space, an uncertain model
+could write line breaks forever, and training targets contain none.
 """
 
 import json
@@ -11,18 +11,18 @@ from typing import Any
 from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, OutputFeature
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""How llguidance is told so."""
+"""The white space rule, as llguidance options."""
 NO_FORCING = '%llguidance {"no_forcing": true}'
-"""Text that can be no other is chosen token by token as well: tokenizers differ in how they would cut a piece of it."""
+"""Make the model choose forced text token by token too, because tokenizers differ in how they split it."""
 LEAD = r"[ \n]{1,2}"
-"""White space before an answer: some tokenizers begin every text with a space."""
+"""Optional white space before an answer, because some tokenizers start every text with a space."""
 
 
 def answer_grammar(outputs: Sequence[OutputFeature], *, labels: Mapping[str, Sequence[str]]) -> str | None:
-    """What the answer to a prompt may be; None where no output is constrained.
+    """Return the grammar of an answer, or None if no output is constrained.
 
-    One output is a JSON value. Several are one object with their names as keys, in the order of the file. `labels` are
-    those of categories; without any, a category is a text.
+    One output is a JSON value. Several are one object with the output names as keys, in file order. `labels` maps
+    category outputs to their labels; a category without labels is a string.
     """
     if not any(isinstance(output, JsonOutput) and output.decoder.constrain for output in outputs):
         return None
@@ -37,19 +37,19 @@ def answer_grammar(outputs: Sequence[OutputFeature], *, labels: Mapping[str, Seq
 
 
 def sole_value(output: OutputFeature) -> dict[str, Any]:
-    """The JSON Schema of an answer that is one output."""
+    """Return the JSON Schema of an answer with a single output."""
     schema = output.decoder.json_schema if isinstance(output, JsonOutput) else None
     return {"type": "object"} if schema is None else schema
 
 
 def member(output: OutputFeature, *, labels: Sequence[str]) -> dict[str, Any]:
-    """The JSON Schema of an output among others."""
+    """Return the JSON Schema of one output among several."""
     if isinstance(output, JsonOutput):
         return output.decoder.json_schema or {}
     if isinstance(output, NumberOutput):
         limits = {"minimum": output.decoder.minimum, "maximum": output.decoder.maximum}
         return {"type": "number"} | {name: limit for name, limit in limits.items() if limit is not None}
-    # Where rules find a label, any text may hold it.
+    # With match rules, any text may contain a label.
     if isinstance(output, CategoryOutput) and labels and not output.decoder.match:
         lower = output.preprocessing.lowercase
         return {"enum": list(dict.fromkeys(label.lower() if lower else label for label in labels))}
@@ -57,7 +57,7 @@ def member(output: OutputFeature, *, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def written(schema: Mapping[str, Any]) -> str:
-    """A JSON Schema with what llguidance is told beside it."""
+    """Return a JSON Schema as text, with the llguidance options added."""
     return json.dumps({**schema, "x-guidance": SPACING}, ensure_ascii=False)
 
 
@@ -66,7 +66,7 @@ def quoted(text: str) -> str:
 
 
 def grammar_mistake(output: JsonOutput) -> str | None:
-    """Why llguidance does not take the JSON Schema of an output; None where it does."""
+    """Return why llguidance rejects the JSON Schema of an output, or None if it accepts it."""
     from llguidance import LLMatcher
 
     grammar = answer_grammar([output], labels={})
@@ -75,5 +75,5 @@ def grammar_mistake(output: JsonOutput) -> str | None:
     wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(grammar))
     if not wrong:
         return None
-    # The first line tells the mistake, behind its place in the grammar; the others show the grammar.
+    # The first line has the position in the grammar and then the error; the other lines show the grammar.
     return messages[0].partition("\n")[0].rpartition("JSON schema: ")[2]

@@ -1,4 +1,4 @@
-"""What a file may not say of a bag of words that is trained without locks: what only a language model has or does."""
+"""Rules for lock-free training of a bag of words: options that only language models support."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,39 +13,39 @@ if TYPE_CHECKING:
     from partita_schema.config import Config
 
 Refusal = tuple[str, str]
-"""A key of the file, and why it cannot stand there and what to write instead."""
+"""A key of the file, and why it is not allowed and what to write instead."""
 
 SAME_IN_EVERY_ROW = ("task", "system", "examples", "retrieval", "chat")
-"""Parts of a prompt that tell a language model what to do."""
+"""Prompt options that give instructions to a language model."""
 OTHER_ORDERS = ("batching", "collate", "mix", "resume", "formatter")
-"""Parts of `data` that batches of a language model are made by."""
+"""Keys of `data` that control the batches of language models."""
 
 
 def refused_by_hogwild(config: "Config") -> Iterator[Refusal]:
-    """Every key that has no place beside `trainer: {type: hogwild}`, or beside a bag of words."""
+    """Yield every key that conflicts with `trainer: {type: hogwild}` or with a bag of words."""
     bag, hogwild = isinstance(config.base_model, EmbeddingBagModel), isinstance(config.trainer, HogwildTrainer)
     if not bag and not hogwild:
         return
     if not bag:
-        told = "hogwild trains sparse models only, and a language model learns badly without locks"
-        yield "base_model", f"{told}; write {{type: embedding_bag}}, or trainer: {{type: finetune}}"
+        reason = "hogwild trains sparse models only, and a language model learns badly without locks"
+        yield "base_model", f"{reason}; write {{type: embedding_bag}}, or trainer: {{type: finetune}}"
     if not hogwild:
-        told = f"a bag of words is trained by hogwild, not by {config.trainer.type}"
-        yield "trainer.type", f"{told}; write type: hogwild, with workers: 1 for a single process"
+        reason = f"a bag of words is trained by hogwild, not by {config.trainer.type}"
+        yield "trainer.type", f"{reason}; write type: hogwild, with workers: 1 for a single process"
     yield from refused_models(config)
     yield from refused_features(config)
     yield from refused_prompts(config)
     yield from refused_data(config)
     if not isinstance(config.backend, LocalBackend):
-        told = "the workers of hogwild share the memory of one machine and are started by the trainer"
-        yield "backend.type", f"{told}; remove backend, and write trainer.workers"
+        reason = "the workers of hogwild share the memory of one machine and are started by the trainer"
+        yield "backend.type", f"{reason}; remove backend, and write trainer.workers"
 
 
 def refused_models(config: "Config") -> Iterator[Refusal]:
-    """What describes a language model."""
+    """Yield options of language models."""
     if config.model_parameters.device not in ("auto", "cpu"):
-        told = f"hogwild needs memory that processes share, which {config.model_parameters.device} has not"
-        yield "model_parameters.device", f"{told}; write cpu, or remove it"
+        reason = f"hogwild needs memory that processes share, which {config.model_parameters.device} has not"
+        yield "model_parameters.device", f"{reason}; write cpu, or remove it"
     for key in ModelParameters.model_fields:
         if key != "device" and changed(config.model_parameters, key):
             yield f"model_parameters.{key}", f"a bag of words has no {key}; remove it"
@@ -57,7 +57,7 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
 
 
 def refused_features(config: "Config") -> Iterator[Refusal]:
-    """Inputs that are no texts, and outputs that are no labels."""
+    """Yield inputs that are not text, and outputs that are not categories."""
     for place, feature in enumerate(config.input_features):
         if not isinstance(feature, TextInput):
             yield f"input_features.{place}.type", "a bag holds the words of texts; write type: text"
@@ -65,8 +65,8 @@ def refused_features(config: "Config") -> Iterator[Refusal]:
     if len(config.output_features) > 1:
         yield "output_features.1", "a bag of words has one output; remove the others, or write a file for each"
     if not isinstance(output, CategoryOutput):
-        told = f"a bag of words chooses a label, and this is a {output.type}"
-        yield "output_features.0.type", f"{told}; write type: category, or a language model as base_model"
+        reason = f"a bag of words chooses a label, and this is a {output.type}"
+        yield "output_features.0.type", f"{reason}; write type: category, or a language model as base_model"
         return
     for part, key in (
         ("decoder", "match"),
@@ -75,12 +75,12 @@ def refused_features(config: "Config") -> Iterator[Refusal]:
         ("preprocessing", "max_sequence_length"),
     ):
         if changed(getattr(output, part), key):
-            told = f"{key} reads generated answers, and a bag of words chooses a label"
-            yield f"output_features.0.{part}.{key}", f"{told}; remove it"
+            reason = f"{key} reads generated answers, and a bag of words chooses a label"
+            yield f"output_features.0.{part}.{key}", f"{reason}; remove it"
 
 
 def refused_prompts(config: "Config") -> Iterator[Refusal]:
-    """Words that every row would have, and options of generated answers."""
+    """Yield text that is the same in every row, and options of generated answers."""
     for key in SAME_IN_EVERY_ROW:
         if changed(config.prompt, key):
             yield f"prompt.{key}", f"what all rows have in common tells a bag of words nothing; remove {key}"
@@ -88,13 +88,13 @@ def refused_prompts(config: "Config") -> Iterator[Refusal]:
         if key != "logprobs" and changed(config.generation, key):
             yield f"generation.{key}", f"a label is chosen and nothing is generated; remove {key}"
     if config.preprocessing.global_max_sequence_length is not None:
-        told = "a bag of words has no length limit"
+        reason = "a bag of words has no length limit"
         at = "preprocessing.global_max_sequence_length"
-        yield at, f"{told}; remove it, or write preprocessing.max_sequence_length beside an input"
+        yield at, f"{reason}; remove it, or write preprocessing.max_sequence_length beside an input"
 
 
 def refused_data(config: "Config") -> Iterator[Refusal]:
-    """Orders of rows other than hogwild's own."""
+    """Yield options for the order of rows, which hogwild decides itself."""
     if config.data.streaming:
         yield "data.source.streaming", "the workers share all rows in memory; remove streaming"
     for key in OTHER_ORDERS:

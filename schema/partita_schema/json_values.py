@@ -1,4 +1,4 @@
-"""JSON values against JSON Schemas: validators that never fetch anything, and the most telling mistake in words."""
+"""Validation of JSON values against JSON Schemas, without network access, with the most relevant error as text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +10,14 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 MAX_DEPTH = 100
-"""Levels of nesting of a JSON value in data: deeper ones are refused before a recursive function meets them."""
+"""Maximum nesting depth of a JSON value in data, checked before any recursive function sees the value."""
 MAX_WIDTH = 1_000_000
-"""Lists and dicts that are looked at on one level: values in memory may hold the same list many times."""
+"""Maximum number of lists and dicts to visit per level, because a value in memory may contain one list many times."""
 TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether lists and mappings are nested too deep in a value; one that holds itself is."""
+    """Return whether a value is nested too deeply, which includes values that contain themselves."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [item for part in level for item in inner_collections(part)]
@@ -27,28 +27,29 @@ def is_too_deep(value: Any) -> bool:
 
 
 def inner_collections(value: Any) -> list[Any]:
-    """The lists and dicts that stand directly in a value."""
+    """Return the lists and dicts directly inside a value."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [item for item in items if isinstance(item, dict | list | tuple)]
 
 
 def draft_of(json_schema: dict[str, Any]) -> Any:
-    """The validator class of the draft that the schema names, the newest without a name; None for an unknown one."""
+    """Return the validator class of the schema's draft, by default the newest, or None if the draft is unknown."""
     if not isinstance(json_schema.get("$schema", ""), str):
         return None
     if "$schema" not in json_schema:
         return Draft202012Validator
-    unknown: Any = None  # the stubs know no default but a class
+    unknown: Any = None  # the stubs allow only a class as default
     return validator_for(json_schema, default=unknown)
 
 
 def json_validator(json_schema: dict[str, Any]) -> Any:
-    """A validator for a schema that a configuration has checked. References never lead to the network."""
+    """Return a validator for a checked schema. References are never fetched from the network."""
     return draft_of(json_schema)(json_schema, registry=Registry())
 
 
 def schema_mistake(validator: Any, value: Any) -> str | None:
-    """The most telling violation with its place: `items[0].price: 'a' is not of type 'number'`; None if fine."""
+    """Return the most relevant violation with its path, such as `items[0].price: 'a' is not of type 'number'`, or
+    None."""
     error = best_match(validator.iter_errors(value))
     if error is None:
         return None
@@ -57,7 +58,7 @@ def schema_mistake(validator: Any, value: Any) -> str | None:
 
 
 def broken_reference(json_schema: dict[str, Any]) -> str | None:
-    """The first `$ref` that leads to nothing inside the schema."""
+    """Return the first `$ref` that does not resolve inside the schema, or None."""
     identifier = json_schema.get("$id", "")
     resource = Resource.from_contents(json_schema, default_specification=DRAFT202012)
     resolver = Registry().with_resource(identifier, resource).resolver(identifier)

@@ -1,6 +1,6 @@
-"""A file, a text, a dictionary or a Config, and overrides, to a checked configuration.
+"""Loading of a configuration from a file, text, dictionary or Config, with overrides.
 
-Everything that is wrong is told in one ConfigError. Nothing is downloaded, no data is opened and no torch imported.
+All problems are reported in one ConfigError. Nothing is downloaded, no data is opened and torch is not imported.
 """
 
 import codecs
@@ -17,47 +17,48 @@ from partita_schema.variables import expand_variables
 from partita_schema.yaml_tree import read_yaml
 
 MAX_BYTES = 1_000_000
-"""Size up to which a file is read."""
+"""Maximum size of a configuration file in bytes."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration, and where it comes from."""
+    """A configuration with its source."""
 
     config: Config
-    """The checked configuration, `defaults` already worked into its features."""
+    """The checked configuration, with `defaults` applied to its features."""
     text: str | None
-    """The YAML as it was written; None for a dictionary or a Config."""
+    """The YAML text as written, or None for a dictionary or Config."""
     file: str | None
-    """The file as it was named."""
+    """Path of the file as passed by the caller, or None."""
     folder: Path
-    """Where relative paths start: the folder of the file, else the current one."""
+    """Base folder of relative paths: the folder of the file, otherwise the current folder."""
     warnings: tuple[Problem, ...]
-    """What has no effect here: keys of a Ludwig file."""
+    """Warnings about keys of a Ludwig file that have no effect."""
     origins: Mapping[str, str] = field(repr=False)
-    """Where each value comes from, by path: `FILE:LINE`, `default`, `--set`, `given` (a dictionary or a Config), or
-    `ludwig` with the key as it was written there."""
+    """Origin of each value, by path: `FILE:LINE`, `default`, `--set`, `given` (a dictionary or Config), or `ludwig`
+    with the original key."""
 
 
 def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrides: Sequence[str] = ()) -> Loaded:
-    """The checked configuration. A str is YAML text when it holds a line break or `: `, else the path of a file.
+    """Return the checked configuration. A str with a line break or `: ` is YAML text, any other str is a path.
 
-    Raises ConfigError with every mistake.
+    Raises:
+        ConfigError: The configuration is invalid. It has every problem.
     """
     file = str(source) if isinstance(source, Path) or (isinstance(source, str) and not is_text(source)) else None
-    text, slips = None, tuple[Problem, ...]()
+    text, syntax_problems = None, tuple[Problem, ...]()
     if isinstance(source, Config):
         root = tree_of(source.model_dump(mode="json", exclude_unset=True))
     elif isinstance(source, Mapping):
         root = tree_of(source)
     else:
         text = read_text(Path(file)) if file is not None else str(source)
-        root, slips = read_yaml(sound_text(text, file), file=file)
+        root, syntax_problems = read_yaml(sound_text(text, file), file=file)
         spared = tuple(path_of(override.partition("=")[0]) for override in overrides)
-        slips = (*slips, *expand_variables(root, spared=spared))
+        syntax_problems = (*syntax_problems, *expand_variables(root, spared=spared))
     warnings = converted(root) if is_ludwig(root) else ()
     apply_overrides(root, overrides)
-    config = checked_config(root, slips)
+    config = checked_config(root, syntax_problems)
     return Loaded(
         config=config,
         text=text,
@@ -78,7 +79,7 @@ def is_ludwig(root: Node) -> bool:
 
 
 def converted(root: Node) -> tuple[Problem, ...]:
-    """Make a tree of Ludwig's native; returns warnings."""
+    """Convert a Ludwig tree in place, and return warnings."""
     from partita_schema.ludwig import convert_ludwig
 
     return convert_ludwig(root)
@@ -96,10 +97,10 @@ def sound_text(text: str, file: str | None) -> str:
     return text
 
 
-def checked_config(root: Node, slips: tuple[Problem, ...]) -> Config:
+def checked_config(root: Node, syntax_problems: tuple[Problem, ...]) -> Config:
     checked = check_tree(root)
-    slipped = {problem.path for problem in slips}
-    problems = [*slips, *(problem for problem in checked.problems if problem.path not in slipped)]
+    reported = {problem.path for problem in syntax_problems}
+    problems = [*syntax_problems, *(problem for problem in checked.problems if problem.path not in reported)]
     if checked.config is None or problems:
         raise ConfigError(sorted(problems, key=lambda p: (p.line is None, p.line or 0, p.column or 0)))
     if not fill_defaults(root):
@@ -111,23 +112,23 @@ def checked_config(root: Node, slips: tuple[Problem, ...]) -> Config:
 
 
 def fill_defaults(root: Node) -> bool:
-    """Write `defaults` into the text inputs that do not say otherwise; whether there was anything to write."""
-    given = root.find(("defaults", "text", "preprocessing"))
+    """Copy `defaults` to the text inputs that do not override them. Return whether `defaults` is set."""
+    defaults = root.find(("defaults", "text", "preprocessing"))
     features = root.find(("input_features",))
-    if given is None or features is None:
+    if defaults is None or features is None:
         return False
     for _, feature in features.children():
         written = feature.find(("type",))
         if written is not None and written.value != "text":
             continue
         own = feature.mapping().setdefault("preprocessing", Node({}))
-        for key, value in given.mapping().items():
+        for key, value in defaults.mapping().items():
             own.mapping().setdefault(key, value.copy())
     return True
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ConfigError where there is none, or none that could be YAML."""
+    """Return the text of a file. Raises ConfigError if it does not exist or cannot be YAML."""
     file = str(path)
     try:
         with path.open("rb") as stream:
@@ -144,7 +145,7 @@ def read_text(path: Path) -> str:
 
 
 def about_folder(path: Path) -> str:
-    """What to write in place of a folder; that of a run holds every value in resolved.yaml."""
+    """Return the error text for a folder. For the folder of a run, suggest its resolved.yaml."""
     resolved = path / "resolved.yaml"
     if resolved.is_file():
         return f"is the folder of a run; write {resolved}, which holds every value of the run with its origin"
@@ -153,7 +154,7 @@ def about_folder(path: Path) -> str:
 
 
 def yaml_names(folder: Path) -> list[str]:
-    """Names of the YAML files of a folder, of the first thousand."""
+    """Return the names of up to 1,000 YAML files in a folder."""
     try:
         return sorted(child.name for child in folder.iterdir() if child.suffix in (".yaml", ".yml"))[:1000]
     except OSError:
@@ -174,7 +175,7 @@ def decoded(raw: bytes, file: str) -> str:
 
 
 def near_files(path: Path) -> str:
-    """`; did you mean ...?`, or the YAML files of the folder."""
+    """Return `; did you mean ...?`, or the YAML files in the folder."""
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"
@@ -188,7 +189,7 @@ def near_files(path: Path) -> str:
 
 
 def origins_of(config: Config, root: Node) -> dict[str, str]:
-    """Where each value comes from, by path."""
+    """Return the origin of each value, by path."""
     origins: dict[str, str] = {}
 
     def visit(value: object, path: tuple[str | int, ...]) -> None:

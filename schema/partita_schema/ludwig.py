@@ -1,7 +1,7 @@
-"""Ludwig's files for language models, made native in the tree: renamed keys keep their lines.
+"""Conversion of Ludwig's configurations for language models. Renamed keys keep their line numbers.
 
-A file is Ludwig's when it says `model_type: llm` and no `version`. What has no effect here is taken out and told as a
-warning with the reason; a key that Ludwig does not have either stays, and is an error like any other.
+A file is a Ludwig file if it has `model_type: llm` and no `version`. Keys without effect are removed with a warning
+that gives the reason. Keys that Ludwig does not have are kept, and reported as errors later.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutof
 
 
 def convert_ludwig(root: Node) -> tuple[Problem, ...]:
-    """Make the tree native. Returns warnings in the order of the file."""
+    """Convert a Ludwig tree in place. Return warnings in file order."""
     warnings = [*Converter(root).run()]
     return tuple(sorted(warnings, key=lambda problem: (problem.line or 0, problem.column or 0)))
 
 
 class Converter:
-    """One conversion; each step yields its warnings."""
+    """One conversion. Each step yields its warnings."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
@@ -69,14 +69,14 @@ class Converter:
             yield self.warning(path, node, f"has no effect here: {reason}")
 
     def drop_empty_sections(self) -> None:
-        """`retrieval: null` and the like say nothing."""
+        """Remove keys with the value null, such as `retrieval: null`."""
         for path in ("", "prompt", "trainer", "preprocessing"):
             section = self.section(path) if path else self.root.mapping()
             for key in [key for key, node in section.items() if node.value is None and key != "base_model"]:
                 del section[key]
 
     def spell_out_types(self) -> None:
-        """`adapter: lora` is short for a mapping."""
+        """Expand `adapter: lora` and the like to a mapping."""
         for key in ("adapter", "trainer", "backend"):
             node = self.at(key)
             if node is not None and isinstance(node.value, str):
@@ -93,7 +93,7 @@ class Converter:
                 yield from self.take_out(path, reason)
 
     def matches(self, pattern: str) -> list[Path]:
-        """Paths of the tree that a pattern stands for."""
+        """Return the paths of the tree that match a pattern."""
         paths: list[Path] = [()]
         for part in pattern.split("."):
             wanted = [(path, key) for path in paths for key, _ in self.children(path) if part in ("*", key)]
@@ -133,7 +133,7 @@ class Converter:
         parent.mapping()[key] = node
 
     def feature_prompts(self) -> Iterator[Problem]:
-        """A prompt at the input feature, as early versions had it, is the prompt of the file."""
+        """Move a prompt from the input feature, where early versions had it, to the top."""
         for path in self.matches("input_features.*.preprocessing.prompt"):
             parent = self.root.find(path[:-1])
             assert parent is not None
@@ -148,7 +148,7 @@ class Converter:
     def backend(self) -> Iterator[Problem]:
         kind = self.at("backend.type")
         if kind is not None and kind.value in ("torchrun", "endpoint", *ELSEWHERE_TYPES["backend"]):
-            return  # no backend of Ludwig's
+            return  # not a backend of Ludwig
         for key in [key for key in self.section("backend") if key != "type"]:
             yield from self.take_out(("backend", key), DISTRIBUTED)
         if kind is not None and kind.value in ("ray", "horovod", "deepspeed", "dask", "fsdp", "ddp"):
@@ -176,7 +176,7 @@ class Converter:
             )
 
     def retrieval(self) -> None:
-        """Ludwig writes `type: null, k: 0` where nothing is retrieved."""
+        """Remove retrieval without a type; Ludwig writes `type: null, k: 0` to turn it off."""
         kind = self.at("prompt.retrieval.type")
         if self.at("prompt.retrieval") is not None and (kind is None or kind.value is None):
             del self.section("prompt")["retrieval"]
@@ -188,23 +188,23 @@ class Converter:
             yield from self.take_out(("quantization", key), f"it is for {8 if other == 'llm_int8_' else 4} bits")
 
     def generation(self) -> Iterator[Problem]:
-        """Ludwig samples unless told otherwise; here sampling is said."""
+        """Make sampling explicit, because Ludwig samples by default."""
         section = self.section("generation")
         for key in [key for key, node in section.items() if node.value is None]:
             del section[key]
         temperature, sample = section.get("temperature"), section.get("do_sample")
         greedy = temperature is not None and temperature.value == 0
-        given = [key for key in SAMPLING if key in section]
+        sampling = [key for key in SAMPLING if key in section]
         if temperature is not None and not greedy:
-            given.append("temperature")
+            sampling.append("temperature")
         if (sample is not None and sample.value is False) or greedy:
-            for key in given:
+            for key in sampling:
                 yield from self.take_out(("generation", key), "generation is greedy")
             if greedy:
                 section.pop("do_sample", None)
-        elif given and sample is None:
-            node = section[given[0]]
-            yield self.warning(("generation", given[0]), node, "answers are sampled: do_sample: true is added")
+        elif sampling and sample is None:
+            node = section[sampling[0]]
+            yield self.warning(("generation", sampling[0]), node, "answers are sampled: do_sample: true is added")
             section["do_sample"] = Node(True, node.place, node.key_place, origin="ludwig default")
         if "num_beams" not in section or section["num_beams"].value == 1:
             for key in ("length_penalty", "early_stopping"):
@@ -225,7 +225,7 @@ class Converter:
         yield from self.validation_metric(section)
 
     def batch_sizes(self, section: dict[str, Node]) -> Iterator[Problem]:
-        """Ludwig's `batch_size: auto` is ours; the rows of a step are never found by trying."""
+        """Keep `batch_size: auto`, and remove auto from keys that cannot be tuned here."""
         for key, reason in STEP_AUTO.items():
             if key in section and section[key].value == "auto":
                 yield from self.take_out(("trainer", key), reason)

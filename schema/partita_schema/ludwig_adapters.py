@@ -1,7 +1,6 @@
-"""Ludwig's adapters (0.8 to 0.17) that are written otherwise here: initialisations of LoRA, and methods of peft.
+"""Conversion of Ludwig's adapters (0.8 to 0.17): LoRA initializations, and PEFT methods.
 
-Called before anything else is renamed or taken out. Yields a path and a reason for each key that is to be taken out
-with a warning.
+Runs before other keys are renamed or removed. Yields the path and reason of each key to remove with a warning.
 """
 
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 from partita_schema.tree import Node, Path
 
 PEFT_TYPES = {"tinylora": "TINYLORA", "c3a": "C3A", "hra": "HRA", "waveft": "WAVEFT"}
-"""Ludwig's types that are `type: peft` here, with their names in peft."""
+"""Ludwig types that are `type: peft` here, with their name in peft."""
 OF_EVERY_ADAPTER = ("type", "pretrained_adapter_weights", "postprocessor")
 LORA_KEYS = (
     "r",
@@ -21,11 +20,11 @@ LORA_KEYS = (
     "rank_pattern",
     "alpha_pattern",
 )
-"""Keys that Ludwig lets stand at adalora, which does not read them."""
+"""Keys that Ludwig accepts for adalora, although adalora does not use them."""
 
 
 def convert_adapter(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
-    """Write Ludwig's adapter as ours, in place."""
+    """Convert a Ludwig adapter in place."""
     for key in [key for key, node in section.items() if node.value is None]:
         del section[key]
     kind = section["type"].value if "type" in section else None
@@ -38,7 +37,7 @@ def convert_adapter(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
 
 
 def lora_start(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
-    """`init_lora_weights`, with options only where it is theirs."""
+    """Convert `init_lora_weights`, and drop options of other initializations."""
     node = section.get("init_lora_weights")
     if node is not None and node.value is True:
         node.value, node.text = "default", None
@@ -50,7 +49,7 @@ def lora_start(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
 
 
 def as_peft(section: dict[str, Node], peft_type: str) -> None:
-    """The keys of a method become parameters of peft's own."""
+    """Move the keys of a method into `parameters` of `type: peft`."""
     parameters = {key: section.pop(key) for key in list(section) if key not in OF_EVERY_ADAPTER}
     if "bias_type" in parameters:
         parameters["bias"] = parameters.pop("bias_type")

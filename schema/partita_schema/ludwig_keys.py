@@ -1,6 +1,6 @@
-"""Ludwig's keys for language models (0.8 to 0.17) that are named otherwise here or have no effect; a `*` is any item.
+"""Ludwig's keys for language models (0.8 to 0.17) that have another name or no effect here; `*` matches any item.
 
-Written from Ludwig's published configuration reference; keys that mean the same in both are not listed.
+Based on Ludwig's published configuration reference. Keys with the same name and meaning are not listed.
 """
 
 TABULAR = "it belongs to tabular models"
@@ -21,7 +21,7 @@ RENAMED = {
     "trainer.train_steps": "trainer.max_steps",
     "trainer.use_mixed_precision": "trainer.mixed_precision",
 }
-"""Ludwig's place and ours."""
+"""Ludwig keys, with the key here."""
 
 IGNORED = {
     "ludwig_version": "the file is read by partita",
@@ -166,7 +166,7 @@ OPTIMIZERS = {
     **dict.fromkeys(("adadelta", "adagrad", "adagrad_8bit", "adamax", "nadam", "ftrl", "lamb", "lamb_8bit"), "adamw"),
     **dict.fromkeys(("lars", "lars_8bit", "lbfgs", "radam", "rmsprop", "rmsprop_8bit"), "adamw"),
 }
-"""Ludwig's optimizers that are not offered here, with the nearest one that is."""
+"""Ludwig optimizers that are not supported here, with the closest one that is."""
 
 METRICS = ("perplexity", "next_token_perplexity", "combined")
-"""Ludwig's metrics that order checkpoints as the loss does."""
+"""Ludwig metrics that rank checkpoints in the same order as the loss."""

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: 12GB, 1.5GiB, bytes, or a share of what the device has."""
+"""Memory sizes as users write them: 12GB, 1.5GiB, bytes, or a fraction of the device's memory."""
 
 import math
 import re
@@ -14,10 +14,13 @@ CHOICES = "bytes, a text such as 12GB, or a share such as 0.5"
 
 
 def parse_memory(value: object) -> int | float:
-    """Bytes as an int, or a share of the device's memory, above 0 and at most 1, as a float.
+    """Return bytes as an int, or a fraction of the device's memory (above 0, at most 1) as a float.
 
-    KB, MB, GB and TB are powers of 1000, KiB to TiB of 1024, in any case, with or without a space before. A number
-    above 1 is in bytes; 1 is all there is. Raises a ValueError that says what to write, below 1 MB too.
+    KB, MB, GB and TB are powers of 1000, KiB to TiB powers of 1024; case and a space before the unit do not matter. A
+    number above 1 is in bytes.
+
+    Raises:
+        PydanticCustomError: The value is not a size, or below 1 MB. The text says what to write.
     """
     if isinstance(value, str):
         return parse_text(value)
@@ -27,10 +30,10 @@ def parse_memory(value: object) -> int | float:
 
 
 def parse_text(text: str) -> int | float:
-    # A limit on digits keeps the number finite.
-    found = re.fullmatch(r"([0-9]{1,15}|[0-9]{0,15}\.[0-9]{1,15})\s*([kmgt])(i?)(b?)", text.strip(), re.IGNORECASE)
-    if found:
-        number, letter, binary, byte = found.groups()
+    # The limit on digits keeps the number finite.
+    match = re.fullmatch(r"([0-9]{1,15}|[0-9]{0,15}\.[0-9]{1,15})\s*([kmgt])(i?)(b?)", text.strip(), re.IGNORECASE)
+    if match:
+        number, letter, binary, byte = match.groups()
         if not byte:
             raise broken(f"got {text!r}; write {number}{letter.upper()}B or {number}{letter.upper()}iB")
         return in_bytes(float(number) * (1024 if binary else 1000) ** POWERS[letter.lower()], written=text)
@@ -52,7 +55,7 @@ def parse_number(number: float) -> int | float:
     if number <= 1:
         return float(number)
     if number < MEGABYTE:
-        # Nobody means bytes by 12, nor gigabytes by 8192.
+        # 12 hardly means bytes, and 8192 hardly means gigabytes.
         raise broken(f"got {number:.15g}; write {number:.15g}{'GB' if number < 256 else 'MB'}, or a share such as 0.5")
     return int(number)
 
@@ -64,11 +67,11 @@ def in_bytes(number: float, *, written: str) -> int:
 
 
 def check_memory(value: object) -> object:
-    """The value as it was written, once it is known to say an amount."""
+    """Return the value as written if it is a valid memory size."""
     if isinstance(value, str | int | float):
         parse_memory(refuse_boolean(value))
     return value
 
 
 Memory = Annotated[str | int | float, BeforeValidator(check_memory), Words(CHOICES)]
-"""An amount of memory, kept as it was written; `parse_memory` reads it."""
+"""A memory size, stored as written; `parse_memory` converts it."""

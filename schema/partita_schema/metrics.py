@@ -1,4 +1,4 @@
-"""Which way each metric is better: trainers choose the best checkpoint by it."""
+"""The direction of each metric, which trainers need to select the best checkpoint."""
 
 from typing import Literal
 
@@ -21,13 +21,14 @@ DIRECTIONS: dict[str, Literal["lower", "higher"]] = {
     "rouge_l": "higher",
     "bleu": "higher",
 }
-"""Metrics that can tell checkpoints apart, by the last part of their name."""
+"""Metrics that can rank checkpoints, by the last part of their name."""
 
 
 def direction_of(metric: str) -> Literal["lower", "higher"] | None:
-    """Whether lower or higher values of a metric are better; None where it measures no quality, such as `n`.
+    """Return whether lower or higher values of a metric are better, or None if it does not measure quality, such as
+    `n`.
 
-    `NAME.field.FIELD` is the accuracy of a JSON field, whatever the field is called.
+    `NAME.field.FIELD` is the accuracy of a JSON field, whatever the field's name.
     """
     if ".field." in metric:
         return "higher"

@@ -1,7 +1,7 @@
-"""What pydantic found, placed in the tree: which key of the file an error is about, and what should stand there.
+"""Mapping of pydantic's errors to keys of the file, with the expected shape.
 
-pydantic reports one error for each arm of a union, and an error for a list beside the one for its item. Here one
-mistake of the file is one mistake.
+pydantic reports an error for each arm of a union, and errors for a list as well as for its items. Here each mistake in
+the file is reported once.
 """
 
 import re
@@ -22,49 +22,50 @@ from partita_schema.wrong_value import short, wrong_value
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake of the file."""
+    """One mistake in the file."""
 
     path: Path
     kind: Literal["unknown", "missing", "type", "value", "rule"]
     message: str
     meant: str | None = None
-    """The key, or the type, that is surely meant."""
+    """The key or type that was most likely meant."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What an error of pydantic's is about."""
+    """The place in the file that a pydantic error refers to."""
 
     path: Path
     shape: Shape | None
-    """What should stand there; None for an unknown key."""
+    """Expected shape, or None for an unknown key."""
     optional: bool = False
     model: type[Base] = Config
-    """The section that the last key stands in."""
+    """The section of the last key."""
     siblings: Tagged | None = None
-    """The union that this section is an arm of."""
+    """The union that this section belongs to."""
 
 
 def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[Mistake]:
-    """Mistakes in the order found, one for each path, without those that follow from others."""
+    """Return at most one mistake per path, in pydantic's order, without those that only follow from others."""
     aimed = [(error, target_of(tuple(error["loc"]), root)) for error in errors]
     advised = first_unknown((target for _, target in aimed if target is not None), root)
-    found: dict[Path, Mistake] = {}
+    mistakes: dict[Path, Mistake] = {}
     for error, target in aimed:
-        if target is None or target.path in found:
+        if target is None or target.path in mistakes:
             continue
         if target.shape is None and target.path not in advised:
-            found[target.path] = Mistake(target.path, "unknown", "unknown key; remove it")
+            mistakes[target.path] = Mistake(target.path, "unknown", "unknown key; remove it")
             continue
         mistake = mistake_of(error, target, root)
         if mistake is not None:
-            found.setdefault(mistake.path, mistake)
-    consequences = Consequences(found.values())
-    return [mistake for mistake in found.values() if not consequences.hold(mistake)]
+            mistakes.setdefault(mistake.path, mistake)
+    consequences = Consequences(mistakes.values())
+    return [mistake for mistake in mistakes.values() if not consequences.hold(mistake)]
 
 
 def first_unknown(targets: Iterable[Target], root: Node) -> set[Path]:
-    """The unknown keys that come first in the file, as many as an error shows: advice takes milliseconds for each."""
+    """Return the first unknown keys in file order, as many as an error shows, because advice for each takes
+    milliseconds."""
     places = {target.path: root.find(target.path) for target in targets if target.shape is None}
 
     def in_file_order(path: Path) -> tuple[int, int]:
@@ -76,13 +77,13 @@ def first_unknown(targets: Iterable[Target], root: Node) -> set[Path]:
 
 
 class Consequences:
-    """Tells mistakes that only follow from others: a missing key that is mistyped, a list with a wrong item."""
+    """Detects mistakes that only follow from others: a missing key that is misspelled, a list with a wrong item."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self._meant: set[Path] = set()
-        """Keys that were surely meant by unknown ones."""
+        """Keys that unknown keys most likely meant."""
         self._inside: set[Path] = set()
-        """Everything that holds a mistake."""
+        """Paths of everything that contains a mistake."""
         for mistake in mistakes:
             if mistake.kind == "unknown" and mistake.meant is not None:
                 self._meant.add((*mistake.path[:-1], mistake.meant))
@@ -95,7 +96,8 @@ class Consequences:
 
 
 def target_of(location: tuple[str | int, ...], root: Node) -> Target | None:
-    """Follow pydantic's location through the schema; None where it is about an arm that the value is not of."""
+    """Follow pydantic's location through the schema. Return None if it refers to a union arm of another shape than the
+    value."""
     here = Target((), Section(Config))
     arm_of: Tagged | None = None
     for part in location:
@@ -130,7 +132,7 @@ def target_of(location: tuple[str | int, ...], root: Node) -> Target | None:
 
 
 def fitting_arm(arms: tuple[Shape, ...], node: Node | None) -> Shape | None:
-    """The arm for a mapping or a list; None for scalars, whose arms are told in one message."""
+    """Return the arm for a mapping or list, or None for scalars, whose arms share one message."""
     value = node.value if node else None
     if isinstance(value, dict):
         return next((arm for arm in arms if isinstance(arm, Section | Tagged | Named)), None)
@@ -140,7 +142,7 @@ def fitting_arm(arms: tuple[Shape, ...], node: Node | None) -> Shape | None:
 
 
 def label_of(arm: Shape, label: str) -> bool:
-    """Whether pydantic's name of a union arm is that of `arm`."""
+    """Return whether `label` is pydantic's name of the union arm `arm`."""
     match arm:
         case Section(model):
             return model.__name__ in label
@@ -191,7 +193,7 @@ def missing_words(target: Target) -> str:
 
 
 def type_mistake(target: Target, node: Node) -> Mistake:
-    """The key `type` of a section is missing or unknown."""
+    """Return the mistake of a section whose key `type` is missing or unknown."""
     assert isinstance(target.shape, Tagged)
     tags = tuple(tag for tag, _ in target.shape.arms)
     written = node.mapping().get("type")
@@ -224,13 +226,13 @@ def wrong_type(path: Path, tags: tuple[str, ...], written: Node) -> Mistake:
 
 
 def section_of(path: Path) -> str:
-    """The section that a key stands in, without places of lists: data.validation is as data.source."""
+    """Return the section of a key, without list indices; data.validation counts as data.source."""
     section = dotted(tuple(part for part in path[:-1] if isinstance(part, str)))
     return "data.source" if section in ("data.validation", "data.test") else section
 
 
 def later_type(path: Path, node: Node) -> str | None:
-    """The words for a type that a later version will have, or that is another program."""
+    """Return the message for a type planned for a later version or provided by another program, or None."""
     section = section_of(path)
     if path[-1:] != ("type",) or not isinstance(node.value, str):
         return None
@@ -244,7 +246,7 @@ def later_type(path: Path, node: Node) -> str | None:
 
 
 def type_shape(section: str) -> Shape | None:
-    """The choice of types of a section, by its place."""
+    """Return the choice of types of a section."""
     shape: Shape = Section(Config)
     for part in section.split("."):
         if not isinstance(shape, Section):

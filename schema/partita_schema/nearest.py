@@ -1,10 +1,10 @@
-"""Which known names a mistyped one is likely to mean."""
+"""Suggestions for misspelled names."""
 
 from collections.abc import Iterable
 
 
 def distance(left: str, right: str) -> int:
-    """Insertions, deletions, changes and swaps of neighbours from one text to the other (optimal string alignment)."""
+    """Return the edit distance with swaps of adjacent characters (optimal string alignment)."""
     before: list[int] = []
     above = list(range(len(right) + 1))
     for row, first in enumerate(left, start=1):
@@ -19,26 +19,26 @@ def distance(left: str, right: str) -> int:
 
 
 def folded(name: str) -> str:
-    """The name without case, hyphens and underscores: batchSize and batch-size are batch_size."""
+    """Return the name in lower case without separators, so that batchSize and batch-size equal batch_size."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Known names that `name` may be a slip of, nearest first, at most three and all equally near; often empty.
+    """Return up to three known names that `name` may be a misspelling of, all at the smallest distance.
 
-    One slip is believed in any name, a second one from six letters on, a third one from twelve on.
+    Up to 1 edit is allowed for names under 6 characters, 2 under 12, and 3 for longer names.
     """
-    slips = 1 if len(name) < 6 else 2 if len(name) < 12 else 3
+    max_edits = 1 if len(name) < 6 else 2 if len(name) < 12 else 3
     if len(name) > 100:
         return []
-    found: dict[int, list[str]] = {}
+    by_distance: dict[int, list[str]] = {}
     for candidate in dict.fromkeys(known):
         if folded(candidate) == folded(name):
-            found.setdefault(0, []).append(candidate)
-        elif abs(len(candidate) - len(name)) <= slips:
-            found.setdefault(distance(name.lower(), candidate), []).append(candidate)
-    best = min(found, default=slips + 1)
-    # A name of one letter is one slip away from every other such name: that says nothing.
-    if best > slips or best >= len(name):
+            by_distance.setdefault(0, []).append(candidate)
+        elif abs(len(candidate) - len(name)) <= max_edits:
+            by_distance.setdefault(distance(name.lower(), candidate), []).append(candidate)
+    best = min(by_distance, default=max_edits + 1)
+    # Every name of one letter is one edit away from every other: such a match means nothing.
+    if best > max_edits or best >= len(name):
         return []
-    return found[best][:3]
+    return by_distance[best][:3]

@@ -1,4 +1,4 @@
-"""`--set trainer.epochs=1`: values that are written into the tree before it is checked."""
+"""Overrides such as `--set trainer.epochs=1`, written into the tree before it is checked."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from partita_schema.yaml_tree import read_value
 
 
 def apply_overrides(root: Node, overrides: Sequence[str]) -> None:
-    """Write each `key.path=value` into the tree. Raises ConfigError naming every override that has no place."""
+    """Write each `key.path=value` into the tree. Raises ConfigError with every invalid override."""
     problems = [problem for text in overrides if (problem := apply(root, text)) is not None]
     if problems:
         raise ConfigError(problems)
@@ -26,17 +26,17 @@ def apply(root: Node, text: str) -> Problem | None:
         return Problem("", "is no override; write key.path=value, such as trainer.epochs=1", label)
     node = root
     for depth, part in enumerate(path[:-1]):
-        found = step(node, part, place)
-        if isinstance(found, str):
-            return Problem(dotted(path[: depth + 1]), found, label)
-        node = found
+        child = step(node, part, place)
+        if isinstance(child, str):
+            return Problem(dotted(path[: depth + 1]), child, label)
+        node = child
     value = mark(read_value(written), place)
     if problem := next(expand_variables(value, at=path), None):
         return problem
     if isinstance(part := path[-1], int):
-        found = step(node, part, place)
-        if isinstance(found, str):
-            return Problem(dotted(path), found, label)
+        child = step(node, part, place)
+        if isinstance(child, str):
+            return Problem(dotted(path), child, label)
         assert isinstance(node.value, list)
         node.value[part] = value
         return None
@@ -52,13 +52,13 @@ def apply(root: Node, text: str) -> Problem | None:
 
 
 def path_of(keys: str) -> Path:
-    """`output_features.0.name` and `output_features[0].name` as a path."""
+    """Return `output_features.0.name` or `output_features[0].name` as a path."""
     parts = [part for part in re.split(r"[.\[\]]+", keys.strip()) if part]
     return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
 
 
 def step(node: Node, part: str | int, place: Place) -> Node | str:
-    """The child, made where a section is not there yet; words where there can be none."""
+    """Return the child, creating a missing section. Return an error text if there can be no child."""
     if isinstance(part, int):
         if not isinstance(node.value, list):
             return "is no list; write a key instead of a number"
@@ -81,7 +81,7 @@ def replace_whole(path: Path) -> str:
 
 
 def mark(node: Node, place: Place) -> Node:
-    """The tree with the override as its place and origin."""
+    """Set the override as place and origin of the whole tree, and return it."""
     node.place = node.key_place = place
     node.origin = "--set"
     for _, child in node.children():

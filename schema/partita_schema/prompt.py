@@ -180,11 +180,11 @@ class Generation(Base):
     @model_validator(mode="after")
     def sampling_is_said(self) -> "Generation":
         keys = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-        given = [key for key in keys if getattr(self, key) is not None]
-        given += ["temperature"] if self.temperature else []
-        if given and not self.do_sample:
+        sampling = [key for key in keys if getattr(self, key) is not None]
+        sampling += ["temperature"] if self.temperature else []
+        if sampling and not self.do_sample:
             raise broken(
-                f"{given[0]} has no effect on greedy generation; add do_sample: true or remove it", at=given[0]
+                f"{sampling[0]} has no effect on greedy generation; add do_sample: true or remove it", at=sampling[0]
             )
         if self.do_sample and self.temperature == 0:
             raise broken("temperature 0 is greedy; remove do_sample or write a temperature above 0", at="temperature")
@@ -195,9 +195,9 @@ class Generation(Base):
         beams = self.num_beams or 1
         if self.logprobs and beams > 1:
             raise broken("beams come without log probabilities; remove logprobs or write num_beams: 1", at="logprobs")
-        given = [key for key in ("length_penalty", "early_stopping") if getattr(self, key) is not None]
-        if given and beams == 1:
-            raise broken(f"{given[0]} needs beam search; add num_beams of at least 2 or remove it", at=given[0])
+        beam_keys = [key for key in ("length_penalty", "early_stopping") if getattr(self, key) is not None]
+        if beam_keys and beams == 1:
+            raise broken(f"{beam_keys[0]} needs beam search; add num_beams of at least 2 or remove it", at=beam_keys[0])
         return self
 
     @model_validator(mode="after")

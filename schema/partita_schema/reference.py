@@ -1,4 +1,4 @@
-"""The published JSON schema for editors, and the configuration reference in Markdown; both made from the models."""
+"""The published JSON schema for editors and the configuration reference in Markdown, generated from the models."""
 
 import ast
 import inspect
@@ -17,7 +17,7 @@ from partita_schema.shapes import Items, Key, Leaf, Named, OneOf, Section, Shape
 
 @cache
 def field_docs(model: type[BaseModel]) -> dict[str, str]:
-    """The sentences under the fields of a model, by field; those of its bases included."""
+    """Return the documentation of a model's fields by name, including fields of its base classes."""
     docs: dict[str, str] = {}
     for part in reversed(model.__mro__):
         if issubclass(part, Base) and part is not Base:
@@ -37,7 +37,7 @@ def class_docs(model: type[BaseModel]) -> dict[str, str]:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the file, with the sentence of every key, for editors that complete and check YAML."""
+    """Return the JSON Schema of the file with a description of every key, for completion and checks in editors."""
     schema = Config.model_json_schema()
     described: list[tuple[type[BaseModel], dict[str, Any]]] = [(Config, schema)]
     models = {model.__name__: model for model in all_models()}
@@ -54,22 +54,22 @@ def json_schema_text() -> str:
 
 
 def all_models() -> list[type[Base]]:
-    """Every section of the file, each once, in the order of the file."""
-    found: dict[type[Base], None] = {}
+    """Return every section of the file once, in file order."""
+    models: dict[type[Base], None] = {}
 
     def visit(model: type[Base]) -> None:
-        if model not in found:
-            found[model] = None
+        if model not in models:
+            models[model] = None
             for key in keys_of(model).values():
                 for _, inner in models_of(key.shape):
                     visit(inner)
 
     visit(Config)
-    return list(found)
+    return list(models)
 
 
 def markdown() -> str:
-    """The configuration reference: a table of keys for each section."""
+    """Return the configuration reference: a table of keys for each section."""
     lines = [
         "# Configuration reference",
         "",
@@ -84,7 +84,7 @@ def markdown() -> str:
 
 
 def section_pages(key: Key, path: str, shown: dict[type[Base], str]) -> Iterator[str]:
-    """Headings and tables of the sections under a key, each model once."""
+    """Yield headings and tables of the sections under a key, each model once."""
     models: dict[type[Base], list[str]] = {}
     for tag, model in models_of(key.shape):
         models.setdefault(model, []).extend([tag] if tag else [])
@@ -120,12 +120,12 @@ def table(model: type[Base], *, anchors: dict[type[Base], str]) -> Iterator[str]
 
 
 def anchor(title: str) -> str:
-    """The fragment that Markdown gives a heading."""
+    """Return the Markdown fragment of a heading."""
     return "".join(mark for mark in title.lower().replace(" ", "-") if mark.isalnum() or mark in "-_")
 
 
 def type_words(shape: Shape) -> str:
-    """The type in plain words; every value of a choice is listed."""
+    """Return the type in plain words, with every value of a choice."""
     if isinstance(shape, Tagged):
         return "by `type`: " + ", ".join(f"`{tag}`" for tag, _ in shape.arms)
     if isinstance(shape, OneOf):

@@ -1,8 +1,8 @@
-"""Every mistake of a tree that is no configuration.
+"""All problems of an invalid configuration.
 
-pydantic does not run the rules between keys of a section that holds a wrong key. So that one answer tells everything,
-each mistake found is mended in a copy of the tree (a mistyped key is renamed, a wrong value removed) and the copy is
-checked again, until nothing new turns up. What may only follow from such a mending is not reported.
+pydantic skips cross-field rules in a section with an invalid key. To report everything at once, each mistake is
+repaired in a copy of the tree (a misspelled key is renamed, a wrong value is removed), and the copy is checked again
+until no new mistake appears. Mistakes that may only follow from a repair are not reported.
 """
 
 import re
@@ -16,25 +16,25 @@ from partita_schema.shapes import Items, OneOf, Section, Shape, Tagged, keys_of
 from partita_schema.tree import Node, Path, Place, dotted
 
 MAX_ROUNDS = 10
-"""Times that a mended tree is checked again."""
+"""Maximum number of checks of the repaired tree."""
 
 
 def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
-    """Return every mistake in the order of the file. `error` is what the check of the whole tree raised."""
-    tree, found, removed = root.copy(), dict[Path, Problem](), set[str]()
+    """Return every problem in file order. `error` is the ValidationError of the whole tree."""
+    tree, problems, removed = root.copy(), dict[Path, Problem](), set[str]()
     current: ValidationError | None = error
     for _ in range(MAX_ROUNDS):
         if current is None:
             break
         errors = [dict(one) for one in current.errors(include_url=False, include_input=False)]
-        fresh = [m for m in mistakes_of(errors, tree) if m.path not in found and not speaks_of(m, removed)]
-        # The place is looked up before the mending moves or removes the key.
-        found |= {mistake.path: problem_of(mistake, tree) for mistake in fresh}
-        mended = [mend(tree, mistake, removed) for mistake in fresh]
-        if not any(mended):
+        fresh = [m for m in mistakes_of(errors, tree) if m.path not in problems and not speaks_of(m, removed)]
+        # Look up the place first, because the repair may move or remove the key.
+        problems |= {mistake.path: problem_of(mistake, tree) for mistake in fresh}
+        repaired = [mend(tree, mistake, removed) for mistake in fresh]
+        if not any(repaired):
             break
         current = error_of(tree)
-    return tuple(sorted(found.values(), key=in_file_order))
+    return tuple(sorted(problems.values(), key=in_file_order))
 
 
 def error_of(tree: Node) -> ValidationError | None:
@@ -46,12 +46,12 @@ def error_of(tree: Node) -> ValidationError | None:
 
 
 def speaks_of(mistake: Mistake, removed: set[str]) -> bool:
-    """A rule that names a key which was removed may be broken by the removal only."""
+    """Return whether a rule mentions a removed key, since only the removal may have violated it."""
     return mistake.kind == "rule" and not removed.isdisjoint(re.findall(r"\w+", mistake.message))
 
 
 def mend(tree: Node, mistake: Mistake, removed: set[str]) -> bool:
-    """Change the tree so that the mistake is gone; False where that cannot be done."""
+    """Repair a mistake in the tree. Return False if that is not possible."""
     if mistake.kind == "missing":
         return False
     parent = tree.find(mistake.path[:-1])
@@ -68,7 +68,7 @@ def mend(tree: Node, mistake: Mistake, removed: set[str]) -> bool:
 
 
 def remove(tree: Node, path: Path, removed: set[str]) -> bool:
-    """Remove the innermost key of the path that may be left out."""
+    """Remove the innermost key of the path that is optional. Return whether there was one."""
     for length in range(len(path), 0, -1):
         parent, key = tree.find(path[: length - 1]), path[length - 1]
         if parent is None or not isinstance(key, str) or required(path[:length], tree):
@@ -80,7 +80,7 @@ def remove(tree: Node, path: Path, removed: set[str]) -> bool:
 
 
 def required(path: Path, tree: Node) -> bool:
-    """Whether a key may not be left out, or is not of the schema's own."""
+    """Return whether a key is required, or not a key of the schema."""
     shape: Shape = Section(Config)
     for depth, part in enumerate(path):
         shape = concrete(shape, tree.find(path[:depth]))
@@ -97,7 +97,7 @@ def required(path: Path, tree: Node) -> bool:
 
 
 def concrete(shape: Shape, node: Node | None) -> Shape:
-    """The arm of a union that the node is of."""
+    """Return the union arm that the node matches."""
     if isinstance(shape, OneOf):
         fitting = [arm for arm in shape.arms if isinstance(arm, Section | Tagged | Items)]
         shape = fitting[0] if fitting else shape
@@ -117,7 +117,8 @@ def problem_of(mistake: Mistake, root: Node) -> Problem:
 
 
 def place_of(mistake: Mistake, root: Node) -> Place | None:
-    """The key of an unknown or missing key or of a section, the value of a wrong scalar."""
+    """Return where to report a mistake: at the key of an unknown or missing key or section, at the value of a wrong
+    scalar."""
     for length in range(len(mistake.path), -1, -1):
         node = root.find(mistake.path[:length])
         if node is None:

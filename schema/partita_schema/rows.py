@@ -1,10 +1,10 @@
-"""Rows from outside, checked: a marshmallow schema built from the features of a configuration.
+"""Validation of rows with a marshmallow schema built from the features of a configuration.
 
-A row is a mapping from column to value. What comes out holds the values by *feature name*, and the columns that only
-the template names under their own names: text and labels as str, numbers as int or float, JSON as plain values. Other
-columns are ignored. A dialogue comes out in its one form (dialogue_formats), cut in front of the answer to its last
-question, and the output is that answer. A row that does not fit raises marshmallow's ValidationError with reasons by
-column; its `valid_data` still holds half a row and must not be used.
+A row is a mapping from column to value. The result has values by *feature name*, plus columns that only the template
+names under their own names: text and labels as str, numbers as int or float, JSON as plain values. Other columns are
+ignored. A dialogue is returned in the common form of dialogue_formats, cut before the answer to its last question; that
+answer is the output. An invalid row raises marshmallow's ValidationError with reasons by column. Its `valid_data` is
+incomplete and must not be used.
 """
 
 import datetime
@@ -30,22 +30,22 @@ NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 def is_missing(value: object) -> bool:
-    """Whether a cell holds nothing: None, NaN, pandas' NA and NaT, a blank text."""
+    """Return whether a cell is empty: None, NaN, pandas' NA and NaT, or a blank string."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, str):
         return not value.strip()
-    return isinstance(value, numbers.Real) and bool(value != value)  # math.isnan refuses numbers of 400 digits
+    return isinstance(value, numbers.Real) and bool(value != value)  # math.isnan fails for numbers of 400 digits
 
 
 def plain_text(value: object) -> str:
-    """A text, a date or a number as text: 8 and not 8.0. Raises ValidationError for anything else."""
+    """Return a string, date or number as text, with 8.0 as 8. Raises ValidationError for other types."""
     if isinstance(value, str):
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return str(int(value))
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = float(str(value))  # str first: a 32-bit 0.1 is 0.1, not 0.10000000149011612
+        number = float(str(value))  # via str, so that a 32-bit 0.1 is 0.1 and not 0.10000000149011612
         return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
     if isinstance(value, decimal.Decimal):
         return str(value)
@@ -57,13 +57,13 @@ def plain_text(value: object) -> str:
 def shown(value: object) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of 5,000 digits, or lists in lists without end
+    except (ValueError, RecursionError):  # a number of 5,000 digits, or a list that contains itself
         text = f"a {type(value).__name__}"
     return shortened(text)
 
 
 class TextColumn(fields.Field[str]):
-    """Text; numbers and dates are written plainly."""
+    """Text. Numbers and dates are converted."""
 
     def __init__(self, *, lowercase: bool = False) -> None:
         super().__init__(required=True)
@@ -75,7 +75,7 @@ class TextColumn(fields.Field[str]):
 
 
 class LabelColumn(TextColumn):
-    """A label: stripped, and one of the labels where those are known."""
+    """A label without surrounding whitespace, from the known labels if there are any."""
 
     def __init__(self, *, labels: tuple[str, ...] | None, lowercase: bool) -> None:
         super().__init__(lowercase=lowercase)
@@ -90,7 +90,7 @@ class LabelColumn(TextColumn):
 
 
 class NumberColumn(fields.Field[int | float]):
-    """A finite number, or its text; whole numbers come out as int."""
+    """A finite number, or its text. Whole numbers are returned as int."""
 
     def __init__(self, *, minimum: float | None, maximum: float | None) -> None:
         super().__init__(required=True)
@@ -113,29 +113,30 @@ class NumberColumn(fields.Field[int | float]):
 
 
 class JsonColumn(fields.Field[Any]):
-    """A JSON value, or its text; satisfies the JSON schema where there is one."""
+    """A JSON value, or its text, that satisfies the JSON Schema if there is one."""
 
     def __init__(self, *, json_schema: dict[str, Any] | None) -> None:
         super().__init__(required=True)
         self.validator = json_validator(json_schema) if json_schema is not None else None
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> Any:
-        found = parse_json(value) if isinstance(value, str) else value
-        if is_too_deep(found):
+        decoded = parse_json(value) if isinstance(value, str) else value
+        if is_too_deep(decoded):
             raise ValidationError(f"the value is {TOO_DEEP}")
-        found = plain_json(found)
+        decoded = plain_json(decoded)
         if self.validator is not None:
-            mistake = schema_mistake(self.validator, found)
+            mistake = schema_mistake(self.validator, decoded)
             if mistake is not None:
                 raise ValidationError(mistake)
-        return found
+        return decoded
 
 
 class DialogueColumn(fields.Field[dict[str, Any]]):
-    """A row of any format that has a dialogue: the messages up to a question, and the right answers to it.
+    """A dialogue of any format: the messages up to a question, and the correct answers to it.
 
-    With `supervised` the last answer that is learned is cut off and must be there, else what comes last if it is an
-    answer. A dialogue in its one form that has its answers already stays as it is.
+    With `supervised`, the last learned answer is removed from the messages, and it is an error if there is none.
+    Without it, trailing assistant messages are removed. A dialogue already in the common form is unchanged, but with
+    `supervised` only if it has labels.
     """
 
     def __init__(self, *, column: str, options: DialogueConfig, supervised: bool) -> None:
@@ -144,12 +145,14 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> dict[str, Any]:
         try:
-            found = read_dialogue(value, column=self.column, form=self.options.format, ignored=self.options.ignore_keys)
+            dialogue = read_dialogue(
+                value, column=self.column, form=self.options.format, ignored=self.options.ignore_keys
+            )
         except FormatError as error:
             raise ValidationError(str(error)) from None
-        if (is_read(value.get(self.column)) or is_read(value)) and (found["labels"] or not self.supervised):
-            return found
-        messages = found["messages"]
+        if (is_read(value.get(self.column)) or is_read(value)) and (dialogue["labels"] or not self.supervised):
+            return dialogue
+        messages = dialogue["messages"]
         if self.supervised:
             place = max((place for place, message in enumerate(messages) if message.get("learned")), default=None)
             if place is None:
@@ -177,7 +180,7 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 def plain_json(value: Any) -> Any:
-    """The value as dict, list, str, int, float, bool and None; arrays and scalars of numpy are converted."""
+    """Return a value as plain JSON types. NumPy arrays and scalars are converted."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):
@@ -195,31 +198,31 @@ def plain_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Cell:
-    """One value that is read from a row."""
+    """One value to read from a row."""
 
     name: str
-    """Key of the result."""
+    """Key in the result."""
     column: str
     """Column of the data."""
     field: fields.Field[Any]
-    """What the value must be."""
+    """Field that validates the value."""
     fill: str | None = None
-    """Value where the cell is empty; None where an empty cell is an error."""
+    """Value for an empty cell, or None if an empty cell is an error."""
     absent: bool = False
-    """Whether a row without the column is filled too."""
+    """Whether a missing column is filled too."""
     whole: bool = False
-    """Whether the value is read from the whole row: a dialogue may be spread over columns."""
+    """Whether the value is read from the whole row, because a dialogue may use several columns."""
 
 
 class RowSchema(Schema):
-    """Loads one row; see the module. Fields are named by their place, since names of columns may hold dots."""
+    """Schema of one row, see the module. Fields are named by index, because column names may contain dots."""
 
     class Meta:
         unknown = RAISE
 
     cells: tuple[Cell, ...] = ()
     reply: tuple[str, str] | None = None
-    """Names of the dialogue and of the output that is its first right answer."""
+    """Names of the dialogue and of the output that takes its first correct answer."""
 
     @pre_load
     def pick_columns(self, data: Any, **_: Any) -> dict[str, Any]:
@@ -247,7 +250,7 @@ class RowSchema(Schema):
         return row
 
     def handle_error(self, error: ValidationError, data: Any, *, many: bool, **_: Any) -> None:
-        """Give reasons under the columns' names."""
+        """Report reasons by column name."""
         messages = error.messages if isinstance(error.messages, dict) else {"_schema": error.messages}
         error.messages = {
             self.cells[int(key)].column if str(key).isdigit() and not many else key: reasons
@@ -256,7 +259,7 @@ class RowSchema(Schema):
 
 
 def row_schema(config: Config, *, supervised: bool) -> RowSchema:
-    """The schema of a row: what the prompt shows, and with `supervised` the outputs as well."""
+    """Return the schema of a row: the columns shown in the prompt, and with `supervised` also the outputs."""
     dialogue = config.dialogue_input
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     if dialogue is not None:
@@ -281,7 +284,7 @@ def dialogue_cell(feature: DialogueInput, *, options: DialogueConfig, supervised
 
 
 def template_cell(column: str) -> Cell:
-    """A column that only the template names: its text, which may be empty, but the column must be there."""
+    """Return the cell of a column that only the template names. It must exist but may be empty."""
     return Cell(name=column, column=column, field=TextColumn(), fill="")
 
 
@@ -319,16 +322,16 @@ def output_field(feature: OutputFeature) -> fields.Field[Any]:
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """Rows after the check."""
+    """Rows after validation."""
 
     clean: dict[int, dict[str, Any]]
-    """Values by name, by the row's place."""
+    """Values by name, by row index."""
     bad: dict[int, tuple[str, ...]]
-    """Reasons, by the row's place."""
+    """Reasons, by row index."""
 
 
 def check_rows(schema: Schema, rows: Iterable[Mapping[str, Any]]) -> CheckedRows:
-    """Clean rows and reasons by place; every row is in one of them."""
+    """Validate rows. Each row is either in `clean` or in `bad`."""
     checked = CheckedRows({}, {})
     for place, row in enumerate(rows):
         try:
@@ -339,11 +342,11 @@ def check_rows(schema: Schema, rows: Iterable[Mapping[str, Any]]) -> CheckedRows
 
 
 def reasons(error: ValidationError) -> list[str]:
-    """Each reason as one text that names its column."""
+    """Return each reason as one text that names its column."""
     texts = []
     messages = error.messages if isinstance(error.messages, dict) else {"_schema": error.messages}
-    for column, found in messages.items():
-        for reason in found:
+    for column, column_reasons in messages.items():
+        for reason in column_reasons:
             named = column == "_schema" or reason.startswith(f"column {column} ")
             texts.append(reason if named else f"column {column}: {reason}")
     return texts

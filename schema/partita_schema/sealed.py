@@ -1,7 +1,7 @@
-"""JSON that carries its own checksum, so that damaged state is noticed when it is read back.
+"""JSON with a checksum, so that damaged state is detected when it is read.
 
-A document is an object whose key `checksum` holds a hash of all other keys, whatever their order and layout. A line of
-a journal is an object whose last key holds a hash of the bytes before it.
+A document is an object whose key `checksum` is a hash of all other keys, independent of order and layout. A journal
+line is an object whose last key is a hash of the bytes before it.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ LINE_END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n?\Z')
 
 
 class DamagedError(ValueError):
-    """Saved state is not as it was written. The text follows the name of the file: `is not JSON (...)`."""
+    """Saved state that is damaged. The text completes the name of the file: `is not JSON (...)`."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for text that is nested too deeply to be read."""
+    """Return the value of a JSON text. Raises ValueError, also for text that is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -31,32 +31,34 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with a checksum over everything else in it."""
+    """Return the document with a checksum of everything else in it."""
     body = {key: value for key, value in document.items() if key != KEY}
     return {**body, KEY: document_sum(body)}
 
 
 def unsealed(text: str | bytes, *, required: bool = False) -> dict[str, Any]:
-    """Return the document in a JSON text, without its checksum.
+    """Return the document of a JSON text without its checksum.
 
-    What a person wrote has no checksum and is taken as it is, unless one is `required`. Raises DamagedError where the
-    text is no JSON object or not as it was written.
+    A document without a checksum, such as one written by hand, is accepted unless `required` is set.
+
+    Raises:
+        DamagedError: The text is not a JSON object, or the checksum is wrong or missing.
     """
     try:
-        found = parse_json(text)
-    except ValueError as error:  # of JSON, and of bytes that are not UTF-8
+        document = parse_json(text)
+    except ValueError as error:  # invalid JSON, or bytes that are not UTF-8
         raise DamagedError(f"is not JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise DamagedError("is not a JSON object")
-    written = found.pop(KEY, None)
-    if (written is not None or required) and written != document_sum(found):
+    written = document.pop(KEY, None)
+    if (written is not None or required) and written != document_sum(document):
         raise DamagedError("is not as it was written (its checksum differs)")
-    return found
+    return document
 
 
 def document_sum(document: Mapping[str, Any]) -> str:
     """Return a hash of a document that does not depend on the order of its keys."""
-    as_read = json.loads(json.dumps(document))  # keys that are numbers become text, tuples become lists
+    as_read = json.loads(json.dumps(document))  # converts numeric keys to strings and tuples to lists
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -64,23 +66,23 @@ def document_sum(document: Mapping[str, Any]) -> str:
 
 
 def sealed_line(line: bytes) -> bytes:
-    """Return a line that holds a JSON object, not empty, with a checksum as its last key."""
+    """Return a line, which must be a non-empty JSON object, with a checksum as its last key."""
     body = line.removesuffix(b"\n").removesuffix(b"}")
     return body + f', "{KEY}": "{crc32(body):08x}"}}\n'.encode()
 
 
 def unsealed_line(line: bytes, *, required: bool = True) -> dict[str, Any]:
-    """Return the object in a line, without its checksum. Raises DamagedError where it is not as it was written."""
+    """Return the object of a line without its checksum. Raises DamagedError if it is damaged."""
     end = LINE_END.search(line[-40:])
     if end is None and required:
         raise DamagedError("has no checksum")
     if end is not None and int(end[1], 16) != crc32(line[: len(line) - len(end[0])]):
         raise DamagedError("is not as it was written (its checksum differs)")
     try:
-        found = parse_json(line)
+        document = parse_json(line)
     except ValueError as error:
         raise DamagedError(f"is not JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise DamagedError("is not a JSON object")
-    found.pop(KEY, None)
-    return found
+    document.pop(KEY, None)
+    return document

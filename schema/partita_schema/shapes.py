@@ -1,7 +1,7 @@
-"""The schema as plain data: what each key may hold, read once from pydantic's models.
+"""The schema as plain data: what each key accepts, read once from the pydantic models.
 
-Messages, the reference page and the search for misplaced keys all need this; pydantic's own annotations are too many
-ways of saying the same.
+Error messages, the reference page and the search for misplaced keys use this, because pydantic's annotations express
+the same thing in too many ways.
 """
 
 import types
@@ -23,12 +23,12 @@ class Leaf:
 
     kind: Literal["integer", "number", "text", "flag", "any"]
     words: str
-    """What to write, such as `an integer of at least 1`."""
+    """Text for messages, such as `an integer of at least 1`."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values."""
+    """One of a few values."""
 
     values: tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Tagged:
-    """A mapping whose `type` says which keys it has."""
+    """A mapping whose keys depend on `type`."""
 
     arms: tuple[tuple[str, type[Base]], ...]
 
@@ -52,7 +52,7 @@ class Tagged:
 
 @dataclass(frozen=True)
 class Items:
-    """A list: of any length, or of one shape for each place."""
+    """A list of any length with one shape, or a list of fixed length with a shape for each item."""
 
     item: "Shape"
     fixed: "tuple[Shape, ...] | None" = None
@@ -61,14 +61,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Named:
-    """A mapping with free keys."""
+    """A mapping with arbitrary keys."""
 
     value: "Shape"
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Any of several shapes."""
+    """A union of several shapes."""
 
     arms: "tuple[Shape, ...]"
 
@@ -83,15 +83,15 @@ class Key:
     name: str
     shape: Shape
     optional: bool
-    """Whether null may stand here."""
+    """Whether null is allowed."""
     required: bool
     default: Any
-    """Default value; None too where the key is required."""
+    """Default value, or None if the key is required."""
 
 
 @cache
 def keys_of(model: type[Base]) -> dict[str, Key]:
-    """The keys of a section, in the order of the model."""
+    """Return the keys of a section, in the order of the model."""
     return {name: key_of(name, info) for name, info in model.model_fields.items()}
 
 
@@ -103,7 +103,7 @@ def key_of(name: str, info: FieldInfo) -> Key:
 
 
 def split_null(annotation: Any, metadata: tuple[Any, ...], *, tagged: bool) -> tuple[Shape, bool]:
-    """The shape without its null arm, and whether there was one."""
+    """Return the shape without null, and whether null was allowed."""
     arms = union_arms(annotation)
     rest = [arm for arm in arms if arm is not type(None)]
     if len(rest) == len(arms):
@@ -119,11 +119,11 @@ def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), *, tagged: bool = 
         inner, *extra = get_args(annotation)
         infos = [part for part in extra if isinstance(part, FieldInfo)]
         plain = [part for part in extra if not isinstance(part, FieldInfo)]
-        told = [part.text for part in plain if isinstance(part, Words)]
-        if told:
-            return Leaf("any", told[0])
-        found = (*metadata, *plain, *(part for info in infos for part in info.metadata))
-        return shape_of(inner, found, tagged=tagged or any(info.discriminator is not None for info in infos))
+        texts = [part.text for part in plain if isinstance(part, Words)]
+        if texts:
+            return Leaf("any", texts[0])
+        constraints = (*metadata, *plain, *(part for info in infos for part in info.metadata))
+        return shape_of(inner, constraints, tagged=tagged or any(info.discriminator is not None for info in infos))
     if union_arms(annotation):
         return union_shape(list(union_arms(annotation)), tagged=tagged)
     if origin is Literal:
@@ -171,7 +171,7 @@ def leaf(annotation: Any, metadata: tuple[Any, ...]) -> Leaf:
 
 
 def bounds(metadata: tuple[Any, ...]) -> str:
-    """` from 0 to 1`, ` of at least 1`, ` above 0`; empty without limits."""
+    """Return ` from 0 to 1`, ` of at least 1` or ` above 0`, or an empty text without limits."""
     least = [part.ge for part in metadata if isinstance(part, Ge)]
     above = [part.gt for part in metadata if isinstance(part, Gt)]
     most = [part.le for part in metadata if isinstance(part, Le)]
@@ -184,7 +184,7 @@ def bounds(metadata: tuple[Any, ...]) -> str:
 
 
 def words(shape: Shape) -> str:
-    """What to write: `an integer of at least 1, or auto`."""
+    """Return what to write, such as `an integer of at least 1, or auto`."""
     match shape:
         case Leaf():
             return shape.words
@@ -223,13 +223,13 @@ def listed(values: tuple[Any, ...]) -> str:
 
 
 def one_of(tags: Sequence[str | None]) -> str:
-    """Tags as a person lists them: `a, b or c`."""
+    """Return tags as a list in prose: `a, b or c`."""
     *first, last = map(str, tags)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def models_of(shape: Shape) -> Iterator[tuple[str | None, type[Base]]]:
-    """The sections in a shape with their tags, those in lists and unions included."""
+    """Yield the sections in a shape with their tags, including those in lists and unions."""
     match shape:
         case Section(model):
             yield None, model

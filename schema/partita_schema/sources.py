@@ -105,10 +105,10 @@ def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
     """Return a unique name for each source of a mix: the name in the file, or one derived from what it reads."""
     taken = {part.name for part in mix if part.name is not None}
     last_numbers: dict[str, int] = {}
-    found: list[str] = []
+    names: list[str] = []
     for part in mix:
         if part.name is not None:
-            found.append(part.name)
+            names.append(part.name)
             continue
         wanted = default_name(part.source)
         number = last_numbers.get(wanted, 0) + 1
@@ -116,5 +116,5 @@ def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
             number += 1
         last_numbers[wanted] = number
         taken.add(name)
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""One line about a configuration."""
+"""A one-line summary of a configuration."""
 
 from partita_schema.config import Config
 from partita_schema.counted import counted
@@ -6,7 +6,7 @@ from partita_schema.model import EmbeddingBagModel, ScratchModel
 
 
 def summary(config: Config) -> str:
-    """`finetune of scratch llama with lora in 4 bits; 1 input, 2 outputs`."""
+    """Return a summary such as `finetune of scratch llama with lora in 4 bits; 1 input, 2 outputs`."""
     verb = "zero-shot" if config.trainer.type == "none" else config.trainer.type
     adapter = f" with {config.adapter.type}" if config.adapter is not None else ""
     bits = f" in {config.quantization.bits} bits" if config.quantization is not None else ""
@@ -15,7 +15,7 @@ def summary(config: Config) -> str:
 
 
 def model_name(config: Config) -> str:
-    """What the base model is called in a line about it."""
+    """Return the name of the base model for a summary."""
     model = config.base_model
     if isinstance(model, ScratchModel):
         return f"scratch {model.architecture}"

@@ -1,27 +1,27 @@
-"""Places of classes from outside: `module:Class`, or a name that a package has given to one."""
+"""References to classes outside partita: `module:Class`, or a name registered by an installed package."""
 
 import re
 
 from partita_schema.base import broken
 
 NAME = re.compile(r"[A-Za-z][\w-]*")
-"""A name that a package gives to a class of its own."""
+"""A name that a package registers for one of its classes."""
 
 
 def check_target(target: str) -> str:
-    """The text, where it names a module and a class."""
+    """Return the text if it is `module:Class`; otherwise raise a rule error."""
     if not is_target(target):
         raise broken(f"got {target!r}; write module:Class, such as my_package.parts:MyClass")
     return target
 
 
 def check_part(target: str, *, at: str = "") -> str:
-    """The text, where it names a module and a class, or is a name; `at` is where it stands below the model."""
+    """Return the text if it is `module:Class` or a name; otherwise raise a rule error for the key `at`."""
     if not is_target(target) and not NAME.fullmatch(target):
         raise broken(f"got {target!r}; write module:Class, such as my_package.parts:MyClass, or a name", at=at)
     return target
 
 
 def is_target(target: str) -> bool:
-    """Whether it is `module:Class`."""
+    """Return whether the text is `module:Class`."""
     return re.fullmatch(r"[\w.]+:\w+", target) is not None

@@ -7,7 +7,7 @@ TASKS = {
     "score": "a text gets a number",
     "chat": "a message gets a reply, with a system message",
 }
-"""Names of the tasks, and what they do."""
+"""Names of the tasks, with descriptions."""
 
 FEATURES = {
     "classify": """\
@@ -96,11 +96,11 @@ def template(task: str, *, model: str, data: str, train: bool, features: str | N
     """Return a configuration for a task of TASKS.
 
     Args:
-        task: key of TASKS.
-        model: a Hub id, a folder or `scratch`.
-        data: path of the rows, from the file.
-        train: whether to fine-tune.
-        features: input_features, output_features and prompt as YAML; by default those that are typical of the task.
+        task: Key of TASKS.
+        model: Hub id, folder, or `scratch`.
+        data: Path of the rows, relative to the file.
+        train: Whether to fine-tune.
+        features: input_features, output_features and prompt as YAML. Default: typical ones for the task.
     """
     from partita_schema.dump import scalar
 

@@ -17,7 +17,7 @@ class TrainerBase(Base):
     """Options of all trainers."""
 
     batch_size: Count | Literal["auto"] = "auto"
-    """Rows per device in one forward pass (the micro-batch size). auto: the largest that fits in memory, measured on
+    """Rows per process in one forward pass (the micro-batch size). auto: the largest that fits in memory, measured on
     the device with the longest rows of the data."""
     eval_batch_size: Count | Literal["auto"] | None = None
     """Batch size for evaluation and prediction. auto: measured separately for each. Default: batch_size if it is a

@@ -1,7 +1,7 @@
-"""A configuration as it was written: values that know where they stand.
+"""A configuration as written: values with their position in the file.
 
-The tree lies between YAML, dictionaries and overrides on one side and pydantic on the other. Ludwig's keys are moved
-in it, so that every later message still knows the line.
+YAML, dictionaries and overrides are converted to this tree, and pydantic checks it. Ludwig's keys are moved within it,
+so later messages still have the line number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,12 @@ from partita_schema.errors import ConfigError, Problem
 Scalar: TypeAlias = object
 Path: TypeAlias = tuple[str | int, ...]
 MAX_DEPTH = 64
-"""Levels of nesting that are read; deeper is refused, since no configuration is."""
+"""Maximum nesting depth that is read; no configuration is deeper."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands."""
+    """A position in a file."""
 
     file: str | None
     line: int | None
@@ -31,19 +31,19 @@ class Place:
 
 @dataclass
 class Node:
-    """A value, its place and its origin."""
+    """A value with its position and origin."""
 
     value: "Scalar | dict[str, Node] | list[Node]"
     place: Place | None = None
-    """Where the value starts."""
+    """Position of the value."""
     key_place: Place | None = None
-    """Where its key, or the dash of a list, stands."""
+    """Position of the key, or of the dash in a list."""
     text: str | None = None
-    """A plain scalar as it was written: `no`, `1e3`; None for anything quoted or not from YAML."""
+    """A plain scalar as written, such as `no` or `1e3`. None if it was quoted or is not from YAML."""
     origin: str | None = None
-    """Where the value comes from when that is no line: --set, ludwig."""
+    """Origin of the value if it is not a line of the file: --set or ludwig."""
     written: str | None = None
-    """The key as it was written, where it was moved."""
+    """The key as written, if the value was moved."""
 
     def children(self) -> "Iterator[tuple[str | int, Node]]":
         if isinstance(self.value, dict):
@@ -65,7 +65,7 @@ class Node:
         return node
 
     def plain(self) -> object:
-        """dict, list and scalars."""
+        """Return the tree as dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -73,7 +73,7 @@ class Node:
         return self.value
 
     def copy(self) -> "Node":
-        """The tree anew, down to the leaves."""
+        """Return a deep copy of the tree."""
         if isinstance(self.value, dict):
             return replace(self, value={key: child.copy() for key, child in self.value.items()})
         if isinstance(self.value, list):
@@ -81,18 +81,18 @@ class Node:
         return replace(self)
 
     def mapping(self) -> "dict[str, Node]":
-        """The children by key, to be changed; empty and apart for what is no mapping."""
+        """Return the children by key, for modification. For a value that is not a mapping, return a new empty dict."""
         return self.value if isinstance(self.value, dict) else {}
 
 
 def dotted(path: Path) -> str:
-    """`output_features[0].decoder`."""
+    """Return a path as text, such as `output_features[0].decoder`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
 def tree_of(value: object, *, depth: int = 0) -> Node:
-    """The tree of a dictionary. Raises ConfigError for nesting without end."""
+    """Return the tree of a dictionary. Raises ConfigError if it is nested too deeply."""
     if depth > MAX_DEPTH:
         raise ConfigError([Problem("", f"is nested more than {MAX_DEPTH} levels deep; write it flatter")])
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What to say about a key that the schema does not know: the key that was meant, or where it belongs."""
+"""Advice about unknown keys: the key that was meant, or where it belongs."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,21 +19,25 @@ RENAMED_KEYS = {
     "simulation.seats": "agents",
     "simulation.train_on": "self_training",
 }
-"""Earlier names of keys, until the first release."""
+"""Former names of keys, kept until the first release."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A message about a key, and the key of the same section that is surely meant."""
+    """A message about a key, and the key of the same section that was most likely meant."""
 
     message: str
     meant: str | None = None
 
 
 def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, section: Mapping[str, Node]) -> Advice:
-    """What to write instead of the last key of `path`, which `model` does not have.
+    """Return advice about the last key of `path`, which `model` does not have.
 
-    `siblings` is the union that `model` is an arm of; `section` holds the keys that stand beside.
+    Args:
+        path: Path of the unknown key.
+        model: The section that the key is in.
+        siblings: The union that `model` belongs to, or None.
+        section: All keys of the section in the file.
     """
     key, own = str(path[-1]), keys_of(model)
     where = re.sub(r"\[\d+\]", "", dotted(path))
@@ -69,7 +73,7 @@ def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, secti
 
 
 def ludwig_key(path: Path) -> str | None:
-    """Words about a key that only Ludwig has."""
+    """Return advice about a key that only Ludwig has, or None."""
     pattern = ".".join("*" if isinstance(part, int) else part for part in path)
     if pattern in RENAMED:
         return f"unknown key; write {relative(RENAMED[pattern], path)}"
@@ -91,7 +95,7 @@ def allowed(own: Mapping[str, object], model: type[Base]) -> str:
 
 
 def mangled_key(key: str, own: Mapping[str, object]) -> Advice | None:
-    """`r:8` without a space, and `trainer.epochs` as one key."""
+    """Return advice about `r:8` without a space, or `trainer.epochs` as one key."""
     name, colon, value = key.partition(":")
     if colon and name in own:
         return Advice(f"a space is missing after the colon; write {name}: {value}")
@@ -102,13 +106,13 @@ def mangled_key(key: str, own: Mapping[str, object]) -> Advice | None:
 
 
 def relative(target: str, path: Path) -> str:
-    """The place as seen from the section that the key stands in."""
+    """Return a key path relative to the section of `path`."""
     section = "".join(f"{part}." for part in path[:-1] if isinstance(part, str))
     return target.removeprefix(section) if section else target
 
 
 def other_arm(key: str, model: type[Base], siblings: Tagged | None) -> str | None:
-    """The key fits another type of the same section."""
+    """Return advice about a key that belongs to another type of the same section, or None."""
     if siblings is None:
         return None
     tags = [tag for tag, other in siblings.arms if other is not model and key in keys_of(other)]
@@ -122,13 +126,13 @@ def other_arm(key: str, model: type[Base], siblings: Tagged | None) -> str | Non
 
 @cache
 def all_places() -> dict[str, tuple[str, ...]]:
-    """Places of every key, nearest to the top first."""
-    found: dict[str, list[str]] = {}
+    """Return the paths of every key, shortest first."""
+    by_name: dict[str, list[str]] = {}
     for place, name in sorted(walk(Config, ""), key=lambda item: item[0].count(".")):
-        found.setdefault(name, [])
-        if place not in found[name]:
-            found[name].append(place)
-    return {name: tuple(places) for name, places in found.items()}
+        by_name.setdefault(name, [])
+        if place not in by_name[name]:
+            by_name[name].append(place)
+    return {name: tuple(places) for name, places in by_name.items()}
 
 
 def walk(model: type[Base], section: str) -> Iterator[tuple[str, str]]:
@@ -144,5 +148,5 @@ def known_names() -> list[str]:
 
 
 def places_of(name: str) -> tuple[str, ...]:
-    """Where a key of this name belongs; nothing for names that stand everywhere."""
+    """Return the paths where a key of this name belongs; empty for names that occur everywhere."""
     return () if name in ("type", "name", "column", "split") else all_places().get(name, ())

@@ -1,8 +1,8 @@
-"""`${NAME}` and `${NAME:-default}` in values of a configuration: environment variables.
+"""Environment variables in configuration values: `${NAME}` and `${NAME:-default}`.
 
-Values that were written in YAML or with --set are expanded, keys and dictionaries of Python are not, nor are texts
-whose braces stand for columns (`prompt.template` and what is said in simulations). `$${` is the text `${`. A quoted
-value stays a text; a plain one is read as if the expanded text stood in the file, but only ever as one scalar.
+Values from YAML and --set are expanded. Keys, Python dictionaries, and texts with column names in braces
+(`prompt.template`, prompts of simulations) are not. `$${` is a literal `${`. A quoted value stays a string. A plain
+value is read as if the expanded text were in the file, but always as one scalar.
 """
 
 import os
@@ -16,15 +16,15 @@ from partita_schema.yaml_tree import plain_value
 
 VARIABLE = re.compile(r"\$\$(?=\{)|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>[^{}]*))?\})?")
 SECRET = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-"""Names of variables that hold what must not be written into the files of a run."""
+"""Names of variables that may contain a secret, which must not be written to the files of a run."""
 
 
 class VariableError(ValueError):
-    """A reference that cannot be expanded; the text says what to write instead."""
+    """A reference that cannot be expanded. The text says what to write instead."""
 
 
 def expand_variables(root: Node, *, spared: tuple[Path, ...] = (), at: Path = ()) -> Iterator[Problem]:
-    """Expand every value below `root` in place; a problem for each that cannot be.
+    """Expand every value below `root` in place, and yield a problem for each that cannot be expanded.
 
     Args:
         root: The tree, or a part of it.
@@ -44,14 +44,14 @@ def expand_variables(root: Node, *, spared: tuple[Path, ...] = (), at: Path = ()
         yield Problem(dotted(at), str(error), root.place.file, root.place.line, root.place.column)
         return
     if text != written.replace("$${", "${"):
-        # An origin becomes a comment of one line.
+        # One line, because the origin is written as a comment.
         root.origin = f"{root.origin or root.place}: {' '.join(written.split())[:60]}"
     root.value = text if root.text is None else plain_value(text)
     root.text = text if root.text is not None else None
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """The text with the values of variables in it. Raises VariableError."""
+    """Return the text with variables replaced by their values. Raises VariableError."""
 
     def value_of(match: re.Match[str]) -> str:
         if match.group() == "$$":
@@ -82,7 +82,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def escaped(value: Any, path: Path = ()) -> Any:
-    """A value as it must be written to be read back: `${` as `$${` where it would be expanded."""
+    """Return a value as it must be written so that it is not expanded: `${` becomes `$${`."""
     if isinstance(value, dict):
         return {key: escaped(item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +91,8 @@ def escaped(value: Any, path: Path = ()) -> Any:
 
 
 def is_template(path: Path) -> bool:
-    """Whether braces in the text at a path stand for columns, so that `${price}` is a dollar before a column."""
+    """Return whether braces in the text at a path are column names, so that `${price}` is a dollar sign before a
+    column."""
     names = [part for part in path if isinstance(part, str)]
     if names[-2:] == ["prompt", "template"] or names == ["simulation", "world", "first"]:
         return True

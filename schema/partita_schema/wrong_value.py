@@ -1,4 +1,4 @@
-"""What to say about a value that does not fit: what was found, and what to write, in terms of what YAML does."""
+"""Messages about invalid values: what was found, what to write, and how YAML read the value."""
 
 import re
 
@@ -10,7 +10,7 @@ from partita_schema.tree import Node
 
 
 def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
-    """One sentence: what is expected, what stands there, and the trap that was stepped into if it is a known one."""
+    """Return one sentence with the expected and the actual value, and the YAML pitfall if it is a known one."""
     value = node.value
     if value == "auto" and key in ALREADY_AUTO:
         return "auto is what happens without the key; remove it"
@@ -25,7 +25,7 @@ def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
 
 
 def found(node: Node) -> str:
-    """The value as it was written, or its kind."""
+    """Return the value as written, or a description of its type."""
     value = node.value
     if isinstance(value, dict):
         return f"a mapping with {', '.join(list(value)[:3])}" if value else "an empty mapping"
@@ -68,7 +68,7 @@ def null_trap(shape: Shape, node: Node) -> str | None:
 
 
 def boolean_trap(key: str, shape: Shape, node: Node) -> str | None:
-    """`no`, `yes`, `on` and `off` are true and false to YAML."""
+    """Return a message if `no`, `yes`, `on` or `off` was read as a boolean."""
     if not isinstance(node.value, bool) or node.text is None or accepts(shape, "flag"):
         return None
     plain = str(node.value).lower()
@@ -83,7 +83,7 @@ def boolean_trap(key: str, shape: Shape, node: Node) -> str | None:
 
 
 def quote_trap(shape: Shape, node: Node) -> str | None:
-    """A number where text is meant."""
+    """Return a message if a number is given where text is expected."""
     value = node.value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -96,7 +96,7 @@ def quote_trap(shape: Shape, node: Node) -> str | None:
 
 
 def text_trap(shape: Shape, node: Node, *, optional: bool) -> str | None:
-    """A text where something else is meant: a quoted number, None, a name near a known one."""
+    """Return a message for text in place of another type: a quoted number, None, or a misspelled name."""
     text = node.value
     if not isinstance(text, str):
         return None
@@ -127,7 +127,7 @@ def number_in(text: str) -> int | float | None:
 
 
 def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
-    """A mapping for a text, a text for a mapping, one value for a list."""
+    """Return a message for a mapping in place of text, text in place of a mapping, or one value in place of a list."""
     value = node.value
     if isinstance(value, dict) and accepts(shape, "text") and len(value) == 1:
         (name, only), *_ = value.items()

@@ -1,8 +1,8 @@
-"""YAML text to a tree, with the place of every key and value, or to problems in words.
+"""Parsing of YAML text to a tree with the position of every key and value, or to problems.
 
-Built from parser events, not by composing: depth, size and anchors are limited while reading, so that 10 MB of
-brackets or a few lines of nested anchors are refused at once. Keys are always texts. Only plain YAML is read: one
-document, no tags, no duplicate keys; `<<` merges and anchors work.
+Built from parser events instead of composed nodes, so that depth, size and anchors are limited while reading: 10 MB of
+brackets or a few lines of nested anchors are rejected at once. Keys are always strings. Only plain YAML is supported:
+one document, no tags, no duplicate keys. `<<` merges and anchors work.
 """
 
 import re
@@ -25,7 +25,7 @@ from partita_schema.errors import ConfigError, Problem
 from partita_schema.tree import MAX_DEPTH, Node, Path, Place, dotted
 
 MAX_VALUES = 100_000
-"""Values that are read, those behind anchors counted each time they are used."""
+"""Maximum number of values. The values of an anchor count each time it is used."""
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
@@ -41,11 +41,12 @@ SPECIAL = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
-"""Words that YAML 1.1 reads as something else than text."""
+"""Words that YAML 1.1 does not read as text, with their values."""
 
 
 def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]]:
-    """The tree of one YAML document, and mistakes that did not stop the reading. Raises ConfigError where one did."""
+    """Return the tree of one YAML document, and problems that did not stop parsing. Raises ConfigError for one that
+    did."""
     builder = Builder(file)
     try:
         root = builder.document(yaml.parse(text, Loader=Loader))
@@ -68,13 +69,13 @@ def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]
 
 @dataclass
 class Builder:
-    """Events to a tree."""
+    """Builds the tree from parser events."""
 
     file: str | None
     problems: list[Problem] = field(default_factory=list)
-    """What is wrong but does not stop the reading."""
+    """Problems that do not stop parsing."""
     anchors: dict[str, Node | None] = field(default_factory=dict)
-    """Nodes by anchor; None while the node is still open."""
+    """Nodes by anchor; None while the node is incomplete."""
     values: int = 0
     depth: int = 0
 
@@ -106,7 +107,7 @@ class Builder:
         assert isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent)
         place = self.place(event)
         self.count(1, place)
-        # The parser names the tag `!` of a quoted text too in some versions: only a tag that was written counts.
+        # Some parser versions report the tag `!` for quoted text. Only tags that were written count.
         if event.tag not in (None, "!"):
             raise self.stop(path, f"has the YAML tag {event.tag}; remove it, tags are not read", place)
         if event.anchor:
@@ -159,7 +160,7 @@ class Builder:
         return items
 
     def mapping(self, events: Iterator[Event], path: Path) -> dict[str, Node]:
-        found: dict[str, Node] = {}
+        children: dict[str, Node] = {}
         merged: list[Node] = []
         for event in events:
             if isinstance(event, CollectionEndEvent):
@@ -174,25 +175,25 @@ class Builder:
             child.key_place = place
             if key == "<<" and event.implicit[0]:
                 merged.append(child)
-            elif key in found:
-                self.problems.append(self.duplicate((*path, key), place, found[key]))
+            elif key in children:
+                self.problems.append(self.duplicate((*path, key), place, children[key]))
             else:
-                found[key] = child
+                children[key] = child
         for child in merged:
-            self.merge(child, found, path)
-        return found
+            self.merge(child, children, path)
+        return children
 
     def duplicate(self, path: Path, place: Place, first: Node) -> Problem:
         line = first.key_place.line if first.key_place else 0
         return self.problem(path, f"the key stands twice, first in line {line}; keep one", place)
 
-    def merge(self, child: Node, found: dict[str, Node], path: Path) -> None:
-        """`<<`: keys of other mappings where this one does not have them; earlier ones win."""
+    def merge(self, child: Node, children: dict[str, Node], path: Path) -> None:
+        """Merge `<<`: add keys of other mappings that this one does not have. Earlier mappings win."""
         for source in child.value if isinstance(child.value, list) else [child]:
             if not isinstance(source.value, dict):
                 raise self.stop(path, "<< merges mappings only; write << : *anchor of a mapping", child.key_place)
             for key, value in source.value.items():
-                found.setdefault(key, value)
+                children.setdefault(key, value)
 
     def scalar(self, event: ScalarEvent, path: Path, place: Place) -> Node:
         text = event.value
@@ -207,10 +208,10 @@ class Builder:
 
 
 def plain_value(text: str) -> object:
-    """What an unquoted YAML scalar stands for; dates stay texts."""
+    """Return the value of an unquoted YAML scalar. Dates stay strings."""
     if text in SPECIAL:
         return SPECIAL[text]
-    # int() refuses more than 4300 digits, and no configuration needs a hundred
+    # int() fails above 4,300 digits, and no configuration needs a hundred
     if INTEGER.fullmatch(text) and len(text) < 100:
         return int(text.replace("_", ""))
     if HEXADECIMAL.fullmatch(text) and len(text) < 100:
@@ -231,7 +232,7 @@ def size(node: Node) -> int:
 
 
 def read_value(text: str) -> Node:
-    """The tree of one YAML value, as in an override; `Say: yes`, and what is no YAML, is a text."""
+    """Return the tree of one YAML value, such as in an override. Text that is not YAML, and `Say: yes`, is a string."""
     try:
         node = Builder(None).document(yaml.parse(text, Loader=Loader))
     except (yaml.YAMLError, ConfigError, RecursionError):

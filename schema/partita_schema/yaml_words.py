@@ -1,4 +1,4 @@
-"""What is wrong with a text that is no YAML, in words: what was found and what to write instead."""
+"""Messages about text that is not valid YAML: what was found, and what to write instead."""
 
 import re
 
@@ -10,39 +10,39 @@ from partita_schema.errors import Problem
 NO_SPACE = re.compile(r"(?P<start>\s*(?:- +)?)(?P<key>[A-Za-z_]\w*):(?P<value>(?!//)[^\s:].*)")
 """A key whose colon is not followed by a space."""
 SECOND_COLON = re.compile(r"\s*(?:- +)*(?P<key>[^\s:#'\"{\[][^:#]*): +(?P<value>[^'\"|>&*].*: .*|[^'\"|>&*].*:)$")
-"""A value that holds a colon and a space without quotes."""
+"""An unquoted value that contains a colon and a space."""
 CLOSED = r"(?:\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|'[^']*')"
 AFTER_CLOSING = re.compile(rf"\s*(?:- +)?(?P<key>[\w-]+): +(?P<value>{CLOSED}[^,#\s].*|{CLOSED} +[^#\s].*)")
-"""A value that goes on after its closing brace or quote."""
+"""A value that continues after its closing brace or quote."""
 PLAIN_TEXT = re.compile(r"(?:\$\{[^{}]*\}|[^\s,\[\]{}'\"])+")
-"""Text without quotes inside braces or brackets, with the variables in it."""
+"""Unquoted text inside braces or brackets, including variables."""
 
 
 def syntax_words(error: yaml.YAMLError, text: str, *, file: str | None) -> Problem:
-    """The one mistake at which the YAML parser gave up, at the line where a person would mend it."""
+    """Return the problem at which the YAML parser stopped, at the line that a user would fix."""
     if isinstance(error, ReaderError):
         return control_character(text, file=file)
     mark = getattr(error, "problem_mark", None)
     context = getattr(error, "context_mark", None)
     line, column = (mark.line, mark.column) if mark else (0, 0)
     start = (context.line, context.column) if context else (line, column)
-    lines = [row[:500] for row in text.splitlines()]  # the patterns below are quadratic in a line
+    lines = [row[:500] for row in text.splitlines()]  # the patterns below take quadratic time in the length of a line
     row, place, message = explain(str(getattr(error, "problem", error)), lines, (line, column), start)
     return Problem("", message, file, row + 1, place + 1)
 
 
 def control_character(text: str, *, file: str | None) -> Problem:
-    found = re.search(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
-    before = text[: found.start()] if found else ""
+    match = re.search(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
+    before = text[: match.start()] if match else ""
     line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-    code = f"\\x{ord(found[0]):02x}" if found else "?"
+    code = f"\\x{ord(match[0]):02x}" if match else "?"
     return Problem(
         "", f"the control character {code} stands here; remove it, or is this no YAML file?", file, line, column
     )
 
 
 def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[int, int]) -> tuple[int, int, str]:
-    """Line, column (from 0) and words."""
+    """Return line and column (from 0) and message of a parser problem."""
     line, column = at
     current = lines[line] if line < len(lines) else ""
     for row in dict.fromkeys((line, start[0])):
@@ -52,9 +52,9 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
     if joined is not None:
         return joined
     for row in dict.fromkeys((line, start[0])):
-        found = AFTER_CLOSING.fullmatch(lines[row]) if row < len(lines) and "expected key" in problem else None
-        if found:
-            return row, found.start("value"), quotes(found["key"], "text that starts with a brace or quote")
+        match = AFTER_CLOSING.fullmatch(lines[row]) if row < len(lines) and "expected key" in problem else None
+        if match:
+            return row, match.start("value"), quotes(match["key"], "text that starts with a brace or quote")
     if "mapping values" in problem:
         return mapping_values(lines, line, column)
     if "quoted scalar" in problem or "end of stream" in problem:
@@ -85,29 +85,29 @@ def indentation(line: str) -> str:
 
 
 def unquoted_variable(line: str, column: int) -> re.Match[str] | None:
-    """The text with a variable whose brace stands at `column`; None for another brace."""
+    """Return the match of text with a variable whose brace is at `column`, or None for another brace."""
     if not line.startswith("${", column - 1):
         return None
-    return next((found for found in PLAIN_TEXT.finditer(line) if found.start() < column < found.end()), None)
+    return next((match for match in PLAIN_TEXT.finditer(line) if match.start() < column < match.end()), None)
 
 
 def missing_space(lines: list[str], line: int, start: int) -> tuple[int, int, str] | None:
-    """`epochs:3`, in the line where the parser gave up or in the one above it."""
+    """Return the problem of `epochs:3`, in the line where the parser stopped or the one above it."""
     above = next((row for row in range(min(line, len(lines)) - 1, -1, -1) if lines[row].strip()), line)
     for row in dict.fromkeys((start, line, above)):
-        found = NO_SPACE.fullmatch(lines[row]) if row < len(lines) else None
-        if found:
-            value = found["value"].strip()
-            return row, found.start("key"), f"a space is missing after the colon; write {found['key']}: {value}"
+        match = NO_SPACE.fullmatch(lines[row]) if row < len(lines) else None
+        if match:
+            value = match["value"].strip()
+            return row, match.start("key"), f"a space is missing after the colon; write {match['key']}: {value}"
     return None
 
 
 def mapping_values(lines: list[str], line: int, column: int) -> tuple[int, int, str]:
-    """A second colon in one line, or a line that is indented under one that has a value already."""
+    """Return the problem of a second colon in one line, or of a line indented under one that has a value."""
     current = lines[line]
-    found = SECOND_COLON.fullmatch(current)
-    if found and column > found.end("key"):
-        return line, found.start("value"), quotes(found["key"].strip(), "text that holds a colon")
+    match = SECOND_COLON.fullmatch(current)
+    if match and column > match.end("key"):
+        return line, match.start("value"), quotes(match["key"].strip(), "text that holds a colon")
     indent = len(indentation(current))
     return line, indent, "is indented under a line that has a value already; align it with the keys of its section"
 
