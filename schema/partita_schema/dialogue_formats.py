@@ -291,7 +291,14 @@ def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[
 
 
 def refuse_unread(item: Mapping[str, Any], where: str, *, read: Collection[str], content: str) -> None:
-    """Raise FormatError if a message has a value under a key that is not read."""
+    """Raise FormatError if a message has a value under a key that is not read.
+
+    Args:
+        item: The message.
+        where: Name of the message for the error text.
+        read: Keys that are read or ignored.
+        content: Key of the message text, for the error text.
+    """
     unread = [str(key) for key in item if key not in read and holds(item[key])]
     if unread:
         raise FormatError(

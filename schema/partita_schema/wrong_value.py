@@ -10,7 +10,14 @@ from partita_schema.tree import Node
 
 
 def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
-    """Return one sentence with the expected and the actual value, and the YAML pitfall if it is a known one."""
+    """Return one sentence with the expected and the actual value, and the YAML pitfall if it is a known one.
+
+    Args:
+        key: Name of the key.
+        shape: What the key accepts.
+        node: The invalid value.
+        optional: Whether null is allowed.
+    """
     value = node.value
     if value == "auto" and key in ALREADY_AUTO:
         return "auto is what happens without the key; remove it"

@@ -42,7 +42,14 @@ def control_character(text: str, *, file: str | None) -> Problem:
 
 
 def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[int, int]) -> tuple[int, int, str]:
-    """Return line and column (from 0) and message of a parser problem."""
+    """Return line and column (from 0) and message of a parser problem.
+
+    Args:
+        problem: Error text of the YAML parser.
+        lines: Lines of the file.
+        at: Line and column (from 0) where the parser stopped.
+        start: Line and column (from 0) where the enclosing value starts.
+    """
     line, column = at
     current = lines[line] if line < len(lines) else ""
     for row in dict.fromkeys((line, start[0])):
