@@ -1,1 +1,1 @@
-"""How weights change, or do not: trainers, their registry, checkpoints."""
+"""Trainers, their registry, and checkpoints."""

@@ -1,6 +1,6 @@
-"""Texts as bags of numbers, and what a model of them offers to be trained without locks.
+"""Texts as bags of feature ids, and the model interface for lock-free training on them.
 
-Shapes: N rows, K entries of all their bags, C labels.
+Shapes: N rows, K entries of all bags, C labels.
 """
 
 from dataclasses import dataclass
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bags:
-    """Rows of a classifier, one behind the other."""
+    """Rows of a classifier, concatenated."""
 
     ids_K: "torch.Tensor"
     """Rows of the embedding, int64."""
     starts_N1: "torch.Tensor"
-    """Where the bag of each row starts in ids_K, and the end, int64."""
+    """Start of each row's bag in ids_K, and the end of the last, int64."""
     labels_N: "torch.Tensor"
-    """Place of the right label of each row, int64."""
+    """Index of the correct label of each row, int64."""
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
     @property
     def tensors(self) -> "tuple[torch.Tensor, ...]":
-        """All of them."""
+        """All tensors."""
         return self.ids_K, self.starts_N1, self.labels_N
 
 
 class BagModel(LanguageModel, Protocol):
-    """A classifier of bags. Its `module` takes ids [K] and the starts of bags [N], and gives logits [N, C]."""
+    """A classifier of bags. Its `module` maps ids [K] and bag starts [N] to logits [N, C]."""
 
     def bags(self, batch: Batch) -> Bags:
-        """The rows of a batch."""
+        """Return the rows of a batch as bags."""
 
 
 def joined(parts: list[Bags]) -> Bags:
-    """All rows of the parts, in their order."""
+    """Concatenate the rows of all parts, in order."""
     import torch
 
     before = torch.tensor([0, *(len(part.ids_K) for part in parts)]).cumsum(0)
@@ -53,7 +53,7 @@ def joined(parts: list[Bags]) -> Bags:
 
 
 def chosen(bags: Bags, rows_n: "torch.Tensor") -> Bags:
-    """Some of the rows."""
+    """Select rows by index."""
     import torch
 
     firsts_n, lengths_n = bags.starts_N1[rows_n], bags.starts_N1[rows_n + 1] - bags.starts_N1[rows_n]

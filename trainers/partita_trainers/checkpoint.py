@@ -1,12 +1,12 @@
-"""Checkpoints that are complete or absent: written beside, synced, renamed. Read back from safetensors and JSON only.
+"""Atomic checkpoints: written to a temporary folder, synced and renamed. Only safetensors and JSON are read back.
 
 A folder `step-000120` holds
-  model files     whatever the language model writes: weights or adapter
-  optimizer.*     the state of each optimizer: tensors in .safetensors, the rest in .json
-  rng.*           states of the random generators: torch, its devices, Python, numpy
-  cursor.json     where the data stands
-  trainer.json    step, best metric, patience: what the trainer counts
-  partita-checksums.json    size and hash of all others, by which damage is noticed
+    model files     whatever the language model writes: weights or adapter
+    optimizer.*     the state of each optimizer: tensors in .safetensors, the rest in .json
+    rng.*           states of the random generators: torch, its devices, Python, numpy
+    cursor.json     the data position
+    trainer.json    counters of the trainer: step, best metric, patience
+    partita-checksums.json    size and hash of all other files, to detect damage
 """
 
 import json
@@ -35,22 +35,21 @@ TENSOR = "__tensor__"
 
 
 def checkpoint_name(step: int) -> str:
-    """Folder name of a step."""
+    """Return the folder name of a step."""
     return f"step-{step:06d}"
 
 
 def list_checkpoints(folder: Path) -> list[int]:
-    """Steps that have a complete checkpoint, oldest first."""
+    """Return the steps that have a complete checkpoint, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
 
 
 def newest_intact(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint whose files are as they were written; None where there is none at all.
+    """Return the step of the newest checkpoint whose checksums match; None if there are no checkpoints.
 
-    Damaged ones that are newer are set aside as `damaged-step-N`, and the log says so. Raises ResumeError where all are
-    damaged.
+    Newer damaged ones are renamed to `damaged-step-N` and logged. Raises ResumeError if all are damaged.
     """
     clear_unfinished(folder)
     steps = list_checkpoints(folder)
@@ -72,14 +71,14 @@ def newest_intact(folder: Path) -> int | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that the run can write that step again. Return its new place."""
+    """Rename a damaged checkpoint, so that the run can write that step again. Return its new path."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     return path.rename(aside)
 
 
 def check_intact(folder: Path, step: int) -> None:
-    """Raise ResumeError where a file of a step's checkpoint is damaged or missing."""
+    """Raise ResumeError if a file of a step's checkpoint is damaged or missing."""
     try:
         check_sums(folder / checkpoint_name(step), required=True)
     except DamagedError as error:
@@ -87,7 +86,7 @@ def check_intact(folder: Path, step: int) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Remove incomplete checkpoints of killed processes."""
     for path in folder.glob(".step-*"):
         shutil.rmtree(path)
 
@@ -101,11 +100,20 @@ def write_checkpoint(
     cursor: Mapping[str, Any],
     trainer: Mapping[str, Any],
 ) -> Path:
-    """The finished folder of `step`. Whatever moment the process is killed at, it is there whole or not at all."""
+    """Write the checkpoint of `step` atomically and return its folder.
+
+    Args:
+        folder: Folder of all checkpoints of the run.
+        step: Step that the state belongs to.
+        save_model: Writes the model into a folder.
+        optimizer_states: State dicts of the optimizers.
+        cursor: Data position, JSON.
+        trainer: Counters of the trainer, JSON.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / checkpoint_name(step)
     if final.exists():
-        return final  # the state of a step is always the same
+        return final  # the state of a step is deterministic
     beside = folder / f".{final.name}-{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
@@ -133,9 +141,16 @@ def read_checkpoint(
     load_model: Callable[[Path], None],
     optimizers: list[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Restore model, optimizers and random states; the cursor and what the trainer counted come back.
+    """Restore the model, optimizers and random states; return the cursor and the trainer's counters.
 
-    Raises ResumeError where the optimizers are not those of the checkpoint.
+    Args:
+        folder: Folder of all checkpoints of the run.
+        step: Step to restore.
+        load_model: Restores the model from a folder.
+        optimizers: Optimizers to restore, in the order in which they were saved.
+
+    Raises:
+        ResumeError: The optimizers do not match the checkpoint.
     """
     path = folder / checkpoint_name(step)
     saved = len(list(path.glob("optimizer-*.json")))
@@ -153,7 +168,7 @@ def read_checkpoint(
 
 
 def remove_checkpoints(folder: Path, *, keep: set[int]) -> None:
-    """Remove all checkpoints but those of the steps `keep`."""
+    """Remove all checkpoints except those of the steps in `keep`."""
     for step in list_checkpoints(folder):
         if step not in keep:
             # Renamed first: a kill in the middle of the removal must not leave a folder that looks complete.
@@ -163,32 +178,32 @@ def remove_checkpoints(folder: Path, *, keep: set[int]) -> None:
 
 
 def save_state(path: Path, state: Any) -> None:
-    """Write nested dicts and lists with tensors anywhere as `path`.safetensors and `path`.json."""
+    """Write nested dicts and lists that contain tensors as `path`.safetensors and `path`.json."""
     tensors: dict[str, torch.Tensor] = {}
     write_json(path.with_suffix(".json"), strip_tensors(state, tensors))
     save_file(apart(tensors), path.with_suffix(".safetensors"))
 
 
 def apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors on the processor of which no two share memory, as those of bitsandbytes do: the format refuses that."""
-    found: dict[str, torch.Tensor] = {}
+    """Return the tensors on the CPU without shared memory, which safetensors rejects and bitsandbytes uses."""
+    separated: dict[str, torch.Tensor] = {}
     places: set[int] = set()
     for name, tensor in tensors.items():
         own = tensor.detach().cpu().contiguous()
         place = own.untyped_storage().data_ptr()
-        found[name] = own.clone() if place in places else own
+        separated[name] = own.clone() if place in places else own
         places.add(place)
-    return found
+    return separated
 
 
 def load_state(path: Path) -> Any:
-    """What `save_state` wrote."""
+    """Read what `save_state` wrote."""
     tensors = load_file(path.with_suffix(".safetensors"))
     return put_tensors(read_json(path.with_suffix(".json")), tensors)
 
 
 def strip_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """JSON of a nested value; tensors go into `tensors` under a number and leave a mark."""
+    """Return a nested value as JSON; each tensor moves into `tensors` under a number and leaves a placeholder."""
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
         tensors[name] = value
@@ -204,7 +219,7 @@ def strip_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The nested value of its JSON."""
+    """Rebuild the nested value from its JSON and tensors."""
     if isinstance(value, list):
         return [put_tensors(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -217,7 +232,7 @@ def put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """States of all random generators that training may use."""
+    """Return the states of all random generators that training may use."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -228,7 +243,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put the states back; those of devices that are not there are left out."""
+    """Restore the states; those of missing devices are skipped."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -242,7 +257,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in a file. Raises ResumeError where it cannot be read."""
+    """Return the value in a JSON file. Raises ResumeError if it cannot be parsed."""
     try:
         return parse_json(path.read_bytes())
     except ValueError as error:
@@ -250,7 +265,7 @@ def read_json(path: Path) -> Any:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make sure that all files in `folder` are on the disk."""
+    """Flush all files in `folder` to disk."""
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
             sync_folder(path)

@@ -1,7 +1,6 @@
-"""What carries out a step: accelerate, the wrapped module and its optimizers. A run has one, and so has a trial of one.
+"""The training engine: accelerate, the wrapped module and its optimizers. A run has one, and a dry run has one.
 
-The work is here in three parts, gradients, clipping and the change of the weights, so that whoever takes a step says
-what is looked at in between.
+Gradients, clipping and the weight update are separate methods, so that the caller can check values in between.
 """
 
 import math
@@ -22,22 +21,22 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 from partita_trainers.sharding import Shards, communication_errors, full_params, full_state, full_tensor
 
 WRAPPING = ("forward", "_original_forward", "_is_accelerate_prepared")
-"""What accelerate writes into a module. While the last one is there, no other accelerator prepares the module."""
+"""Attributes that accelerate sets on a module. While the last one is set, no other accelerator prepares it."""
 PLANNED_STEPS = 1000
-"""Steps that a dry run is said to be the first of."""
+"""Total steps that a dry run prepares for."""
 IDLE = Batch(
     input_ids_BT=torch.zeros(1, 2, dtype=torch.int64),
     labels_BT=torch.tensor([[-100, 0]]),
     lengths_B=torch.tensor([2]),
     keys=(),
 )
-"""Work for a rank that has none: whatever it comes to counts nothing."""
+"""A batch for a rank that has no work left. Its loss is multiplied by zero."""
 MOST_SKIPPED = 32
-"""Steps that fp16's loss scale may skip until it is small enough."""
+"""Steps that the loss scale of fp16 may skip until it is small enough."""
 
 
 class TrainEngine:
-    """A model, ready to take steps. It holds the memory of the optimizers until `release`."""
+    """A model that is ready to take steps. It holds the memory of the optimizers until `release`."""
 
     def __init__(
         self,
@@ -48,9 +47,17 @@ class TrainEngine:
         process_group: ProcessGroup = SINGLE_PROCESS,
         sharded: bool = False,
     ) -> None:
-        """`lm.prepare_training` has been called. With `sharded` the ranks of the process group share the weights.
+        """Prepare the module and build the optimizers.
 
-        Raises ConfigError where the device lacks the precision.
+        Args:
+            config: Trainer section of the configuration.
+            lm: Model to train; `lm.prepare_training` has been called.
+            device: Device of the model.
+            process_group: All processes of the run.
+            sharded: Whether the ranks shard the weights (FSDP).
+
+        Raises:
+            ConfigError: The device does not support the precision.
         """
         self.config, self.lm, self.device, self.process_group = config, lm, device, process_group
         self.accelerator = build_accelerator(config, device)
@@ -62,36 +69,36 @@ class TrainEngine:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.before = {name: vars(lm.module)[name] for name in WRAPPING if name in vars(lm.module)}
         module = torch.compile(lm.module) if config.compile else lm.module
-        # The evaluation mode leaves out one thing, accelerate's own wrapper that sums gradients over the ranks.
+        # Evaluation mode only omits accelerate's DDP wrapper, because gradients are summed after all passes of a step.
         self.module: torch.nn.Module = self.accelerator.prepare_model(
             module, device_placement=False, evaluation_mode=True
         )
         self.build_optimizers()
 
     def build_optimizers(self) -> None:
-        """New optimizers without state; those before them are gone."""
+        """Replace the optimizers with new ones without state."""
         if self.optimizers:
             self.optimizers.clear()
-            self.accelerator.free_memory()  # its list would keep them, and unscale their gradients too
+            self.accelerator.free_memory()  # its list would keep them alive, and unscale their gradients too
         parameters = {name: p for name, p in self.lm.module.named_parameters() if p.requires_grad}
         built = build_optimizers(self.config.optimizer, parameters, learning_rate=1e-4, device=self.device)
         self.optimizers.extend(self.accelerator.prepare_optimizer(one, device_placement=False) for one in built)
 
     @property
     def raw_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers without accelerate's wrapper, whose state is saved."""
+        """The optimizers without accelerate's wrapper; their state is saved."""
         return [getattr(optimizer, "optimizer", optimizer) for optimizer in self.optimizers]
 
     @property
     def uses_half_precision(self) -> bool:
-        """Whether weights are held, or products computed, in 16 bits."""
+        """Whether weights or computations use 16 bits."""
         dtypes = {parameter.dtype for parameter in self.lm.module.parameters()}
         return self.accelerator.mixed_precision != "no" or bool(dtypes & {torch.float16, torch.bfloat16})
 
     def forward_backward(self, batches: Sequence[Batch], *, loss_tokens: int, sums: list[torch.Tensor]) -> None:
-        """Forward and backward of each batch. The sum of its loss goes to the end of `sums` as soon as it is done.
+        """Run forward and backward for each micro-batch, and append its loss sum to `sums` as soon as it is done.
 
-        Gradients are those of the sum over all batches divided by `loss_tokens`.
+        The gradients are those of the total loss divided by `loss_tokens`.
         """
         for batch in batches:
             total = self.lm.loss(self.module, batch)
@@ -103,18 +110,18 @@ class TrainEngine:
             sums.append(total.detach())
 
     def forward_backward_idle(self) -> None:
-        """A pass that changes no gradient, for ranks that share weights with others that have more to do."""
+        """Run a pass that changes no gradient, for ranks that have fewer micro-batches than others under FSDP."""
         total = self.lm.loss(self.module, IDLE)
         self.accelerator.backward(total * 0.0)
 
     def has_gradients(self) -> list[bool]:
-        """Of each trained parameter, whether it has a gradient."""
+        """Return for each trained parameter whether it has a gradient."""
         return [parameter.grad is not None for parameter in self.lm.module.parameters() if parameter.requires_grad]
 
     def all_reduce_gradients(self, there_are: Sequence[Sequence[bool]]) -> None:
-        """The gradients of all ranks together, on each of them, from what `has_gradients` gave on each.
+        """Sum the gradients over the ranks, given the result of `has_gradients` of each rank.
 
-        A parameter that has none on any rank keeps none. Shared ones are summed by the backward pass.
+        A parameter without a gradient on all ranks keeps none. Sharded gradients are summed by the backward pass.
         """
         if self.process_group.world_size == 1 or self.shards is not None:
             return
@@ -125,7 +132,7 @@ class TrainEngine:
         self.process_group.all_reduce_sum_([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def clip(self) -> float:
-        """Limit the gradients; their norm before that comes back."""
+        """Clip the gradients and return their norm before clipping."""
         clipping = self.config.gradient_clipping
         parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
@@ -135,7 +142,7 @@ class TrainEngine:
         return norm
 
     def optimizer_step(self, number: int) -> None:
-        """Step number `number` of the optimizers; the gradients are None afterwards."""
+        """Update the weights in step `number`; gradients are None afterwards."""
         for optimizer in self.optimizers:
             optimizer.step()
         self.lm.after_step(number)
@@ -143,9 +150,9 @@ class TrainEngine:
             optimizer.zero_grad()
 
     def dry_run_step(self, batches: Sequence[Batch]) -> None:
-        """A step at a learning rate of 0, unless fp16's loss scale is still too large: then as many as that takes.
+        """Take a step with learning rate 0; with fp16, as many as the loss scale needs to become small enough.
 
-        Whatever the loss is, the weights stay finite. Gradients are None afterwards, also where memory ended.
+        The weights stay finite for any loss. Gradients are None afterwards, even if memory runs out.
         """
         set_learning_rate(self.raw_optimizers, 0.0)
         loss_tokens = sum(batch.loss_tokens for batch in batches)
@@ -161,16 +168,15 @@ class TrainEngine:
         finally:
             clear_gradients(self.lm.module)
             if self.accelerator.scaler is not None:
-                # Where the optimizer ran out of memory the scaler waits for its update, and refuses the next step.
+                # If the optimizer ran out of memory, the scaler still waits for its update and refuses the next step.
                 self.accelerator.scaler._per_optimizer_states.clear()
 
     def summon_full_params(self) -> AbstractContextManager[None]:
-        """Inside, this rank has all weights, to use them or to write them; all ranks of the process group enter
-        together."""
+        """Unshard all weights on this rank inside the context, to use or write them. All ranks enter together."""
         return full_params(self.shards)
 
     def optimizer_states(self) -> list[Any]:
-        """What a checkpoint holds of each optimizer. All ranks ask; where they share weights, only rank 0 is told."""
+        """Return the optimizer states for a checkpoint. All ranks call this; under FSDP only rank 0 gets tensors."""
         states = [optimizer.state_dict() for optimizer in self.raw_optimizers]
         if self.shards is None:
             return states
@@ -178,10 +184,10 @@ class TrainEngine:
             return [full_state(state, keep=self.process_group.rank == 0) for state in states]
 
     def release(self, *, failed: bool = False) -> None:
-        """The module as it was before, without accelerate's casts, and the optimizers' memory given back.
+        """Restore the module without accelerate's casts, and free the memory of the optimizers.
 
-        Where ranks share weights, they all come here, and the module is whole afterwards; but not when something has
-        `failed`: others may be gone then, and the module is of no use any more.
+        Under FSDP all ranks call this, and the module is unsharded afterwards. That is skipped if the run has `failed`:
+        other ranks may be gone, and the module is not used any more.
         """
         own = vars(self.lm.module)
         for name in WRAPPING:
@@ -205,9 +211,19 @@ def dry_run(
     process_group: ProcessGroup = SINGLE_PROCESS,
     sharded: bool = False,
 ) -> Iterator[Callable[[Sequence[Batch]], None]]:
-    """Inside, a function that takes a step as `finetune` does; optimizer state stays until the end.
+    """Yield a function that takes a step as `finetune` does; optimizer state stays allocated until exit.
 
-    Where ranks share the weights, they take the step together, and each has all weights afterwards, as evaluations do.
+    Under FSDP the ranks take the step together, and each has all weights after it, as in evaluations.
+
+    Args:
+        config: Trainer section of the configuration.
+        lm: Model to train.
+        device: Device of the model.
+        process_group: All processes of the run.
+        sharded: Whether the ranks shard the weights (FSDP).
+
+    Raises:
+        TrainingError: A first step on a short row runs out of memory under FSDP.
     """
     lm.prepare_training(PLANNED_STEPS)
     engine = TrainEngine(config, lm, device=device, process_group=process_group, sharded=sharded)
@@ -235,11 +251,11 @@ def dry_run(
             shards.reshard()
         engine.release(failed=failed)
         if config.compile:
-            torch.compiler.reset()  # what the probes taught the compiler about shapes would change the kernels
+            torch.compiler.reset()  # shapes seen in the probes would change the kernels of the run
 
 
 def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelerator:
-    """accelerate for this run's device and precision. Raises ConfigError where the device lacks the precision."""
+    """Build the Accelerator for a device and precision. Raises ConfigError if the device does not support it."""
     from accelerate.state import AcceleratorState
 
     precision = config.mixed_precision
@@ -250,6 +266,6 @@ def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelera
     if precision == "fp16" and (config.optimizer.type == "muon" or config.learning_rate == "auto"):
         key = "optimizer.type: muon" if config.optimizer.type == "muon" else "learning_rate: auto"
         raise ConfigError([Problem("trainer.mixed_precision", f"fp16 does not go with {key}; write bf16 or no")])
-    # One process may train several models in turn; accelerate keeps the first one's precision otherwise.
+    # accelerate keeps the precision of the first model that a process trains.
     AcceleratorState._reset_state(reset_partial_state=False)
     return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

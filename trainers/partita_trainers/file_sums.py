@@ -1,7 +1,7 @@
-"""Checksums of the files of a checkpoint or a saved model, in `partita-checksums.json` beside them.
+"""Checksums of the files of a checkpoint or saved model, stored next to them in `partita-checksums.json`.
 
-The file is written last, when all others are complete. Folders without one, such as those of transformers and peft, are
-read as they are.
+The file is written last, after all others are complete. Folders without one, such as those of transformers and peft,
+are read without verification.
 """
 
 import hashlib
@@ -20,24 +20,24 @@ FILE = "partita-checksums.json"
 FORMAT = 1
 WEIGHTS = (".safetensors", ".bin")
 THREADS = 4
-"""Files that are read at a time; hashing releases the interpreter's lock."""
+"""Files read in parallel; hashing releases the GIL."""
 
 SETTLED_NS = 10**9
-"""Age of a file after which its time of change tells every later change; clocks of file systems are coarse."""
+"""Minimum age of a file for its modification time to reveal every later change; file system clocks are coarse."""
 
 Stamp = tuple[int, int, int]
-"""Size, time of change and inode of a file."""
+"""Size, modification time and inode of a file."""
 
 _read: dict[Path, tuple[Stamp, str]] = {}
-"""Hashes of files that this process has read, so that none is read twice."""
+"""Hashes of files that this process has read, so that no file is read twice."""
 
 
 def write_sums(folder: Path, *, files: list[Path] | None = None) -> None:
-    """Write the checksums of all files in a folder, or of those that are given."""
-    found = all_files(folder) if files is None else files
+    """Write the checksums of all files in a folder, or of `files`."""
+    paths = all_files(folder) if files is None else files
     entries = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(found, file_sums(found), strict=True)
+        for path, digest in zip(paths, file_sums(paths), strict=True)
     }
     beside = folder / f".{FILE}.writing"
     with beside.open("w", encoding="utf8") as file:
@@ -49,9 +49,9 @@ def write_sums(folder: Path, *, files: list[Path] | None = None) -> None:
 
 @contextmanager
 def summed(folder: Path) -> Iterator[None]:
-    """In this context a model is written into the folder; at its end checksums of what was written lie beside it.
+    """Write checksums on exit for the model that is written into the folder inside the context.
 
-    Files that were there before and stay as they were are not the model's.
+    Files that existed before and did not change are not part of the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
@@ -61,30 +61,30 @@ def summed(folder: Path) -> Iterator[None]:
 
 
 def read_sums(folder: Path) -> dict[str, tuple[int, str]] | None:
-    """Return size and hash by file; None where the folder has no checksums. Raises DamagedError."""
+    """Return size and hash by file; None if the folder has no checksums. Raises DamagedError."""
     path = folder / FILE
     try:
         entries = unsealed(path.read_bytes(), required=True)["files"]
-        found = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
+        sums = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
     except FileNotFoundError:
         return None
     except DamagedError as error:
         raise DamagedError(f"{path} {error}") from None
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(f"{path} cannot be read: {error}") from None
-    outside = next((name for name in found if name.startswith("/") or ".." in PurePosixPath(name).parts), None)
+    outside = next((name for name in sums if name.startswith("/") or ".." in PurePosixPath(name).parts), None)
     if outside is not None:
         raise DamagedError(f"{path} names {outside}, which is not in its folder")
-    return found
+    return sums
 
 
 def check_sums(folder: Path, *, weights: bool = True, required: bool = False) -> None:
-    """Raise DamagedError naming the first file that is not as it was written.
+    """Raise DamagedError with the first file that differs from its checksum.
 
     Args:
         folder: A checkpoint or a saved model.
-        weights: Whether to read weights as well; without them only small files are read.
-        required: Whether a folder without checksums is damaged.
+        weights: Whether to verify weights too; otherwise only small files are read.
+        required: Whether a folder without checksums counts as damaged.
     """
     entries = read_sums(folder)
     if entries is None:
@@ -106,7 +106,7 @@ def check_sums(folder: Path, *, weights: bool = True, required: bool = False) ->
 
 
 def file_sums(paths: list[Path]) -> list[str]:
-    """Return the SHA-256 of each file. A file that did not change since this process read it is not read again."""
+    """Return the SHA-256 of each file. Files that are unchanged since this process read them are not read again."""
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         return list(pool.map(file_sum, paths))
 
@@ -130,12 +130,12 @@ def stamp(path: Path) -> Stamp:
 
 
 def all_files(folder: Path) -> list[Path]:
-    """Return the files in a folder and below, but for the checksums themselves, in a stable order."""
+    """Return the files in a folder and its subfolders in a stable order, without the checksums themselves."""
     return listed(folder, folder.rglob("*"))
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files that may be those of a saved model: at the top, and in `base/` those of a model below it."""
+    """Return the files that may belong to a saved model: those at the top, and those in `base/`."""
     return listed(folder, chain(folder.iterdir(), folder.glob("base/**/*")))
 
 

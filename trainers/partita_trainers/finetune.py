@@ -1,7 +1,7 @@
 """Supervised fine-tuning: steps, evaluations and checkpoints, from the newest checkpoint to the end.
 
-A run that is killed at any moment and started again takes the same steps as one that was not: the data position, the
-weights, the optimizer and the random states are written together, and read back bit for bit.
+A run that is killed at any time and restarted takes the same steps as an uninterrupted one: the data position, weights,
+optimizer and random states are saved together and restored bit for bit.
 """
 
 import logging
@@ -49,7 +49,7 @@ class Finetune:
         self.config = config
 
     def train(self, context: TrainerContext) -> TrainResult:
-        """Take all steps, then restore the best weights, save them and evaluate them."""
+        """Take all steps, then restore, save and evaluate the best weights."""
         if context.batches is None or context.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or give train a data set")
         training = FinetuneRun(self.config, context, context.batches)
@@ -63,7 +63,7 @@ class Finetune:
         return result
 
     def probe(self, context: ProbeContext) -> TrainingProbe:
-        """Steps as `train` takes them, on the longest rows."""
+        """Return a probe that takes the steps of `train` on the longest rows."""
         sharded = is_sharded(context.config)
         begin = partial(
             dry_run,
@@ -77,7 +77,7 @@ class Finetune:
 
 
 class FinetuneRun:
-    """A run of the loop: what is trained, by what, and how far it is."""
+    """The training loop of one run and its state."""
 
     def __init__(self, config: FinetuneTrainer, context: TrainerContext, batches: Batches) -> None:
         self.config, self.context, self.batches = config, context, batches
@@ -90,9 +90,9 @@ class FinetuneRun:
             config, self.lm, device=context.device, process_group=context.process_group, sharded=sharded
         )
         if self.engine.shards is not None:
-            held, ranks = self.engine.shards.local_numel, self.process_group.world_size
-            logger.info("%d processes share the weights: about %s numbers each", ranks, f"{held:,}")
-            self.run.note(numbers_of_a_process=held)
+            local_numel, world_size = self.engine.shards.local_numel, self.process_group.world_size
+            logger.info("%d processes share the weights: about %s numbers each", world_size, f"{local_numel:,}")
+            self.run.note(numbers_of_a_process=local_numel)
         self.splitter = MicroBatchSplitter()
         self.losses = LossHistory()
         self.sources = SourceCounts(context.config.data.mix_names)
@@ -101,7 +101,7 @@ class FinetuneRun:
         self.stopped_early = False
 
     def resume(self) -> int | None:
-        """The step that was restored, or None for a new run."""
+        """Restore the newest checkpoint and return its step; None for a new run."""
         step = self.process_group.run_on_rank_zero(lambda: newest_intact(self.run.checkpoints), "the checkpoints")
         if step is None:
             set_seed(self.context.config.seed)
@@ -120,7 +120,7 @@ class FinetuneRun:
         return step
 
     def load_checkpoint(self, step: int) -> None:
-        """Model, optimizers, random states, data position and counters of a checkpoint."""
+        """Restore the model, optimizers, random states, data position and counters of a checkpoint."""
         cursor, state = self.restore_checkpoint(step)
         self.batches.load_state_dict(cursor)
         self.validation.load_state_dict(state["validation"])
@@ -137,14 +137,14 @@ class FinetuneRun:
         )
 
     def peak_learning_rate(self) -> float:
-        """As the file says, or by the range test, or the default of what is trained."""
-        given = self.config.learning_rate
-        if given == "auto":
-            found = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
+        """Return the configured learning rate, the result of the range test, or the default for what is trained."""
+        configured = self.config.learning_rate
+        if configured == "auto":
+            learning_rate = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
             self.engine.build_optimizers()
-            return found
-        if given is not None:
-            return given
+            return learning_rate
+        if configured is not None:
+            return configured
         if self.context.config.adapter is not None:
             return 2e-4
         return 1e-3 if isinstance(self.context.config.base_model, ScratchModel) else 2e-5
@@ -155,7 +155,7 @@ class FinetuneRun:
     def take_step(
         self, global_batch: GlobalBatch, *, number: int, learning_rate: float, stop: Callable[[], bool] = never
     ) -> StepResult:
-        """Take a step at a learning rate; where that needed smaller batches, the run says so."""
+        """Take a step and record out-of-memory events in the manifest."""
         known = len(self.splitter.events)
         with self.losses.explaining(self.engine, learning_rate=self.learning_rate, checkpoints=self.run.checkpoints):
             outcome = take_step(
@@ -172,7 +172,7 @@ class FinetuneRun:
         return outcome
 
     def train_loop(self) -> None:
-        """Steps up to the end, with evaluations and checkpoints where they are due."""
+        """Take the remaining steps, and evaluate and save when due."""
         total = self.schedule.total
         if self.step >= total or self.stopped_early:
             return
@@ -202,14 +202,14 @@ class FinetuneRun:
                     raise KeyboardInterrupt
 
     def maybe_evaluate_and_save(self, global_batch: GlobalBatch) -> None:
-        """Evaluate and save, where that is due after a step."""
+        """Evaluate and save a checkpoint if due after this step."""
         improved = self.schedule.evaluation_is_due(self.step) and self.evaluate()
         self.stopped_early = self.validation.should_stop and self.step < self.schedule.total
         if improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step):
             self.save_checkpoint(global_batch)
 
     def evaluate(self) -> bool:
-        """True when the validation metric is better than ever. Metrics go to the run."""
+        """Evaluate and report metrics. Return whether the validation metric is the best so far."""
         generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
         with evaluation_weights(self.engine.raw_optimizers), self.engine.summon_full_params():
             metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows)
@@ -219,7 +219,7 @@ class FinetuneRun:
         return improved
 
     def log_evaluation(self, metrics: Metrics, *, improved: bool) -> None:
-        """Log one line with the losses of training, since the last evaluation, and validation."""
+        """Log one line with the validation loss, and the mean training loss since the last evaluation."""
         name = self.validation.metric
         other = "" if name == "loss" else f", {name} {metrics[name]:.4g}"
         best = ", the best so far" if improved else ""
@@ -227,7 +227,7 @@ class FinetuneRun:
         logger.info("step %d: training loss %.4g, validation loss %.4g%s%s", self.step, *losses, other, best)
 
     def save_checkpoint(self, global_batch: GlobalBatch) -> None:
-        """A checkpoint of now; older ones but the best go, and in the end only what may be needed is left."""
+        """Save a checkpoint and remove older ones, except the best and the newest `keep_checkpoints`."""
         cursor = self.batches.merge_state_dicts(
             self.process_group.all_gather_object(global_batch.state_dict, "the data position")
         )
@@ -236,7 +236,7 @@ class FinetuneRun:
             self.process_group.run_on_rank_zero(lambda: self.write_checkpoint_files(cursor, states), "a checkpoint")
 
     def write_checkpoint_files(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
-        """The files of a checkpoint, which one rank writes for all."""
+        """Write the files of a checkpoint; called on rank 0 only."""
         scaler = self.engine.accelerator.scaler
         write_checkpoint(
             self.run.checkpoints,
@@ -258,13 +258,13 @@ class FinetuneRun:
         remove_checkpoints(self.run.checkpoints, keep={*newest, *([best] if best is not None else [])})
 
     def finalize(self, resumed_from: int | None) -> TrainResult:
-        """Take the best weights, save the model, and score it."""
+        """Restore the best weights, save the model and evaluate it."""
         best = self.validation.best_step
         if self.config.restore_best and best is not None and best != self.step:
             self.process_group.run_on_rank_zero(lambda: self.check_best(best), "the best checkpoint")
             self.restore_checkpoint(best)
         keep_evaluation_weights(self.engine.raw_optimizers)
-        # Without accelerate's casts: what is saved and scored from here on is what a loaded model computes.
+        # Without accelerate's casts: the model that is saved and scored computes what a loaded one computes.
         self.engine.release()
         self.process_group.run_on_rank_zero(lambda: save_result(self.lm, self.run.folder), "the result")
         metrics = self.final_metrics()
@@ -282,7 +282,7 @@ class FinetuneRun:
         )
 
     def check_best(self, step: int) -> None:
-        """Raise ResumeError where the checkpoint with the best weights is damaged."""
+        """Raise ResumeError if the checkpoint with the best weights is damaged."""
         try:
             check_intact(self.run.checkpoints, step)
         except ResumeError as error:
@@ -292,7 +292,7 @@ class FinetuneRun:
             ) from None
 
     def final_metrics(self) -> dict[str, Metrics]:
-        """Metrics of the result on the rows that it has not learned from."""
+        """Return the metrics of the final model on validation and test rows."""
         if self.config.skip_all_evaluation:
             return {}
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
@@ -303,12 +303,12 @@ class FinetuneRun:
 
 
 def is_sharded(config: Config) -> bool:
-    """Whether the processes of the run share the weights of the model."""
+    """Return whether the ranks shard the weights of the model."""
     return getattr(config.backend, "sharding", "none") == "full"
 
 
 def validation_metric(context: TrainerContext) -> str:
-    """The full name of the metric that decides: a bare one belongs to the first output."""
+    """Return the full name of the metric that selects checkpoints; a bare name belongs to the first output."""
     config = context.config.trainer
     metric = config.validation_metric if isinstance(config, FinetuneTrainer) else "loss"
     if metric == "loss" or "." in metric:

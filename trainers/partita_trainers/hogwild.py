@@ -1,9 +1,10 @@
-"""Hogwild: processes train one sparse model in shared memory, and wait for nobody.
+"""Hogwild: lock-free training of one sparse model in shared memory by several processes.
 
-The parent trains nothing: it evaluates and saves between epochs, while the workers wait. A step is one batch of one
-worker. All batches before a checkpoint's step are in its weights and none behind it, because a worker ends a batch that
-it has claimed; so a run that was killed goes on at its last checkpoint, which is that of an epoch's end or of Ctrl-C.
-With one worker it comes to the same weights as one that was not, bit for bit; with several no two runs are the same.
+The parent process does not train: it evaluates and saves between epochs, while the workers wait. A step is one batch of
+one worker. Workers finish every batch they claim, so the weights of a checkpoint include all batches before its step
+and none after it. A killed run therefore resumes at its last checkpoint, written at the end of an epoch or on Ctrl-C.
+With one worker, a resumed run gives the same weights as an uninterrupted one, bit for bit; with several workers, runs
+are not reproducible.
 """
 
 import logging
@@ -34,17 +35,17 @@ logger = logging.getLogger(__name__)
 
 LEARNING_RATES = {"adagrad": 0.1, "sgd": 1.0}
 ANSWERED_ROWS = 256
-"""Validation rows that are answered behind each epoch; at the end all are."""
+"""Validation rows that are scored after each epoch; at the end all are."""
 
 
 class Hogwild:
-    """Trains a classifier of bags without locks."""
+    """Trains a bag classifier without locks."""
 
     def __init__(self, config: HogwildTrainer) -> None:
         self.config = config
 
     def train(self, context: TrainerContext) -> TrainResult:
-        """All epochs, then the last weights are saved and evaluated."""
+        """Train all epochs, then save and evaluate the last weights."""
         if context.process_group.world_size > 1:
             message = f"hogwild starts its workers itself, and here are {context.process_group.world_size} processes"
             raise ConfigError([Problem("trainer.type", f"{message}; start one, and write trainer.workers")])
@@ -55,16 +56,16 @@ class Hogwild:
         return training.finalize()
 
     def probe(self, context: ProbeContext) -> None:
-        """None: the size of a batch is a number."""
+        """Return None: the batch size is always a number."""
 
 
 class HogwildRun:
-    """A run: the rows, what the workers are given, and how far they are."""
+    """One run: the rows, the state shared with the workers, and the current step."""
 
     def __init__(self, config: HogwildTrainer, context: TrainerContext, batches: Batches) -> None:
-        """Where the newest checkpoint stands. Raises ResumeError where that is of other rows or sizes."""
+        """Restore the newest checkpoint, if any. Raises ResumeError if its rows or sizes differ."""
         self.config, self.work = config, context
-        self.lm, self.run = cast(BagModel, context.lm), context.run  # the file has no other model beside this trainer
+        self.lm, self.run = cast(BagModel, context.lm), context.run  # the schema allows no other model for this trainer
         self.learning_rate = config.learning_rate or LEARNING_RATES[config.optimizer.type]
         self.sums = first_sums(self.lm.module) if config.optimizer.type == "adagrad" else ()
         self.counts = SharedCounters()
@@ -73,15 +74,15 @@ class HogwildRun:
         self.run.truncate_log(self.step)
         if self.resumed_from is not None:
             folder = self.run.checkpoints / checkpoint_name(self.step)
-            batches.load_state_dict(read_json(folder / "cursor.json"))  # it says what has changed in the rows
+            batches.load_state_dict(read_json(folder / "cursor.json"))  # raises ResumeError if the rows have changed
             self.lm.load_checkpoint(folder)
             self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
         self.run.note(learning_rate=self.learning_rate, workers=config.workers)
         self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
 
     def shared(self) -> SharedState:
-        """What the workers are given; it lies in shared memory from now on."""
-        self.lm.module.zero_grad()  # a gradient would be shared as well, and be that of whoever wrote last
+        """Move the tensors into shared memory and return the state that the workers use."""
+        self.lm.module.zero_grad()  # gradients would be shared too, and overwritten by other workers
         share((*self.lm.module.parameters(), *self.sums, *self.rows.tensors))
         return SharedState(
             module=self.lm.module,
@@ -94,7 +95,7 @@ class HogwildRun:
         )
 
     def train_loop(self) -> None:
-        """Epochs up to the end, with an evaluation and a checkpoint behind each."""
+        """Train the remaining epochs, with an evaluation and a checkpoint after each."""
         shared = self.shared()
         total = self.config.epochs * shared.steps_per_epoch
         if self.step > total:
@@ -132,7 +133,7 @@ class HogwildRun:
                 self.maybe_evaluate_and_save(asked, ended=self.step == until, last=self.step == total)
 
     def maybe_evaluate_and_save(self, asked: Interruption, *, ended: bool, last: bool) -> None:
-        """Evaluate behind an epoch and save. Raises KeyboardInterrupt where somebody asked to stop."""
+        """Evaluate after a completed epoch, and save. Raises KeyboardInterrupt if the user asked to stop."""
         if ended and not last and "validation" in self.work.splits:
             metrics = self.work.evaluate("validation", True, ANSWERED_ROWS)
             self.run.report(metrics, step=self.step, split="validation")
@@ -142,7 +143,7 @@ class HogwildRun:
             raise KeyboardInterrupt
 
     def log(self, cpu_seconds: float, *, seconds: float, per_epoch: int) -> None:
-        """A line for what was done since the last one; the loss is that of a learned token, as everywhere."""
+        """Log a line for the steps since the last one. The loss is per loss token, as in all trainers."""
         loss, rows = self.counts.sums
         self.counts.sums[0] = self.counts.sums[1] = 0.0
         if not rows:
@@ -160,7 +161,7 @@ class HogwildRun:
         self.run.log_step(record)
 
     def save(self) -> None:
-        """A checkpoint of now; those before it go."""
+        """Save a checkpoint and remove older ones."""
         write_checkpoint(
             self.run.checkpoints,
             self.step,
@@ -172,7 +173,7 @@ class HogwildRun:
         remove_checkpoints(self.run.checkpoints, keep={self.step})
 
     def finalize(self) -> TrainResult:
-        """Save the model, and score it on the rows that it has not learned from."""
+        """Save the model and evaluate it on validation and test rows."""
         save_result(self.lm, self.run.folder)
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
         metrics: dict[str, Metrics] = {}
@@ -184,7 +185,7 @@ class HogwildRun:
 
 
 def read_rows(lm: BagModel, batches: Batches) -> tuple[Bags, int, Mapping[str, Any]]:
-    """All rows in the order of the data, how many tokens have a loss, and where the data stands behind them."""
+    """Return all rows in data order, the number of loss tokens, and the data position after the last row."""
     steps = batches.steps_per_epoch
     assert steps is not None, "the file refuses streams"
     parts, loss_tokens, cursor = [], 0, dict[str, Any]()

@@ -1,8 +1,8 @@
-"""What a worker of hogwild does: claim a batch, and write its sparse update into weights that all workers share.
+"""A hogwild worker: claims batches and writes sparse updates into weights that all workers share.
 
-Recht, Re, Wright and Niu 2011, "Hogwild!". Nobody waits for anybody while weights are read and written: two workers
-that change the same numbers at the same time may lose one change, which is rare where each touches few. What counts,
-the steps that were claimed and the sums of losses, is counted under a lock.
+Recht, Re, Wright and Niu 2011, "Hogwild!". Weights are read and written without locks: if two workers change the same
+numbers at the same time, one change may be lost, which is rare because each update touches few. Counters, that is the
+claimed steps and the loss sums, are updated under a lock.
 """
 
 import signal
@@ -20,29 +20,29 @@ import torch.multiprocessing
 from partita_trainers.bags import Bags, chosen
 from partita_trainers.interrupt import end_with_parent
 
-CONTEXT = torch.multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of torch, held or not
+CONTEXT = torch.multiprocessing.get_context("spawn")  # a fork would copy the locks of torch's threads, even held ones
 FIRST_SUM = 1e-6
-"""Where Adagrad's sums begin. From 0, an update that is lost in a race would leave a division by nothing."""
+"""Initial value of Adagrad's sums. With 0, an update lost in a race would leave a division by zero."""
 
 
 @dataclass
 class SharedCounters:
-    """What all workers count together; each access but those of the parent between epochs holds the lock."""
+    """Counters of all workers. Every access holds the lock, except the parent's between epochs."""
 
     step: Any = field(default_factory=lambda: CONTEXT.Value("q", 0))
-    """The next batch that nobody has claimed."""
+    """Index of the next unclaimed batch."""
     sums: Any = field(default_factory=lambda: CONTEXT.RawArray("d", 2))
-    """Sum of the losses, and number of rows, under the lock of `step`."""
+    """Sum of the losses and number of rows, under the lock of `step`."""
     stop: Any = field(default_factory=lambda: CONTEXT.RawValue("b", 0))
-    """Whether no more batches are to be claimed. Without a lock: a worker that was killed may hold one."""
+    """Whether to claim no more batches. Has no lock, because a killed worker may hold one."""
 
     @property
     def claimed(self) -> int:
-        """Batches that were claimed so far, read without the lock for the same reason."""
+        """Number of claimed batches, read without the lock because a killed worker may hold it."""
         return int(self.step.get_obj().value)
 
     def claim(self, until: int) -> int | None:
-        """The number of a batch before `until` for this worker alone; None where there is none."""
+        """Claim the next batch before `until` and return its index; None if there is none."""
         with self.step.get_lock():
             number = int(self.step.value)
             if self.stop.value or number >= until:
@@ -51,7 +51,7 @@ class SharedCounters:
             return number
 
     def add(self, loss: float, rows: int) -> None:
-        """Count what was done."""
+        """Add the loss and row count of a batch."""
         with self.step.get_lock():
             self.sums[0] += loss
             self.sums[1] += rows
@@ -59,12 +59,12 @@ class SharedCounters:
 
 @dataclass(frozen=True)
 class SharedState:
-    """What workers are given: tensors in shared memory, numbers and counters."""
+    """Everything the workers share: tensors in shared memory, settings and counters."""
 
     module: torch.nn.Module
     """The weights."""
     sums: tuple[torch.Tensor, ...]
-    """Of Adagrad, the sum of squared gradients of each parameter; empty for sgd."""
+    """Adagrad's sum of squared gradients of each parameter; empty for sgd."""
     rows: Bags
     """All training rows."""
     seed: int
@@ -74,24 +74,24 @@ class SharedState:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a pass over the rows."""
+        """Batches in an epoch."""
         return -(-len(self.rows) // self.batch_size)
 
     def order(self, epoch: int) -> torch.Tensor:
-        """Rows of a pass in the order in which they are claimed."""
+        """Return the row order of an epoch."""
         return torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(len(self.rows)))
 
 
 def work(shared: SharedState, link: Connection) -> None:
-    """The life of a worker: an epoch for each number that comes, which says where it ends; None is the end.
+    """Run a worker: for each number received, train up to that batch; stop at None.
 
-    The CPU seconds that an epoch took go back, or the traceback of what was raised.
+    Sends back the CPU seconds of each epoch, or the traceback of an error.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and stops the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    # Without a word from us torch warns of the gradients that its own embedding makes.
+    # Otherwise torch warns about the sparse gradients of its own embedding.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]  # torch has no types there
     try:
         link.send(0.0)  # ready
@@ -106,7 +106,10 @@ def work(shared: SharedState, link: Connection) -> None:
 
 
 def train_epoch(shared: SharedState, *, until: int) -> None:
-    """Claim batches of one epoch until there is none before `until`. Raises FloatingPointError for a loss of nan."""
+    """Claim and train batches of one epoch until none is left before `until`.
+
+    Raises FloatingPointError if a loss is NaN.
+    """
     per_epoch, size, counts = shared.steps_per_epoch, shared.batch_size, shared.counts
     order_N = shared.order((until - 1) // per_epoch)
     while (step := counts.claim(until)) is not None:
@@ -119,7 +122,7 @@ def train_epoch(shared: SharedState, *, until: int) -> None:
 
 
 def learn(shared: SharedState, batch: Bags) -> float:
-    """One change of the weights by the mean loss of some rows; the sum of their losses."""
+    """Update the weights by the mean loss of a batch and return the sum of its losses."""
     logits_NC = shared.module(batch.ids_K, batch.starts_N1[:-1])
     total = torch.nn.functional.cross_entropy(logits_NC, batch.labels_N, reduction="sum")
     torch.autograd.backward(total / len(batch))
@@ -131,14 +134,15 @@ def learn(shared: SharedState, batch: Bags) -> float:
 
 
 def first_sums(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    """Where Adagrad's sums of squared gradients begin, one tensor for each parameter."""
+    """Return the initial sums of squared gradients for Adagrad, one tensor per parameter."""
     return tuple(torch.full_like(parameter, FIRST_SUM, requires_grad=False) for parameter in module.parameters())
 
 
 def change(parameter: torch.nn.Parameter, sums: torch.Tensor | None, *, rate: float) -> None:
-    """A step against the gradient, by Adagrad where there are `sums`; of a sparse one only its rows are touched.
+    """Update a parameter by its gradient, with Adagrad if `sums` are given.
 
-    Not torch.optim: its first use imports a compiler, 2.5 seconds of each worker, and its step takes longer.
+    A sparse gradient only touches its own rows. Does not use torch.optim: its first use imports a compiler, 2.5 seconds
+    in each worker, and its step is slower.
     """
     gradient = parameter.grad
     assert gradient is not None, "all parameters are in the loss"

@@ -1,4 +1,4 @@
-"""The processes of hogwild, seen from the one that started them: begun, set to work, watched and ended."""
+"""The worker processes of hogwild as seen by the parent: start, run, monitor and stop."""
 
 import os
 import shutil
@@ -17,33 +17,33 @@ from partita_schema.errors import TrainingError
 from partita_trainers.hogwild_worker import CONTEXT, SharedState, work
 
 LOOK_SECONDS = 0.2
-"""How often progress is looked at."""
+"""Interval between progress updates, in seconds."""
 SECONDS_TO_END = 5.0
-"""What a worker has to end by itself."""
+"""Time that a worker has to exit by itself."""
 SHARED_MEMORY = Path("/dev/shm")
 GO_ON = "train again with the same --run to go on from the last checkpoint"
 
 
 class HogwildWorkers:
-    """Processes that train until they are told that it is enough. None of them outlives this one."""
+    """Worker processes that train until they are stopped. None of them outlives this process."""
 
     def __init__(self, shared: SharedState, count: int) -> None:
         self.shared = shared
         self.links: list[Connection] = []
         self.processes: list[Any] = []
-        with interrupts_ignored():  # which new processes inherit
+        with interrupts_ignored():  # new processes inherit this
             for number in range(count):
                 ours, theirs = CONTEXT.Pipe()
                 process = CONTEXT.Process(target=work, args=(shared, theirs), name=f"hogwild-{number}", daemon=True)
                 process.start()
-                theirs.close()  # so that a worker that is gone closes its end
+                theirs.close()  # so that the pipe breaks when the worker exits
                 self.links.append(ours)
                 self.processes.append(process)
 
     def run(self, until: int, *, look: Callable[[], None]) -> float:
-        """Work off the batches before `until`, which is in this epoch; CPU seconds of all workers come back.
+        """Train the batches before `until`, an index in this epoch, and return the CPU seconds of all workers.
 
-        `look` and errors are as for `answers`.
+        `look` and errors are as in `answers`.
         """
         for number, link in enumerate(self.links):
             try:
@@ -53,9 +53,9 @@ class HogwildWorkers:
         return self.answers(look=look)
 
     def answers(self, *, look: Callable[[], None]) -> float:
-        """The sum of what all workers tell next: when they are ready, and behind an epoch its CPU seconds.
+        """Wait for one message from every worker and return their sum: 0 when ready, CPU seconds after an epoch.
 
-        `look` is called every now and then. Raises TrainingError where a worker fails or is gone.
+        `look` is called periodically. Raises TrainingError if a worker fails or is gone.
         """
         left, seconds = dict(enumerate(self.links)), 0.0
         while left:
@@ -67,37 +67,37 @@ class HogwildWorkers:
         return seconds
 
     def told(self, number: int) -> float:
-        """CPU seconds that a worker tells of. Raises TrainingError for anything else."""
+        """Receive a worker's CPU seconds. Raises TrainingError for any other message."""
         try:
-            found = self.links[number].recv()
+            message = self.links[number].recv()
         except (EOFError, OSError):
             raise self.gone(number) from None
-        if isinstance(found, float):
-            return found
-        raised = str(found).strip()
+        if isinstance(message, float):
+            return message
+        raised = str(message).strip()
         last = raised.splitlines()[-1]
         advice = "; write a lower trainer.learning_rate" if last.startswith("FloatingPointError") else ""
         raise TrainingError(f"hogwild's worker {number} failed: {last}{advice}\n{raised}")
 
     def gone(self, number: int) -> TrainingError:
-        """What is said of a worker that has ended in the middle of its work."""
+        """Return the error for a worker that exited during its work."""
         process = self.processes[number]
         process.join(SECONDS_TO_END)
         code = process.exitcode
         if code is not None and code < 0:
             return TrainingError(f"hogwild's worker {number} was ended by {signal.Signals(-code).name}; {GO_ON}")
-        told = f"hogwild's worker {number} ended with exit code {code}"
+        failure = f"hogwild's worker {number} ended with exit code {code}"
         if self.shared.counts.claimed == 0:
             return TrainingError(
-                f"{told} before it had begun; what it said stands above. A script that trains needs "
+                f"{failure} before it had begun; what it said stands above. A script that trains needs "
                 "`if __name__ == '__main__':` around its calls, because the workers read it as well"
             )
-        return TrainingError(f"{told}; {GO_ON}")
+        return TrainingError(f"{failure}; {GO_ON}")
 
     def close(self) -> None:
-        """End all workers: what they are told, then by signals where they do not."""
+        """Stop all workers: first by closing their pipes and the stop flag, then by signals."""
         for link in self.links:
-            link.close()  # a worker that waits for work ends; one that works is told to stop below
+            link.close()  # waiting workers exit; busy ones see the stop flag set below
         self.shared.counts.stop.value = 1
         for process in self.processes:
             process.join(SECONDS_TO_END)
@@ -120,7 +120,7 @@ class HogwildWorkers:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Inside, Ctrl-C is ignored, where this thread may say so."""
+    """Ignore Ctrl-C inside the context, if called in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,11 +132,11 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def share(tensors: tuple[torch.Tensor, ...]) -> None:
-    """Move tensors into memory that processes share. Raises TrainingError where there is too little of it."""
+    """Move tensors into shared memory. Raises TrainingError if there is not enough of it."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         free = shutil.disk_usage(SHARED_MEMORY).free
-        if needed > free:  # the system would end the process where it writes, not here
+        if needed > free:  # otherwise the system kills the process when it writes
             raise TrainingError(
                 f"hogwild needs {needed / 2**20:,.0f} MiB of shared memory, and {SHARED_MEMORY} has "
                 f"{free / 2**20:,.0f} free; give the container more (docker run --shm-size), or write a smaller "

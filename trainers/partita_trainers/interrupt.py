@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between steps, not inside one: what was begun is finished, and can be kept."""
+"""Graceful interruption: on Ctrl-C or SIGTERM the current step is finished first, so that it can be saved."""
 
 import logging
 import multiprocessing
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 def never() -> bool:
-    """False: nobody asks."""
+    """Return False: no stop was requested."""
     return False
 
 
 LISTENING: "list[Interruption]" = []
-"""What hears somebody now."""
+"""Active interruptions."""
 
 
 def ask_to_stop() -> bool:
-    """Ask what listens in this process to stop, as a first Ctrl-C does; False where nothing listens."""
+    """Request a stop, as a first Ctrl-C does. Return False if no interruption is active in this process."""
     listening = list(LISTENING)
     for asked in listening:
         if not asked.asked:
@@ -33,33 +33,33 @@ def ask_to_stop() -> bool:
 
 
 class Interruption:
-    """Whether somebody asked to stop."""
+    """Whether a stop was requested."""
 
     def __init__(self, told: str) -> None:
-        """`told` is what is said of it."""
+        """`told` is the message that is logged at the request."""
         self.told = told
         self.asked = False
         self.since = 0.0
-        """When, by the monotonic clock."""
+        """Time of the request, by the monotonic clock."""
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; the second one stops at once."""
+        """Handle a signal: record the first one, raise KeyboardInterrupt on the second."""
         if self.asked:
             raise KeyboardInterrupt
         self.remember()
         logger.info("%s; once more to stop at once", self.told)
 
     def remember(self) -> None:
-        """Somebody asks now."""
+        """Record that a stop was requested now."""
         self.asked, self.since = True, time.monotonic()
 
 
 @contextmanager
 def interruption(told: str) -> Iterator[Interruption]:
-    """In this context the first Ctrl-C or SIGTERM is only remembered.
+    """Record the first Ctrl-C or SIGTERM inside the context instead of raising KeyboardInterrupt.
 
-    Outside the main thread no signal is heard, nor one that the process was started to ignore, as Ctrl-C is by what a
-    script runs in the background. `ask_to_stop` is heard in any thread.
+    Signals are not handled outside the main thread, nor if the process was started to ignore them, as background jobs
+    of a script ignore Ctrl-C. `ask_to_stop` works in any thread.
     """
     asked = Interruption(told)
     heard: list[signal.Signals] = []
@@ -76,7 +76,7 @@ def interruption(told: str) -> Iterator[Interruption]:
 
 
 def end_with_parent() -> None:
-    """Wait for the end of the process that started this one, and end with it: for a thread of its own."""
+    """Wait for the parent process to exit, then exit this process. Run it in a separate thread."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,6 +1,6 @@
-"""A learning rate found by a range test (Smith 2015, section 3.3): the rate rises each step until the loss does too.
+"""Learning rate range test (Smith 2015, section 3.3): raise the rate each step until the loss diverges.
 
-Afterwards weights, optimizers, random states and the data position are what they were.
+Weights, optimizers, random states and the data position are restored afterwards.
 """
 
 import logging
@@ -15,7 +15,7 @@ from partita_trainers.step import open_steps
 
 LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60
 SMOOTHING = 0.8
-DIVERGED = 1.5  # times the lowest smoothed loss: the test ends
+DIVERGED = 1.5  # the test ends at this multiple of the lowest smoothed loss
 BELOW_MINIMUM = 10.0  # the rate of the lowest loss is on the edge of divergence: a tenth of it is safe
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def find_learning_rate(
     lm: LanguageModel, batches: Batches, *, try_step: Callable[[GlobalBatch, float], float]
 ) -> float:
-    """A peak learning rate. `try_step(step, learning_rate)` takes a step and gives its loss."""
+    """Return a peak learning rate. `try_step(step, learning_rate)` takes a step and returns its loss."""
     rates, losses = [], []
     with preserved_state(lm), open_steps(batches) as steps:
         for number, step in enumerate(islice(steps, STEPS)):
@@ -37,13 +37,13 @@ def find_learning_rate(
             losses.append(loss)
             if loss > 4 * losses[0]:
                 break
-    found = suggest(rates, losses)
-    logger.info("learning rate %.3g, from a range test of %d steps", found, len(rates))
-    return found
+    suggested = suggest(rates, losses)
+    logger.info("learning rate %.3g, from a range test of %d steps", suggested, len(rates))
+    return suggested
 
 
 def suggest(rates: list[float], losses: list[float]) -> float:
-    """A tenth of the rate with the lowest smoothed loss before divergence, within the tested range."""
+    """Return a tenth of the rate with the lowest smoothed loss before divergence, within the tested range."""
     if not rates:
         raise TrainingError("the range test saw no finite loss; write trainer.learning_rate as a number")
     average, best, best_rate = 0.0, math.inf, rates[0]

@@ -1,4 +1,4 @@
-"""The losses of a run: their mean between evaluations, and why one is not finite."""
+"""The losses of a run: their mean between evaluations, and the likely cause of a non-finite one."""
 
 import math
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from partita_trainers.engine import TrainEngine
 
 RISEN = 2.0
-"""Times the lowest loss from which on a loss counts as risen."""
+"""A loss above this multiple of the lowest one counts as risen."""
 
 
 @dataclass
 class LossHistory:
-    """Losses of a run, since it was started or continued."""
+    """Losses of a run since it was started or resumed."""
 
     lowest: float = 0.0
     """Lowest loss of a step so far."""
     lowest_step: int = 0
-    """Its step; 0 before the first."""
+    """Step of the lowest loss; 0 before the first step."""
     latest: float = 0.0
-    """Loss of the newest step."""
+    """Loss of the latest step."""
     total: float = 0.0
-    """Sum of the losses since the last evaluation ..."""
+    """Sum of the losses since the last evaluation."""
     steps: int = 0
-    """... and their number."""
+    """Number of steps since the last evaluation."""
 
     def add(self, step: int, loss: float) -> None:
         """Add the loss of a step."""
@@ -40,19 +40,19 @@ class LossHistory:
             self.lowest, self.lowest_step = loss, step
 
     def take_mean(self) -> float:
-        """Return the mean loss since this was last asked; NaN without a step since."""
+        """Return the mean loss since the last call; NaN if there were no steps."""
         mean = self.total / self.steps if self.steps else math.nan
         self.total, self.steps = 0.0, 0
         return mean
 
     @contextmanager
     def explaining(self, engine: "TrainEngine", *, learning_rate: float, checkpoints: Path) -> Iterator[None]:
-        """Add the cause and the fix to a DivergenceError that is raised in this context.
+        """Add the cause and the fix to a DivergenceError raised inside the context.
 
         Args:
-            learner: what takes the steps.
-            learning_rate: the peak of the schedule.
-            checkpoints: folder of the run's checkpoints.
+            engine: Takes the steps.
+            learning_rate: Peak of the schedule.
+            checkpoints: Folder of the run's checkpoints.
         """
         try:
             yield
@@ -62,7 +62,7 @@ class LossHistory:
             raise DivergenceError(f"{error}. {advice}.{unharmed}") from error
 
     def advice(self, *, learning_rate: float, in_16_bits: bool) -> str:
-        """Return the likely cause and what to write instead, in one sentence without its full stop."""
+        """Return the likely cause and the fix, as one sentence without its full stop."""
         lower = f"lower trainer.learning_rate, now {learning_rate:g}"
         if not self.lowest_step:
             precision = "write model_parameters: {dtype: float32} and trainer.mixed_precision: no, or "

@@ -1,6 +1,6 @@
-"""Optimizers by name: torch's own, bitsandbytes' 8-bit and paged ones, and schedule-free AdamW.
+"""Optimizers by name: torch's, bitsandbytes' 8-bit and paged ones, and schedule-free AdamW.
 
-Muon changes matrices only; the other parameters get AdamW beside it. So there is always a list of optimizers.
+Muon trains matrices only and is combined with AdamW for other parameters. The result is therefore a list of optimizers.
 """
 
 import logging
@@ -17,13 +17,20 @@ logger = logging.getLogger(__name__)
 Parameters = Mapping[str, torch.nn.Parameter]
 
 NO_DECAY = ("bias", "norm", "ln_")
-"""Parameters whose names hold one of these get no weight decay, nor does anything with one dimension."""
+"""Parameters whose names contain one of these get no weight decay, nor do one-dimensional parameters."""
 
 
 def build_optimizers(
     config: OptimizerConfig, parameters: Parameters, *, learning_rate: float, device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """Optimizers over all `parameters` (name to parameter, those that are trained)."""
+    """Build the optimizers of all trained `parameters`, given by name.
+
+    Args:
+        config: Optimizer section of the configuration.
+        parameters: Trained parameters by name.
+        learning_rate: Initial learning rate.
+        device: Device of the parameters; fused and paged variants depend on it.
+    """
     if config.type != "muon":
         return [build_one(config, groups(parameters, config.weight_decay), learning_rate=learning_rate, device=device)]
     matrices = {name: p for name, p in parameters.items() if p.ndim == 2 and not is_embedding(name)}
@@ -52,14 +59,14 @@ def is_embedding(name: str) -> bool:
 
 
 def groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay; one group where there is none."""
+    """Return parameter groups with and without weight decay; one group if there is no decay."""
     if weight_decay == 0:
         return [{"params": list(parameters.values()), "weight_decay": 0.0}]
     spared = {name for name, p in parameters.items() if p.ndim < 2 or any(part in name.lower() for part in NO_DECAY)}
     decayed = [p for name, p in parameters.items() if name not in spared]
     rest = [parameters[name] for name in parameters if name in spared]
-    found = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [group for group in found if group["params"]]
+    param_groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in param_groups if group["params"]]
 
 
 def build_one(
@@ -116,14 +123,14 @@ def build_bitsandbytes(
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], learning_rate: float) -> None:
-    """Use `learning_rate` in the next step."""
+    """Set the learning rate of the next step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
 
 
 def keep_evaluation_weights(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Leave the weights to evaluate and export in the parameters, for good."""
+    """Switch the parameters to the weights for evaluation and export, permanently."""
     for optimizer in optimizers:
         if hasattr(optimizer, "eval"):
             optimizer.eval()
@@ -131,7 +138,7 @@ def keep_evaluation_weights(optimizers: list[torch.optim.Optimizer]) -> None:
 
 @contextmanager
 def evaluation_weights(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
-    """In this context the parameters hold the weights to evaluate and export.
+    """Switch the parameters to the weights for evaluation and export inside the context.
 
     Schedule-free methods train one sequence of weights and evaluate another (Defazio et al. 2024, section 2).
     """

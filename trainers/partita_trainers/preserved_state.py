@@ -1,4 +1,4 @@
-"""Training that leaves no trace: what a learning-rate search or a trial of a batch size did is undone, bit for bit."""
+"""Restore the model and random states bit for bit after a learning rate search or a batch size probe."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ PLAIN = (bool, int, float, str, type(None))
 
 @contextmanager
 def preserved_state(lm: LanguageModel) -> Iterator[None]:
-    """Afterwards the model and all random generators are what they were, whatever happened inside.
+    """Restore the model and all random generators on exit, also after an error.
 
-    Trained weights and what else a checkpoint holds wait in a temporary folder. Besides: buffers, the plain values that
-    modules keep (training mode, the longest row that rotary positions have seen), and no gradients.
+    Trained weights and everything else in a checkpoint are kept in a temporary folder. Buffers and plain attributes of
+    modules (training mode, the longest row that rotary embeddings have seen) are restored too. Gradients become None.
     """
     state = random_state()
     put_back = snapshot(lm.module)
@@ -35,7 +35,7 @@ def preserved_state(lm: LanguageModel) -> Iterator[None]:
 
 
 def save_trained_state(lm: LanguageModel, folder: Path) -> None:
-    """Write what training changes. Raises WriteError where there is no room for it."""
+    """Write what training changes. Raises WriteError if there is not enough space."""
     try:
         lm.save_checkpoint(folder)
     except OSError as error:
@@ -46,7 +46,7 @@ def save_trained_state(lm: LanguageModel, folder: Path) -> None:
 
 
 def snapshot(module: torch.nn.Module) -> Callable[[], None]:
-    """A function that puts back the buffers and plain attributes that all parts of `module` have now."""
+    """Return a function that restores the current buffers and plain attributes of all submodules."""
     buffers = [
         (part, name, buffer, buffer.detach().to("cpu", copy=True))
         for part in module.modules()
@@ -70,7 +70,7 @@ def snapshot(module: torch.nn.Module) -> Callable[[], None]:
 
 
 def clear_gradients(module: torch.nn.Module, *, to_zero: bool = False) -> None:
-    """No parameter has a gradient afterwards; with `to_zero` those that had one have one of zeros."""
+    """Set all gradients to None; with `to_zero`, set existing gradients to zero instead."""
     for parameter in module.parameters():
         if to_zero and parameter.grad is not None:
             parameter.grad.zero_()

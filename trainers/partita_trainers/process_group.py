@@ -1,8 +1,7 @@
-"""The processes of a run, each called a rank, as a trainer sees them: a place, and four things to do together.
+"""The processes of a run, called ranks, as a trainer sees them: a rank, a world size and a few collectives.
 
-A trainer is handed a process group and never asks how many processes there are but by it. All ranks call the same
-methods in the same order. What one of them raises in between ends the others with it, because they wait for it in the
-next call.
+A trainer uses only its process group to communicate. All ranks call the same methods in the same order. An error on one
+rank ends the others too, because they wait for it in the next call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +15,11 @@ T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
-    """All processes of a run, this one among them."""
+    """All processes of a run."""
 
     @property
     def rank(self) -> int:
-        """Place of this process, from 0; rank 0 writes what is written once."""
+        """Rank of this process, from 0. Rank 0 writes what is written once."""
 
     @property
     def world_size(self) -> int:
@@ -28,55 +27,58 @@ class ProcessGroup(Protocol):
 
     @property
     def local_world_size(self) -> int:
-        """Number of those on this machine, which share its memory and its cores."""
+        """Number of processes on this machine, which share its memory and cores."""
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:
-        """What each rank gave, in the order of ranks, on every rank.
+        """Return the objects of all ranks, in rank order, on every rank.
 
-        `about` names the exchange, the same on all ranks. Raises OtherRankError where a rank is gone.
+        `about` names the exchange and is equal on all ranks. Raises OtherRankError if a rank is gone.
         """
 
     def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
-        """What `call` gives on rank 0, on every rank; the others wait.
+        """Run `call` on rank 0 and return its result on every rank; the others wait.
 
         An error is raised on rank 0, and OtherRankError on the others.
         """
 
     def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
-        """Go on where no rank has an error. Else the first one that has raises it, the others OtherRankError."""
+        """Return if no rank has an error.
+
+        Otherwise the first failed rank raises its own, and the others OtherRankError.
+        """
 
     def shared_counter(self, about: str) -> Callable[[int], int]:
-        """A number that all ranks count up together: called with an amount, it tells what stood there before.
+        """Return a function that adds an amount to a counter shared by all ranks and returns the value before.
 
-        It begins at 0, and asks nothing of the other ranks.
+        The counter starts at 0. Calls are not collectives.
         """
 
     def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
-        """Put the sum over all ranks in place of each tensor, the same bits on every rank."""
+        """Replace each tensor by its sum over all ranks, with the same bits on every rank."""
 
 
 class SingleProcess:
-    """A team of one."""
+    """A process group of one."""
 
     rank = 0
     world_size = 1
     local_world_size = 1
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:
-        """What was given."""
+        """Return a list of the object."""
         return [mine]
 
     def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
-        """What the call gives."""
+        """Run the call and return its result."""
         return call()
 
     def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
-        """Raise the error, if there is one."""
+        """Raise the error, if any."""
         if error is not None:
             raise error
 
     def shared_counter(self, about: str) -> Callable[[int], int]:
-        """A number of this process's own."""
+        """Return a counter of this process."""
         value = 0
 
         def add(amount: int) -> int:
@@ -87,7 +89,7 @@ class SingleProcess:
         return add
 
     def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
-        """The tensors are their own sums."""
+        """Do nothing: each tensor is the sum over one rank."""
 
 
 SINGLE_PROCESS = SingleProcess()
@@ -95,7 +97,7 @@ SINGLE_PROCESS = SingleProcess()
 
 @contextmanager
 def synchronized_errors(process_group: ProcessGroup, about: str) -> Iterator[None]:
-    """Around what every rank does by itself: no rank goes on where one has failed."""
+    """Raise on all ranks if the body of the context fails on any."""
     error: Exception | None = None
     try:
         yield
@@ -106,7 +108,7 @@ def synchronized_errors(process_group: ProcessGroup, about: str) -> Iterator[Non
 
 @contextmanager
 def main_process_first(process_group: ProcessGroup, about: str) -> Iterator[None]:
-    """Around what rank 0 does first, and the others once it is done and its files are there."""
+    """Run the body on rank 0 first, and on the other ranks after it is done and its files exist."""
     first = f"{about}, on rank 0"
     if process_group.rank != 0:
         process_group.raise_if_any_failed(None, first)

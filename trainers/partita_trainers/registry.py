@@ -1,4 +1,4 @@
-"""From the trainer section of a file to a trainer: one table, loaded on first use."""
+"""The registry of trainers: from the trainer section of a configuration to a trainer, imported on first use."""
 
 import importlib
 import inspect
@@ -17,16 +17,16 @@ TRAINERS = {
     "finetune": "partita_trainers.finetune:Finetune",
     "hogwild": "partita_trainers.hogwild:Hogwild",
 }
-"""`module:Class` by the `type` of the section. `custom` brings its own."""
+"""`module:Class` by the `type` of the section. `custom` names its own class."""
 
 
 def build_trainer(
     section: NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, *, folder: Path | None = None
 ) -> Trainer:
-    """The trainer that a section describes, made as `Class(section)`.
+    """Build the trainer of a section as `Class(section)`.
 
-    A module of the user's is looked for in `folder` as well, the folder of the file. Raises ConfigError where `custom`
-    names a module or class that is not there, or one that cannot find a batch size and is asked to.
+    Custom modules are also searched in `folder`, the folder of the configuration file. Raises ConfigError if the module
+    or class does not exist, or if `batch_size: auto` is set and the class has no `probe`.
     """
     if isinstance(section, CustomTrainer):
         with importable(folder):
@@ -43,7 +43,7 @@ def build_trainer(
 
 @contextmanager
 def importable(folder: Path | None) -> Iterator[None]:
-    """In this context modules in `folder` can be imported; they come after all others."""
+    """Allow imports from `folder` inside the context, after all other paths."""
     path = str(folder.resolve()) if folder is not None else None
     if path is None or path in sys.path:
         yield
@@ -61,7 +61,7 @@ def make(target: str, section: object) -> Trainer:
 
 
 def check_signature(kind: type, section: CustomTrainer) -> None:
-    """Raise ConfigError where a class cannot be made with the trainer's section as its only argument."""
+    """Raise ConfigError if a class cannot be constructed with the trainer section as its only argument."""
     try:
         inspect.signature(kind).bind(section)
     except TypeError as error:
@@ -70,7 +70,7 @@ def check_signature(kind: type, section: CustomTrainer) -> None:
 
 
 def check_probe(trainer: Trainer, section: CustomTrainer) -> None:
-    """Raises ConfigError where the batch size is to be found and the trainer does not say what to try."""
+    """Raise ConfigError if `batch_size: auto` is set and the trainer has no `probe`."""
     if section.batch_size == "auto" and not callable(getattr(trainer, "probe", None)):
         name = type(trainer).__name__
         message = f"auto needs a trainer that says what to probe: give {name} a method probe, or write a number"
@@ -78,7 +78,7 @@ def check_probe(trainer: Trainer, section: CustomTrainer) -> None:
 
 
 def load_class(target: str, *, key: str = "trainer.target") -> type:
-    """The class at `module:Class`. Raises ConfigError at `key` naming what is missing and the nearest name."""
+    """Return the class at `module:Class`. Raises ConfigError at `key` with what is missing and the nearest name."""
     module_name, _, class_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -87,9 +87,9 @@ def load_class(target: str, *, key: str = "trainer.target") -> type:
             raise
         message = f"there is no module {error.name}; install it or put its folder on PYTHONPATH"
         raise ConfigError([Problem(key, message)]) from None
-    found = getattr(module, class_name, None)
-    if isinstance(found, type):
-        return found
+    attribute = getattr(module, class_name, None)
+    if isinstance(attribute, type):
+        return attribute
     classes = [name for name, value in vars(module).items() if isinstance(value, type)]
     near = get_close_matches(class_name, classes, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""

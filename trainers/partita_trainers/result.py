@@ -1,4 +1,4 @@
-"""The model that a run comes to, where it is looked for."""
+"""The final model of a run."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from partita_trainers.base import LanguageModel
 
 
 def save_result(lm: LanguageModel, folder: Path) -> None:
-    """Write `model/` in the folder of a run: beside, then under its name, so that nothing of an older one stays."""
+    """Replace `model/` in the run folder atomically, so that no files of an older model remain."""
     final, beside = folder / "model", folder / ".model.writing"
     shutil.rmtree(beside, ignore_errors=True)
     lm.save(beside)

@@ -1,4 +1,4 @@
-"""When what happens in a run, and the learning rate of each step: functions of the file and the step alone."""
+"""When to evaluate and save, and the learning rate of each step: pure functions of the configuration and the step."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from partita_trainers.base import Batches
 
 DEFAULT_EPOCHS = 3.0
 UNKNOWN_LENGTH_PARTS = 10
-"""Evaluations and checkpoints of a run over data whose length is not known."""
-WSD_DECAY = 0.1  # share of the steps in which warmup-stable-decay comes down (Hu et al. 2024, section 4)
+"""Number of evaluations and checkpoints in a run over data of unknown length."""
+WSD_DECAY = 0.1  # fraction of steps in the decay phase of warmup-stable-decay (Hu et al. 2024, section 4)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When what happens, in optimizer steps."""
+    """When to evaluate and save, in optimizer steps."""
 
     total: int
     """Steps of the whole run."""
     evaluate_every: int | None
-    """Steps between evaluations; None for none."""
+    """Steps between evaluations; None for no evaluations."""
     checkpoint_every: int | None
     """Steps between checkpoints; None for one at the end only."""
 
@@ -33,10 +33,10 @@ class Schedule:
 
 
 def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence[str]) -> Schedule:
-    """Steps of the run, and those between evaluations and checkpoints.
+    """Plan the total steps, and the steps between evaluations and between checkpoints.
 
-    Where the data's length is not known, there is a tenth of the run between them unless the file says otherwise.
-    Raises DataError where nothing then says when the run ends.
+    If the length of the data is unknown, each interval defaults to a tenth of the run. Raises DataError if the end of
+    the run is then undefined.
     """
     total = config.max_steps
     if batches.steps_per_epoch is None:
@@ -61,7 +61,7 @@ def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence
 
 
 def warmup_steps(scheduler: LearningRateScheduler, total_steps: int) -> int:
-    """Steps of the warm-up: as the file says, else 3 % and at least 5 where there are 50 steps."""
+    """Return the warm-up steps: as configured, else 3 % of the steps, and at least 5 in runs of 50 steps or more."""
     if scheduler.warmup_steps is not None:
         return min(scheduler.warmup_steps, total_steps)
     if scheduler.warmup_fraction is not None:
@@ -71,7 +71,7 @@ def warmup_steps(scheduler: LearningRateScheduler, total_steps: int) -> int:
 
 
 def learning_rate_share(scheduler: LearningRateScheduler, *, step: int, total_steps: int) -> float:
-    """Share of the peak learning rate at `step`, from 1 to `total_steps`."""
+    """Return the fraction of the peak learning rate at `step`, from 1 to `total_steps`."""
     warmup = warmup_steps(scheduler, total_steps)
     if step <= warmup:
         return step / warmup

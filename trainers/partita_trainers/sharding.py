@@ -1,11 +1,11 @@
-"""Weights that the ranks share: each holds a part of every tensor, with its gradient and its optimizer state.
+"""Fully sharded weights: each rank holds a shard of every tensor, with its gradient and optimizer state.
 
-This is torch's `fully_shard` (FSDP2; Zhao et al. 2023, PyTorch FSDP, and Rajbhandari et al. 2020, ZeRO, stage 3). The
-weights of a layer are gathered while it works, and its gradients summed over the ranks as soon as they are there. Each
-pass is an exchange, so that all ranks take the same number of them, and no rank can begin its part again alone.
+This uses torch's `fully_shard` (FSDP2; Zhao et al. 2023, PyTorch FSDP, and Rajbhandari et al. 2020, ZeRO, stage 3). The
+weights of a layer are gathered while it runs, and its gradients are reduced as soon as they are computed. Each pass is
+a collective, so all ranks take the same number of passes, and no rank can retry its part alone.
 
-A trained tensor is a DTensor then, cut along its first dimension. Files know nothing of that: they hold whole tensors,
-and are read back on any number of ranks.
+A sharded parameter is a DTensor, sharded along its first dimension. Files hold full tensors and can be loaded on any
+number of ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,40 +23,41 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from partita_schema.errors import LostRankError
 
 MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""What `fully_shard` writes into modules, beside its own state."""
+"""Attributes that `fully_shard` writes into modules, besides its own state."""
 
 
 class Shards:
-    """A module whose weights the ranks share, from the beginning of this object to its `end`."""
+    """A module whose weights are sharded over the ranks, from construction to `unwrap`."""
 
     def __init__(self, module: nn.Module, *, device: torch.device, ranks: int) -> None:
-        """All ranks of the job's default process group do this at the same time, on modules of the same weights."""
+        """Shard the module. All ranks of the default process group call this together, with equal weights."""
         mesh = init_device_mesh(device.type, (ranks,))
         self.module = module
         self.parts = [ShardedModule(layer, mesh) for layer in [*layers(module), module]]
 
     @property
     def local_numel(self) -> int:
-        """Numbers of the weights that this rank holds while it does not work."""
+        """Number of weight elements that this rank holds between passes."""
         return sum(local_shard(parameter).numel() for parameter in self.module.parameters())
 
     def unshard(self) -> None:
-        """All weights on every rank, until `deal`: a plain module meanwhile, whose passes are no exchanges.
+        """Gather all weights on every rank until `reshard`.
 
-        All ranks do this at the same time. Gradients are not summed over them until `deal`.
+        The module is plain meanwhile, and its passes are not collectives. All ranks call this together. Gradients are
+        not reduced until `reshard`.
         """
         for part in self.parts:
             part.module.unshard()
             part.detach_hooks()
 
     def reshard(self) -> None:
-        """To each rank its own part again. What has been written into weights since `gather` is lost."""
+        """Keep only this rank's shards again. Changes made to the weights since `unshard` are lost."""
         for part in self.parts:
             part.attach_hooks()
             part.module.reshard()
 
     def unwrap(self) -> None:
-        """Leave a plain module with all weights. All ranks do this at the same time."""
+        """Restore a plain module with all weights. All ranks call this together."""
         plain: dict[torch.Tensor, nn.Parameter] = {}
         for part in self.parts:
             part.module.reshard()
@@ -73,12 +74,15 @@ class Shards:
 
 
 class ShardedModule:
-    """A module whose weights are gathered together. torch has no public way to use one whole, or to take it back."""
+    """A module whose weights are gathered together.
+
+    torch has no public API to use one unsharded or to undo `fully_shard`.
+    """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
         self.plain, before = type(module), set(vars(module))
         self.module: Any = fully_shard(module, mesh=mesh)
-        # Sums: a step divides by all its loss tokens itself.
+        # Sum, not mean: a step divides by its total loss tokens itself.
         self.module.set_gradient_divide_factor(1.0)
         self.module.set_force_sum_reduction_for_comms(True)
         self.shared, self.added = type(self.module), vars(module).keys() - before
@@ -88,7 +92,10 @@ class ShardedModule:
         }
 
     def detach_hooks(self) -> None:
-        """Let it look and work like a plain module: transformers, for one, asks and would exchange words by itself."""
+        """Make the module look and run like a plain one.
+
+        transformers, for one, checks for FSDP and would communicate itself.
+        """
         self.state._pre_forward_hook_handle.remove()
         self.state._post_forward_hook_handle.remove()
         self.module.__class__ = self.plain
@@ -97,7 +104,7 @@ class ShardedModule:
                 vars(each).pop(name, None)
 
     def attach_hooks(self) -> None:
-        """Let its passes be exchanges again."""
+        """Make the passes collectives again."""
         state, module = self.state, self.module
         state._pre_forward_hook_handle = module.register_forward_pre_hook(
             state._pre_forward, prepend=True, with_kwargs=True
@@ -108,48 +115,51 @@ class ShardedModule:
             vars(each).update(marks)
 
     def forget(self) -> None:
-        """Let torch know nothing of it any more."""
+        """Remove torch's state of this module."""
         _module_state_mapping.pop(self.module, None)
         for name in self.added:
             vars(self.module).pop(name, None)
 
 
 def layers(module: nn.Module) -> list[nn.Module]:
-    """The layers of a model from transformers, which work one after the other; none where they cannot be told."""
+    """Return the decoder layers of a transformers model, which run one after the other; [] if they are unknown."""
     names = {name for each in module.modules() for name in getattr(each, "_no_split_modules", None) or ()}
     lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
-    return [layer for found in lists for layer in found if type(layer).__name__ in names]
+    return [layer for module_list in lists for layer in module_list if type(layer).__name__ in names]
 
 
 def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Of a tensor that every rank has whole, what this rank holds of `like`; the tensor itself where that is whole."""
+    """Return this rank's shard of a full tensor, sharded like `like`; the tensor itself if `like` is not sharded."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
+    """Return the shard that this rank holds; the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, which ranks may share; then all of them ask for it at the same time."""
+    """Return the full tensor. If it is sharded, all ranks call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def full_state(state: Any, *, keep: bool) -> Any:
-    """Optimizer state with whole tensors, on the processor; without `keep` this rank only helps others to theirs."""
+    """Return optimizer state with full tensors on the CPU.
+
+    Without `keep`, this rank only takes part in the collectives.
+    """
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:
-        found = full_tensor(tensor)
-        return found.to("cpu", copy=True) if keep else torch.empty(0)
+        full = full_tensor(tensor)
+        return full.to("cpu", copy=True) if keep else torch.empty(0)
 
     return map_tensors(state, whole)
 
 
 def sharded_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Optimizer state with this rank's part of each tensor that belongs to a shared parameter and has its shape."""
+    """Return optimizer state with this rank's shard of each tensor that has the shape of its sharded parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def part(tensor: torch.Tensor, number: int) -> torch.Tensor:
@@ -164,7 +174,7 @@ def sharded_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) ->
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A nested value with each of its tensors changed, in the same order everywhere."""
+    """Apply a function to each tensor of a nested value, in the same order on all ranks."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -176,7 +186,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 @contextmanager
 def communication_errors(about: str) -> Iterator[None]:
-    """Around exchanges that are torch's own: what the network says of them comes from another rank that is gone."""
+    """Raise LostRankError for errors of torch's own collectives: they mean that another rank is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -187,7 +197,7 @@ def communication_errors(about: str) -> Iterator[None]:
 
 @contextmanager
 def full_params(shards: Shards | None) -> Iterator[None]:
-    """Inside, every rank has all weights, where they are shared outside."""
+    """Unshard all weights on every rank inside the context; does nothing if they are not sharded."""
     if shards is None:
         yield
         return

@@ -1,12 +1,12 @@
-"""One optimizer step over any number of batches on any number of ranks, the same whatever the numbers.
+"""One optimizer step over any number of micro-batches on any number of ranks, with the same result for all numbers.
 
-The loss of a step is the sum over all its loss tokens, those of all ranks, divided by their count, so that cutting the
-same rows into more batches changes nothing but the order of a sum. That is what a step does where memory ends: it is
-taken again in smaller parts, and so are the steps after it. Dropout and noise follow from the seed, the step and the
-rows of the batch, and so are the same on whichever rank it is.
+The loss of a step is the sum over the loss tokens of all ranks divided by their count, so that splitting the same rows
+into more micro-batches changes only the order of a sum. A step that runs out of memory is retried with smaller
+micro-batches, and later steps use them too. Dropout and noise are seeded by the seed, the step and the rows of the
+micro-batch, and therefore do not depend on the rank.
 
-Gradients are summed over the ranks once all of a step's are there, and not while they come: a rank whose memory ends
-can then begin its part of the step again without the others.
+Gradients are summed over the ranks after the last backward pass, not during it: a rank that runs out of memory can then
+retry its part of the step without the others.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def open_steps(batches: Batches) -> Iterator[Iterator[GlobalBatch]]:
-    """Steps to take; behind them the files and processes that made them are let go."""
+    """Iterate over the steps; on exit, close the files and processes that produce them."""
     steps = batches.steps()
     try:
         yield steps
@@ -48,21 +48,21 @@ def open_steps(batches: Batches) -> Iterator[Iterator[GlobalBatch]]:
 
 @dataclass(frozen=True)
 class StepStats:
-    """What of a step a rank has, or all have together."""
+    """Counts of a step, on one rank or merged over all ranks."""
 
     batches: int
-    """Batches with something to learn, of the rank that has most."""
+    """Micro-batches with loss tokens, on the rank that has most."""
     rows: int
     loss_tokens: int
     tokens: int
     padded_tokens: int
-    """Tokens and padding."""
+    """Tokens including padding."""
     digests: Mapping[int, bytes]
-    """By slot of the step, a hash of all that decides the work of the batch."""
+    """By slot of the step, a hash of everything that determines the work of the micro-batch."""
 
     @classmethod
     def of(cls, global_batch: GlobalBatch, process_group: ProcessGroup) -> "StepStats":
-        """What this rank has: slot s belongs to rank s modulo their number."""
+        """Return the counts of this rank. Slot s belongs to rank s modulo the world size."""
         batches = global_batch.micro_batches
         return cls(
             batches=sum(batch.loss_tokens > 0 for batch in batches),
@@ -78,7 +78,7 @@ class StepStats:
 
     @classmethod
     def merge(cls, shares: Sequence["StepStats"]) -> "StepStats":
-        """What all ranks have."""
+        """Merge the counts of all ranks."""
         return cls(
             batches=max(share.batches for share in shares),
             rows=sum(share.rows for share in shares),
@@ -90,37 +90,37 @@ class StepStats:
 
     @property
     def batch_hash(self) -> str:
-        """Hash of row keys, ids, masks and labels of a step: equal exactly when the step's work is."""
+        """Hash of the row keys, ids, masks and labels of a step: equal exactly if the work of the step is equal."""
         whole = b"".join(self.digests[slot] for slot in sorted(self.digests))
         return hashlib.blake2b(whole, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step was, on all ranks."""
+    """The result of a step over all ranks."""
 
     loss: float
     """Mean cross-entropy of the step's loss tokens, in nats."""
     gradient_norm: float
-    """Norm over all gradients before clipping."""
+    """Norm of all gradients before clipping."""
     stats: StepStats
-    """What was worked on."""
+    """Counts over all ranks."""
     stop: bool
     """Whether any rank was asked to stop."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank tells once its gradients are there."""
+    """What one rank sends to the others after its backward passes."""
 
     loss: float
     """Sum over its loss tokens."""
     has_gradients: Sequence[bool]
-    """Of each trained parameter, whether it has a gradient."""
+    """For each trained parameter, whether it has a gradient."""
     parts: int
-    """How finely its batches are cut."""
+    """Number of parts that each of its micro-batches is split into."""
     events: Sequence[dict[str, int]]
-    """Each time that its memory ended in this step."""
+    """Out-of-memory events of this step."""
     failure: TrainingError | None
     """Why it has no gradients."""
     stop: bool
@@ -129,23 +129,23 @@ class RankResult:
 
 @dataclass
 class MicroBatchSplitter:
-    """How finely the batches of the plan are cut, because memory did not hold them whole."""
+    """Splits micro-batches that do not fit in memory."""
 
     parts: int = 1
-    """Parts of a batch: 1, 2, 4 and so on."""
+    """Parts of a micro-batch: 1, 2, 4 and so on."""
     events: list[dict[str, int]] = field(default_factory=list)
-    """Each time that memory ended: the step, rows and tokens of the batch, and the rows that were tried next.
+    """Out-of-memory events: the step, the rows and tokens of the micro-batch, and the rows that were tried next.
 
-    Where rows are packed, lines count as rows.
+    If rows are packed, lines count as rows.
     """
 
     def split(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The parts that have something to learn, in order."""
+        """Return the parts that have loss tokens, in order."""
         parts = [part for batch in batches for part in split_batch(batch, self.parts)]
         return [part for part in parts if part.loss_tokens]
 
     def halve(self, failed: Batch, *, number: int, failure: Exception) -> None:
-        """Cut twice as finely from here on. Raises TrainingError where the part that failed is a single row."""
+        """Double the number of parts from here on. Raises TrainingError if the part that failed is a single row."""
         rows, tokens = failed.input_ids_BT.shape
         if failed.rows == 1:
             raise TrainingError(
@@ -165,30 +165,32 @@ class MicroBatchSplitter:
         logger.debug("the device said: %s", failure)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
+        """Return the state as JSON for a checkpoint."""
         return {"parts": self.parts, "events": self.events}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; an older one has no state."""
+        """Restore the state of a checkpoint; older checkpoints have none."""
         self.parts, self.events = state.get("parts", 1), list(state.get("events", ()))
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """The rows in order in so many batches, or in as many as there are rows; each as wide as its own longest line.
+    """Split the rows in order into `parts` batches, or one per row if there are fewer.
 
-    Lines of packed rows stay whole while there are enough of them; then each is cut between its rows.
+    Each batch is as wide as its longest line.
+
+    Lines of packed rows stay whole while there are enough of them; otherwise each is split between its rows.
     """
     if parts == 1 or batch.rows <= 1:
         return [batch]
     groups = torch.arange(batch.lines).tensor_split(min(parts, batch.lines))
-    found = [select_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
+    selected = [select_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
     if parts <= batch.lines or batch.position_ids_BT is None:
-        return found
-    return [part for line in found for part in split_packed_line(line, -(-parts // batch.lines))]
+        return selected
+    return [part for line in selected for part in split_packed_line(line, -(-parts // batch.lines))]
 
 
 def select_lines(batch: Batch, start: int, end: int) -> Batch:
-    """Lines from `start` to before `end`, with the keys of their rows."""
+    """Return the lines from `start` up to but not including `end`, with the keys of their rows."""
     width = int(batch.lengths_B[start:end].max())
     positions_BT, first, last = batch.position_ids_BT, start, end
     if positions_BT is not None:
@@ -205,7 +207,7 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
 
 
 def row_starts(batch: Batch) -> torch.Tensor:
-    """Whether a packed row starts at a token, [B, T]; never in padding."""
+    """Return a bool tensor [B, T] that marks the first token of each packed row; False in padding."""
     if batch.position_ids_BT is None:
         raise AssertionError("only packed rows have positions")
     columns_T = torch.arange(batch.position_ids_BT.shape[1])
@@ -213,14 +215,14 @@ def row_starts(batch: Batch) -> torch.Tensor:
 
 
 def split_packed_line(line: Batch, parts: int) -> list[Batch]:
-    """The rows of one line of packed rows, in so many lines, or in as many as there are rows."""
+    """Split the rows of one packed line into `parts` lines, or one per row if there are fewer."""
     starts = row_starts(line)[0].nonzero()[:, 0].tolist()
     ends = [*starts[1:], int(line.lengths_B[0])]
-    found = []
+    result = []
     for group in torch.arange(line.rows).tensor_split(min(parts, line.rows)):
         first, last = int(group[0]), int(group[-1])
         columns = slice(starts[first], ends[last])
-        found.append(
+        result.append(
             Batch(
                 input_ids_BT=line.input_ids_BT[:, columns].contiguous(),
                 labels_BT=line.labels_BT[:, columns].contiguous(),
@@ -229,7 +231,7 @@ def split_packed_line(line: Batch, parts: int) -> list[Batch]:
                 position_ids_BT=None if line.position_ids_BT is None else line.position_ids_BT[:, columns].contiguous(),
             )
         )
-    return found
+    return result
 
 
 def take_step(
@@ -242,12 +244,24 @@ def take_step(
     seed: int,
     stop: Callable[[], bool] = never,
 ) -> StepResult:
-    """Forward, backward, clip, change the weights; `step` holds the batches of this rank.
+    """Run forward, backward, clipping and the optimizer on the micro-batches of this rank.
 
-    Where memory ends before the weights change, this rank's part begins again with its batches cut in two, down to one
-    row; `splitter` keeps that for the steps to come. Raises DivergenceError before a loss that is not a number does
-    harm, TrainingError where memory cannot hold one row, or ends while the weights change, and OtherRankError where
-    another rank raised one of them. `stop` is asked whether a person wants an end.
+    If memory runs out before the weights change, this rank retries its part with every micro-batch halved, down to one
+    row. `splitter` keeps that for later steps.
+
+    Args:
+        global_batch: The micro-batches of this rank.
+        number: Number of the step, from 1.
+        learning_rate: Learning rate of this step.
+        engine: Runs the forward and backward passes and the optimizer.
+        splitter: How finely micro-batches are split so far; updated.
+        seed: Seed of dropout and noise.
+        stop: Returns whether the user asked to stop.
+
+    Raises:
+        DivergenceError: A loss or the gradient norm is not finite; the weights are unchanged.
+        TrainingError: One row does not fit in memory, or memory ran out in the optimizer.
+        OtherRankError: Another rank raised one of these.
     """
     set_learning_rate(engine.raw_optimizers, learning_rate)
     process_group, known = engine.process_group, len(splitter.events)
@@ -273,15 +287,15 @@ def take_step(
         except TrainingError as error:
             failure = error
         mine = RankResult(total, engine.has_gradients(), splitter.parts, splitter.events[known:], failure, stop())
-        told = process_group.all_gather_object(mine, "the gradients of a step")
-        failed = next((rank for rank, one in enumerate(told) if one.failure is not None), None)
+        results = process_group.all_gather_object(mine, "the gradients of a step")
+        failed = next((rank for rank, one in enumerate(results) if one.failure is not None), None)
         if failed is not None:
             raise (
                 failure
                 if failure is not None and failed == process_group.rank
                 else OtherRankError(f"rank {failed} failed")
             )
-        there = [one.has_gradients for one in told]
+        there = [one.has_gradients for one in results]
         norm, full = attempt(partial(clip_and_update, engine, number=number, there=there))
     if full is not None or norm is None:
         raise TrainingError(
@@ -289,13 +303,13 @@ def take_step(
             "weights of the last checkpoint are unharmed: free memory on the device and start the run again, or begin "
             "a new one with an adapter or optimizer: {type: adamw_8bit}"
         ) from full
-    splitter.parts = max(one.parts for one in told)
-    splitter.events[known:] = [event for one in told for event in one.events]
+    splitter.parts = max(one.parts for one in results)
+    splitter.events[known:] = [event for one in results for event in one.events]
     return StepResult(
-        loss=sum(one.loss for one in told) / share.loss_tokens,
+        loss=sum(one.loss for one in results) / share.loss_tokens,
         gradient_norm=norm,
         stats=share,
-        stop=any(one.stop for one in told),
+        stop=any(one.stop for one in results),
     )
 
 
@@ -308,7 +322,20 @@ def accumulate_gradients(
     seed: int,
     loss_tokens: int,
 ) -> float:
-    """The sum of the loss over this rank's batches; their gradients stand in the module."""
+    """Run this rank's micro-batches, leave their gradients in the module and return the sum of the loss.
+
+    Args:
+        global_batch: The micro-batches of this rank.
+        number: Number of the step, from 1.
+        engine: Runs the forward and backward passes.
+        splitter: How finely micro-batches are split so far; updated.
+        seed: Seed of dropout and noise.
+        loss_tokens: Loss tokens of the step on all ranks.
+
+    Raises:
+        DivergenceError: A loss is not finite.
+        TrainingError: One row does not fit in memory.
+    """
     while True:
         parts, sums = splitter.split(global_batch.micro_batches), list[torch.Tensor]()
 
@@ -329,9 +356,18 @@ def accumulate_gradients(
 def accumulate_sharded_gradients(
     global_batch: GlobalBatch, *, number: int, engine: TrainEngine, seed: int, share: StepStats
 ) -> float:
-    """The same where the ranks share the weights: each pass is an exchange, and all ranks take as many.
+    """Accumulate gradients under FSDP, where each pass is a collective and all ranks take the same number of passes.
 
-    Raises OutOfStepError where memory ends: no rank can begin its part again alone.
+    Args:
+        global_batch: The micro-batches of this rank.
+        number: Number of the step, from 1.
+        engine: Runs the forward and backward passes.
+        seed: Seed of dropout and noise.
+        share: Counts of the step over all ranks.
+
+    Raises:
+        DivergenceError: A loss is not finite.
+        OutOfStepError: Memory ran out. No rank can retry its part alone.
     """
     parts, sums = [batch for batch in global_batch.micro_batches if batch.loss_tokens], list[torch.Tensor]()
 
@@ -359,13 +395,13 @@ def accumulate_sharded_gradients(
 
 
 def noise_seed(seed: int, number: int, batch: Batch) -> int:
-    """What dropout and noise of a batch follow from in step number `number`."""
-    told = "\0".join((str(seed), str(number), *batch.keys)).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
+    """Return the seed of dropout and noise for a micro-batch in step `number`."""
+    data = "\0".join((str(seed), str(number), *batch.keys)).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest())
 
 
 def clip_and_update(engine: TrainEngine, *, number: int, there: Sequence[Sequence[bool]]) -> float:
-    """Sum the gradients, clip, look at their norm, and take the step; the norm comes back."""
+    """Sum the gradients over the ranks, clip them, check their norm and update the weights. Return the norm."""
     engine.all_reduce_gradients(there)
     with communication_errors("the norm of the gradients"):
         norm = engine.clip()
@@ -376,7 +412,7 @@ def clip_and_update(engine: TrainEngine, *, number: int, there: Sequence[Sequenc
 
 
 def check_losses(sums: list[float], batches: list[Batch], *, number: int) -> None:
-    """Raises DivergenceError with the rows of the first loss that is not a number."""
+    """Raise DivergenceError with the rows of the first loss that is not finite."""
     for total, batch in zip(sums, batches, strict=True):
         if not math.isfinite(total):
             rows = ", ".join(batch.keys[:8]) + (", ..." if batch.rows > 8 else "")
@@ -384,7 +420,7 @@ def check_losses(sums: list[float], batches: list[Batch], *, number: int) -> Non
 
 
 def batch_digest(batch: Batch) -> bytes:
-    """Hash of row keys, ids, masks and labels of a batch."""
+    """Return a hash of the row keys, ids, masks and labels of a micro-batch."""
     digest = hashlib.blake2b("\0".join(batch.keys).encode(), digest_size=8)
     for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT):
         if tensor is None:
@@ -397,7 +433,15 @@ def batch_digest(batch: Batch) -> bytes:
 def step_record(
     outcome: StepResult, *, number: int, epoch: float, learning_rate: float, seconds: float
 ) -> dict[str, Any]:
-    """A line of log.jsonl."""
+    """Return the log.jsonl record of a step.
+
+    Args:
+        outcome: Result of the step over all ranks.
+        number: Number of the step, from 1.
+        epoch: Passes over the data after the step.
+        learning_rate: Learning rate of the step.
+        seconds: Duration of the step.
+    """
     share = outcome.stats
     return {
         "step": number,

@@ -1,7 +1,7 @@
-"""Which evaluation was the best, and when patience ends.
+"""Best checkpoint and early stopping.
 
-`partita_schema.metrics` says for each metric whether lower or higher is better. A tie keeps the earlier evaluation, and
-a metric that is not a number is never the best.
+`partita_schema.metrics` defines for each metric whether lower or higher is better. On a tie the earlier evaluation
+wins, and NaN is never the best.
 """
 
 import math
@@ -17,23 +17,23 @@ from partita_trainers.base import Metrics
 
 @dataclass
 class Validation:
-    """What evaluations during training have shown so far."""
+    """State of the evaluations during training."""
 
     metric: str
-    """Name of the metric that decides."""
+    """Name of the metric that selects the best checkpoint."""
     patience: int
-    """Evaluations without a better one after which training stops; 0 for never."""
+    """Evaluations without improvement before training stops; 0 for never."""
     best: float | None = None
     """Best value so far."""
     best_step: int | None = None
-    """Step of it."""
+    """Step of the best value."""
     evaluations_without_improvement: int = 0
-    """Evaluations since then."""
+    """Evaluations since the best value."""
 
     def update(self, metrics: Metrics, *, step: int) -> bool:
-        """True when this evaluation is the best one so far.
+        """Record an evaluation and return whether it is the best so far.
 
-        Raises ConfigError where the metric is not among them, or does not say which of two checkpoints is better.
+        Raises ConfigError if the metric is missing, or has no direction in which it improves.
         """
         if self.metric not in metrics:
             near = get_close_matches(self.metric, metrics, n=1)
@@ -59,15 +59,15 @@ class Validation:
 
     @property
     def should_stop(self) -> bool:
-        """Patience has ended."""
+        """Whether patience is exhausted."""
         return self.patience > 0 and self.evaluations_without_improvement >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
+        """Return the state as JSON for a checkpoint."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.best, self.best_step, self.evaluations_without_improvement = (
             state["best"],
             state["best_step"],

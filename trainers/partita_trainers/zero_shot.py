@@ -1,17 +1,17 @@
-"""Nothing is trained: the model is evaluated as it is."""
+"""Evaluation of the model without training."""
 
 from partita_schema.trainer import NoTrainer
 from partita_trainers.base import Metrics, ProbeContext, TrainerContext, TrainResult
 
 
 class ZeroShot:
-    """Evaluates the splits that the file names, with generated answers."""
+    """Evaluates the configured splits with generated answers."""
 
     def __init__(self, config: NoTrainer) -> None:
         self.config = config
 
     def train(self, context: TrainerContext) -> TrainResult:
-        """Metrics of the splits that there are; no weight changes and no step is taken."""
+        """Return the metrics of the existing splits. No step is taken."""
         metrics: dict[str, Metrics] = {}
         for split in self.config.evaluate:
             if split in context.splits:
@@ -20,4 +20,4 @@ class ZeroShot:
         return TrainResult(run=context.run.folder, metrics=metrics, steps=0)
 
     def probe(self, context: ProbeContext) -> None:
-        """None: nothing is trained, so there is no batch of training to try."""
+        """Return None: nothing is trained, so there is no training batch to probe."""

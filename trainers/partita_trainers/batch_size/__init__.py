@@ -1,1 +1,1 @@
-"""Batch sizes that are measured: what fits the memory at the worst case, and what is fastest on the data."""
+"""Batch size tuning by measurement: what fits in memory in the worst case, and what is fastest on the data."""

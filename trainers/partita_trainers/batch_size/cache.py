@@ -1,4 +1,4 @@
-"""Sizes that were found, kept between runs: a JSON file each, under a key of all that decides them."""
+"""A cache of tuned batch sizes: one JSON file each, under a key of everything that determines the size."""
 
 import hashlib
 import json
@@ -16,21 +16,21 @@ from partita_trainers.batch_size.probe import BatchSize
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Changes with anything that gives the fields another meaning."""
+"""Increased when the meaning of a field changes."""
 
 
 class Cache:
-    """A folder of sizes. A file that cannot be read or written is as good as none: it only saves time."""
+    """A folder of batch sizes. Files that cannot be read or written are ignored, because the cache only saves time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def of_user(cls) -> "Cache":
-        """`PARTITA_CACHE`, else `partita` in the user's cache folder."""
-        given = os.environ.get("PARTITA_CACHE")
-        if given:
-            return cls(Path(given) / "batch_sizes")
+        """Return the cache in `PARTITA_CACHE`, else in `partita` in the user's cache folder."""
+        folder = os.environ.get("PARTITA_CACHE")
+        if folder:
+            return cls(Path(folder) / "batch_sizes")
         try:
             base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         except RuntimeError:  # a user without a home, as in many containers
@@ -38,7 +38,7 @@ class Cache:
         return cls(base / "partita" / "batch_sizes")
 
     def load(self, key: Mapping[str, Any]) -> BatchSize | None:
-        """What was found under the same key."""
+        """Return the result saved under the same key, or None."""
         try:
             saved = unsealed(self.file(key).read_bytes(), required=True)
             return BatchSize.from_record(saved["found"]) if saved["key"] == complete(key) else None
@@ -49,7 +49,7 @@ class Cache:
             return None
 
     def save(self, key: Mapping[str, Any], found: BatchSize) -> None:
-        """Keep a result; of two processes that do so the later one wins."""
+        """Save a result; the last of concurrent writers wins."""
         text = json.dumps(sealed({"key": complete(key), "found": found.record()}), indent=1)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -63,18 +63,18 @@ class Cache:
                 Path(beside).unlink()
 
     def file(self, key: Mapping[str, Any]) -> Path:
-        """Where the result of a key lies."""
+        """Return the path of the result for a key."""
         text = json.dumps(complete(key), sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def complete(key: Mapping[str, Any]) -> dict[str, Any]:
-    """The key as JSON gives it back."""
-    kept: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **key}, sort_keys=True))
-    return kept
+    """Return the key as it is after a JSON round trip."""
+    key_json: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **key}, sort_keys=True))
+    return key_json
 
 
 def bucket(tokens: int) -> int:
-    """Lengths that share a key: up to an eighth apart."""
+    """Round a length up, so that lengths up to an eighth apart share a key."""
     step = 1 << max(0, tokens.bit_length() - 4)
     return -(-tokens // step) * step

@@ -1,4 +1,4 @@
-"""A clock for measuring work on a device."""
+"""A clock for timing work on a device."""
 
 import time
 
@@ -6,9 +6,9 @@ import torch
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done all it was given; only differences mean something.
+    """Return seconds, after the device has finished its queued work; only differences are meaningful.
 
-    On a CPU with one thread it is the process's own time, which other programs on the machine do not stretch.
+    On a CPU with one thread this is the process's CPU time, which other programs on the machine do not affect.
     """
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

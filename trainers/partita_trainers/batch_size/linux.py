@@ -1,9 +1,9 @@
-"""What Linux says about a process's memory, and how the C library can be made to give it back at once, or not at all.
+"""Linux's memory statistics of a process, and glibc settings that return freed memory at once or keep it.
 
-Left to itself, glibc keeps some freed memory and cuts it up: the peak of the same work then differs by more than twice
-from what it holds. With a low threshold each tensor is a mapping of its own, given back when it is freed; the peak is
-exact, and work that allocates a lot, such as a growing cache, becomes slower. Where memory is plenty the opposite is
-worth it: the top of the heap is kept, and its pages need not be asked for again in every layer.
+By default, glibc keeps and fragments some freed memory, so that the peak of the same work varies by more than a factor
+of two over what it holds. With a low mmap threshold each tensor is its own mapping, returned when freed: the peak is
+exact, but work that allocates a lot, such as a growing KV cache, is slower. If memory is plentiful, the opposite is
+better: the top of the heap is kept, and its pages are not requested from the kernel again in every layer.
 """
 
 import ctypes
@@ -12,23 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 UNLIMITED = 1 << 60
-"""Limits of this size and more are none: cgroup v1 writes a number of 63 bits."""
+"""Limits of at least this size mean no limit: cgroup v1 writes a 63-bit number."""
 M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD = -3, -2, -1
 EXACT_THRESHOLD = 128 * 1024
 USUAL_THRESHOLD, USUAL_TRIM = 32 * 2**20, 64 * 2**20
-"""Where glibc arrives by itself once large blocks have been freed."""
+"""The values that glibc's dynamic thresholds reach after large blocks were freed."""
 USUAL_PAD, KEPT_PAD, KEPT_TRIM = 128 * 1024, 64 * 2**20, 2**31 - 1
 SPARE_BLOCKS, SPARE_BLOCK_BYTES = 16, 272 * 1024
-"""Blocks that are left free in the heap before the limit on data falls. oneDNN, which computes in bf16, does not look
-whether it got the 258,376 bytes that describe a product of matrices: with tensors of 1 MB and a limit amid the work,
-3 backward passes of 150 ended the process, and with these blocks none. Larger ones would serve tensors too, whose peaks
-are then less exact."""
+"""Free blocks to leave in the heap before the limit on data is set.
+
+oneDNN, which computes in bf16, does not check whether it got the 258,376 bytes that describe a matrix product. With
+tensors of 1 MB and a limit set during the work, 3 of 150 backward passes crashed the process, and with these blocks
+none did. Larger blocks would also be used for tensors, which makes their peaks less exact.
+"""
 HEAD_BYTES = 24
-"""What is left in use at the head of each: between them no two free blocks grow into one that a large tensor gets."""
+"""Bytes kept in use at the start of each block, so that free blocks do not merge into larger ones."""
 
 
 def status(field: str, *, proc: Path = Path("/proc/self")) -> int | None:
-    """A field of /proc/self/status in bytes, such as VmRSS; None where there is none."""
+    """Return a field of /proc/self/status in bytes, such as VmRSS; None if there is none."""
     try:
         for line in (proc / "status").read_text(encoding="ascii", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -40,7 +42,7 @@ def status(field: str, *, proc: Path = Path("/proc/self")) -> int | None:
 
 
 def reset_peak(*, proc: Path = Path("/proc/self")) -> bool:
-    """Whether VmHWM now begins at what is held."""
+    """Reset VmHWM to the current VmRSS. Return whether that worked."""
     try:
         (proc / "clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -49,12 +51,12 @@ def reset_peak(*, proc: Path = Path("/proc/self")) -> bool:
 
 
 def available_memory(*, proc: Path = Path("/proc")) -> int | None:
-    """MemAvailable: what new work may take without swapping."""
+    """Return MemAvailable, the memory that new work may take without swapping."""
     return meminfo("MemAvailable", proc=proc)
 
 
 def meminfo(field: str, *, proc: Path = Path("/proc")) -> int | None:
-    """A field of /proc/meminfo in bytes."""
+    """Return a field of /proc/meminfo in bytes."""
     try:
         lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
@@ -63,7 +65,7 @@ def meminfo(field: str, *, proc: Path = Path("/proc")) -> int | None:
 
 
 def processor(field: str = "model name", *, proc: Path = Path("/proc")) -> str | None:
-    """What is said of the processor, such as its name or `vendor_id`; None where it is not told."""
+    """Return a field of /proc/cpuinfo, such as the model name or `vendor_id`; None if there is none."""
     try:
         lines = (proc / "cpuinfo").read_text(encoding="utf8", errors="replace").splitlines()
     except OSError:
@@ -72,27 +74,27 @@ def processor(field: str = "model name", *, proc: Path = Path("/proc")) -> str |
 
 
 def cgroup_room(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that the tightest control group above this process leaves; None without a limit."""
+    """Return the bytes left by the tightest cgroup of this process; None without a limit."""
     rooms = [limit - used for limit, used in cgroup_limits(proc=proc, root=root)]
     return max(0, min(rooms)) if rooms else None
 
 
 def cgroup_total(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The lowest limit of the control groups above this process; None without one."""
+    """Return the lowest limit of the cgroups of this process; None without a limit."""
     return min((limit for limit, _ in cgroup_limits(proc=proc, root=root)), default=None)
 
 
 def cgroup_limits(*, proc: Path, root: Path) -> list[tuple[int, int]]:
-    """(limit, used) of each control group with a limit, from the process's own up to the root.
+    """Return (limit, used) of each cgroup with a limit, from the process's own up to the root.
 
-    Of what is used, pages of files that the kernel would drop are not counted. In a container the path may not exist
-    below `root`, which then is the group itself.
+    Page cache that the kernel would drop is not counted as used. In a container the path may not exist below `root`,
+    which is then the cgroup itself.
     """
     try:
         lines = (proc / "cgroup").read_text(encoding="utf8").splitlines()
     except OSError:
         return []
-    found = []
+    limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -104,12 +106,12 @@ def cgroup_limits(*, proc: Path, root: Path) -> list[tuple[int, int]]:
         else:
             continue
         for top in places:
-            found += [group for folder in ancestors(top, path) if (group := read_group(folder, names)) is not None]
-    return found
+            limits += [group for folder in ancestors(top, path) if (group := read_group(folder, names)) is not None]
+    return limits
 
 
 def ancestors(top: Path, path: str) -> list[Path]:
-    """The group's folder and all above it up to `top`."""
+    """Return the cgroup's folder and all its parents up to `top`."""
     own = top / path.lstrip("/")
     return [own, *(folder for folder in own.parents if folder == top or top in folder.parents)]
 
@@ -132,8 +134,8 @@ def read_group(folder: Path, names: tuple[str, str, str]) -> tuple[int, int] | N
 
 
 def limit_room(*, proc: Path = Path("/proc/self")) -> int | None:
-    """Bytes that the limits on this process's address space and data leave; None without one."""
-    # Not on every system, where the rest of this module is only asked in vain.
+    """Return the bytes left by the limits on this process's address space and data; None without a limit."""
+    # This module does not exist on every system; the rest of this file can be imported everywhere.
     import resource
 
     rooms = []
@@ -146,7 +148,7 @@ def limit_room(*, proc: Path = Path("/proc/self")) -> int | None:
 
 
 class Allocator:
-    """glibc's settings, which are the process's and cannot be read: how many have asked for what."""
+    """Reference counts of glibc's settings, which are process-wide and cannot be read back."""
 
     exact = 0
     kept = 0
@@ -154,7 +156,7 @@ class Allocator:
 
 @contextmanager
 def exact_allocations() -> Iterator[None]:
-    """Inside, freed memory goes back to the system at once. Without glibc nothing changes. It may be nested."""
+    """Return freed memory to the system at once inside the context. Does nothing without glibc. Can be nested."""
     library = c_library()
     if library is None:
         yield
@@ -171,9 +173,9 @@ def exact_allocations() -> Iterator[None]:
 
 @contextmanager
 def kept_allocations() -> Iterator[None]:
-    """Inside, freed memory is kept for what comes next, unless somebody has asked for exact allocations.
+    """Keep freed memory for reuse inside the context, unless exact allocations are requested.
 
-    It goes back to the system at the end. Without glibc nothing changes. It may be nested.
+    The memory is returned to the system on exit. Does nothing without glibc. Can be nested.
     """
     library = c_library()
     if library is None:
@@ -191,7 +193,7 @@ def kept_allocations() -> Iterator[None]:
 
 
 def set_thresholds(library: ctypes.CDLL) -> None:
-    """As exact as somebody has asked for, else as lavish."""
+    """Set glibc's thresholds: exact if requested, else keeping memory if requested, else as usual."""
     exact, kept = bool(Allocator.exact), bool(Allocator.kept and not Allocator.exact)
     library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if exact else USUAL_THRESHOLD)
     library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else KEPT_TRIM if kept else USUAL_TRIM)
@@ -199,14 +201,14 @@ def set_thresholds(library: ctypes.CDLL) -> None:
 
 
 def give_back() -> None:
-    """Freed memory that the C library keeps goes back to the system."""
+    """Return freed memory that the C library keeps to the system."""
     library = c_library()
     if library is not None:
         library.malloc_trim(0)
 
 
 def c_library() -> ctypes.CDLL | None:
-    """The process's C library, where it is glibc."""
+    """Return the process's C library if it is glibc, else None."""
     library = ctypes.CDLL(None)
     if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
         return None
@@ -219,10 +221,10 @@ def c_library() -> ctypes.CDLL | None:
 
 @contextmanager
 def data_limit(room: int) -> Iterator[None]:
-    """Inside, the process may have `room` bytes more of data: an allocation beyond is refused, and nothing is killed.
+    """Limit the process to `room` more bytes of data inside the context; larger allocations fail.
 
-    Some blocks are left free in the heap first: code that never looks whether it got memory asks for little. Without
-    VmData, and where a tighter limit stands, nothing changes.
+    Some blocks are left free in the heap first, for code that does not check small allocations. Does nothing without
+    VmData or under a tighter limit.
     """
     import resource
 
@@ -242,15 +244,15 @@ def data_limit(room: int) -> Iterator[None]:
 
 @contextmanager
 def spare_blocks() -> Iterator[None]:
-    """Inside, the heap has free blocks, which no larger allocation can use; nothing of them is in memory."""
+    """Provide free heap blocks inside the context, too small for large allocations; none of them is resident."""
     library = c_library()
     if library is None:
         yield
         return
-    # Larger than the threshold they would be mappings, which are gone once they are freed.
+    # Above the threshold they would be mappings, which are returned to the system when freed.
     library.mallopt(M_MMAP_THRESHOLD, USUAL_THRESHOLD)
     blocks = [library.malloc(SPARE_BLOCK_BYTES) for _ in range(SPARE_BLOCKS + 1)]
-    # Cut where they are, and not freed: the last one grows into the top of the heap, and is the one too many.
+    # Shrunk in place, not freed. The last one merges with the top of the heap, hence the extra block.
     heads = [library.realloc(block, HEAD_BYTES) for block in blocks if block]
     set_thresholds(library)
     try:

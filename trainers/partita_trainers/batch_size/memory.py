@@ -1,7 +1,7 @@
-"""How much memory a device has to give, what a batch takes of it, and how it says that it is full.
+"""Device memory: how much is available, how much a batch takes, and which errors mean that it is full.
 
-Nothing here knows what the work is. A device that can be asked is asked; a CPU, whose system would rather end the
-process than refuse, is given a limit that it refuses at.
+This module knows nothing about the work itself. Accelerators report their memory. On a CPU, where the system would kill
+the process instead of refusing an allocation, a limit is set at which allocations fail.
 """
 
 import gc
@@ -34,10 +34,10 @@ FULL = (
     "could not create a primitive",
     "could not create a memory object",
 )
-"""What devices and allocators write in a plain RuntimeError when memory is full.
+"""Texts of plain RuntimeErrors that mean out of memory.
 
-cuDNN says that something is not supported where its workspace cannot be had, a pool of handles asserts, the report of
-a full device fails itself where NVML does not answer, and oneDNN cannot create a primitive without memory for it.
+cuDNN reports an unsupported operation if it cannot allocate its workspace, a handle pool asserts, the report of a full
+device fails itself if NVML does not answer, and oneDNN cannot create a primitive.
 """
 TOO_LARGE = (
     "invalid configuration argument",
@@ -51,7 +51,7 @@ TOO_LARGE = (
     "int_max",
     "invalid buffer size",
 )
-"""What kernels write that cannot count so many elements or rows."""
+"""Texts of errors from kernels that cannot index so many elements or rows."""
 BROKEN = (
     "illegal memory access",
     "device-side assert",
@@ -63,37 +63,39 @@ BROKEN = (
     "launch timed out",
     "ur_result_error_device_lost",
 )
-"""What a device writes that answers nothing any more."""
+"""Texts of errors after which a device no longer works."""
 
 SHARE_OF_HOST, SHARE_OF_DEVICE = 0.8, 0.98
 DEVICE_MARGIN = 256 * 10**6
-"""Bytes of a GPU that libraries may still take for themselves."""
+"""Bytes of a GPU reserved for allocations by libraries."""
 OVERSHOOT, OVERSHOOT_BYTES = 1.05, 64 * 10**6
-"""How far beyond its budget the work may go before a CPU refuses: data that was asked for and is not in memory counts
-there too."""
+"""Factor and bytes by which the work may exceed its budget on a CPU before allocations fail.
+
+The limit also counts memory that is allocated but not resident.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is full, and not that something else is wrong."""
+    """Return whether an error means that memory is full, and not another failure."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return says(error, FULL) and not is_broken_device(error)
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Whether an error says that a kernel cannot count so many rows: with fewer it works."""
+    """Return whether an error means that a kernel cannot index so many rows; fewer rows work."""
     return says(error, TOO_LARGE) and not is_out_of_memory(error) and not is_broken_device(error)
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Whether everything that comes after this error on this device would fail as well."""
+    """Return whether all later work on this device would fail as well."""
     return says(error, BROKEN) or (
         isinstance(error, torch.AcceleratorError) and not says(error, FULL) and not says(error, TOO_LARGE)
     )
 
 
 def says(error: BaseException, texts: tuple[str, ...]) -> bool:
-    """Errors of devices are RuntimeErrors; any other kind with such words speaks of something else."""
+    """Return whether a RuntimeError contains one of the texts. Errors of other types do not come from devices."""
     if not isinstance(error, RuntimeError):
         return False
     message = str(error).lower()
@@ -101,9 +103,9 @@ def says(error: BaseException, texts: tuple[str, ...]) -> bool:
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What a call gives; or, where it does not fit the device, the error, once everything that it held is free.
+    """Return the result of a call, or the error if it does not fit on the device, after freeing what the call held.
 
-    Any other error is raised.
+    Other errors are raised.
     """
     try:
         return call(), None
@@ -111,14 +113,14 @@ def attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
         if not (is_out_of_memory(error) or is_too_large(error)):
             raise
         failure = error
-    # The traceback holds the frames of the call, and with them its tensors, as long as anything holds the error.
+    # The error's traceback references the frames of the call, and keeps their tensors alive.
     failure.__traceback__ = failure.__context__ = failure.__cause__ = None
     free_everything()
     return None, failure
 
 
 def free_everything() -> None:
-    """Nothing that is not used is held any more, neither by Python nor by the allocators."""
+    """Collect garbage and release cached memory of the allocators."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -132,50 +134,52 @@ def free_everything() -> None:
 
 @dataclass
 class Peak:
-    """What work took at its peak, on top of what was held before, in bytes; None where the device cannot tell."""
+    """Peak memory of the work above what was held before, in bytes; None if the device cannot measure it."""
 
     used_bytes: int | None = None
-    """What it held at once."""
+    """Peak of the memory held at once."""
     taken_bytes: int | None = None
-    """What the process took from the device for it: blocks that could not be filled are in it."""
+    """Peak of the memory taken from the device, including fragmentation."""
 
 
 class DeviceMemory(Protocol):
-    """The memory of one device, as this process sees it."""
+    """The memory of one device as seen by this process."""
 
     @property
     def slows_work(self) -> bool:
-        """Whether work takes longer while it is measured."""
+        """Whether measuring slows the work down."""
 
     @property
     def identity(self) -> str:
-        """What decides how much there is: the device's name and its memory."""
+        """The device's name and total memory, which determine how much there is."""
 
     def budget(self) -> int:
-        """Bytes that may be taken on top of what is held now."""
+        """Return the bytes that may be taken in addition to what is held now."""
 
     def describe(self) -> str:
-        """The arithmetic of the budget, in a line."""
+        """Return the calculation of the budget in one line."""
 
     def measure(self) -> AbstractContextManager[Peak]:
-        """Inside, the peak is followed; it stands in what the context gives when that ends, also by an error."""
+        """Measure the peak inside the context; the result is set on exit, also after an error."""
 
     def guard(self, *, exact: bool = False) -> AbstractContextManager[None]:
-        """Around work: taking too much is an error of the work, and does not end the process.
+        """Turn excessive memory use inside the context into an error, instead of the end of the process.
 
-        With `exact`, freed memory is given back at once, which costs time and makes the peak what is held.
+        With `exact`, freed memory is returned to the system at once. This costs time, and makes the peak equal what is
+        held.
         """
 
     def clear(self) -> None:
-        """Give back what is not used. Not while an error is handled: it would hold what it holds."""
+        """Release unused memory. Do not call this while handling an error, whose traceback keeps its memory alive."""
 
 
 def device_memory(
     device: torch.device, *, memory_budget: str | int | float | None = None, processes: int = 1
 ) -> DeviceMemory:
-    """The memory of a device. `memory_budget` is what the process may hold there in all, the model included.
+    """Return the memory of a device.
 
-    On the machine there are so many `processes` of the job, which share what is not on a device of their own.
+    `memory_budget` limits what the process may hold there in total, including the model. `processes` is the number of
+    processes of the job on this machine, which share its host memory.
     """
     allowed = None if memory_budget is None else parse_memory(memory_budget)
     kind = MEMORIES.get(device.type)
@@ -183,18 +187,18 @@ def device_memory(
 
 
 def within(total: int, allowed: int | float | None) -> int | None:
-    """A user's amount in bytes: a share is one of `total`."""
+    """Return a user-set limit in bytes; a float is a fraction of `total`."""
     if allowed is None:
         return None
     return int(allowed * total) if isinstance(allowed, float) else allowed
 
 
 BETWEEN_PROCESSES = 1.02
-"""What the same work may take in another process, whose memory is cut up differently."""
+"""Factor between the peaks of the same work in two processes with different fragmentation."""
 
 
 class HostMemory:
-    """The memory of a machine. On Linux peaks are measured; elsewhere they are not known."""
+    """Host memory. Peaks are measured on Linux and unknown elsewhere."""
 
     slows_work = True
 
@@ -206,27 +210,27 @@ class HostMemory:
 
     @property
     def identity(self) -> str:
-        """The processor and the memory."""
+        """The processor and the total memory."""
         return f"{linux.processor() or platform.processor() or platform.machine()}, {self.total} bytes"
 
     def rooms(self) -> dict[str, int]:
-        """What each limit of the machine leaves to this process, by its name."""
+        """Return what each limit of the machine leaves for this process, by name."""
         shared = {"available": linux.available_memory(), "of the control group": linux.cgroup_room()}
         rooms = {name: room // self.processes for name, room in shared.items() if room is not None}
         own = linux.limit_room() if sys.platform != "win32" else None
         return rooms if own is None else rooms | {"of the process's limit": own}
 
     def held(self) -> int:
-        """Bytes of the process in memory."""
+        """Return the resident bytes of the process."""
         return linux.status("VmRSS") or 0
 
     def budget(self) -> int:
-        """The tightest limit less a fifth, or what the user's leaves."""
+        """Return 80 % of the tightest limit, or what the user-set limit leaves if that is less."""
         room = int(SHARE_OF_HOST * min(self.rooms().values(), default=UNKNOWN_ROOM))
         return room if self.allowed is None else max(0, min(room, self.allowed - self.held()))
 
     def describe(self) -> str:
-        """The arithmetic of the budget."""
+        """Return the calculation of the budget in one line."""
         name, room = min(self.rooms().items(), key=lambda item: item[1], default=("assumed", UNKNOWN_ROOM))
         if self.allowed is not None and self.allowed - self.held() <= SHARE_OF_HOST * room:
             return f"memory_budget {gigabytes(self.allowed)} less {gigabytes(self.held())} that the process holds"
@@ -234,9 +238,9 @@ class HostMemory:
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
-        """VmHWM over VmRSS, while memory is given back as soon as it is free.
+        """Measure VmHWM over VmRSS, while freed memory is returned to the system at once.
 
-        Where VmHWM may not be reset, as in some containers, a peak below an earlier one is not known.
+        If VmHWM cannot be reset, as in some containers, a peak below an earlier one is unknown.
         """
         peak = Peak()
         with ExitStack() as stack:
@@ -253,7 +257,7 @@ class HostMemory:
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
-        """A limit on the process's data, a little above the budget; where memory is plenty, what is freed is kept."""
+        """Limit the process's data to slightly above the budget; without `exact`, freed memory is kept for reuse."""
         if sys.platform != "linux":
             yield
             return
@@ -265,13 +269,16 @@ class HostMemory:
             yield
 
     def clear(self) -> None:
-        """Give freed memory back. Garbage is not looked for, which takes longer than a probe: it counts as held."""
+        """Return freed memory to the system.
+
+        Garbage is not collected, which takes longer than a probe; it counts as held.
+        """
         if sys.platform == "linux":
             linux.give_back()
 
 
 def physical_memory() -> int | None:
-    """Bytes of the machine, from systems without a /proc; None where they do not say it."""
+    """Return the bytes of physical memory on systems without /proc; None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -279,11 +286,11 @@ def physical_memory() -> int | None:
 
 
 UNKNOWN_ROOM = 4 * 10**9
-"""What a machine is taken to have free that says nothing."""
+"""Free memory to assume if the machine does not report any."""
 
 
 class AcceleratorMemory:
-    """The memory of a GPU of CUDA, ROCm or XPU, whose allocator counts."""
+    """The memory of a CUDA, ROCm or XPU GPU, as counted by torch's allocator."""
 
     slows_work = False
 
@@ -295,24 +302,24 @@ class AcceleratorMemory:
 
     @property
     def identity(self) -> str:
-        """The name of the device and its memory."""
+        """The name of the device and its total memory."""
         return f"{self.library.get_device_name(self.device)}, {self.total} bytes"
 
     def room(self) -> int:
-        """What nobody has, and what this process's allocator has and does not use."""
+        """Return free device memory plus unused memory in this process's allocator."""
         free = int(self.library.mem_get_info(self.device)[0])
         unused = self.library.memory_reserved(self.device) - self.library.memory_allocated(self.device)
         return free + int(unused)
 
     def budget(self) -> int:
-        """98 % of what is free less 256 MB, or what the user's limit leaves."""
+        """Return 98 % of the free memory minus 256 MB, or what the user-set limit leaves if that is less."""
         room = int(SHARE_OF_DEVICE * self.room()) - DEVICE_MARGIN
         if self.allowed is not None:
             room = min(room, self.allowed - int(self.library.memory_allocated(self.device)))
         return max(0, room)
 
     def describe(self) -> str:
-        """The arithmetic of the budget."""
+        """Return the calculation of the budget in one line."""
         room, held = self.room(), int(self.library.memory_allocated(self.device))
         if self.allowed is not None and self.allowed - held <= SHARE_OF_DEVICE * room - DEVICE_MARGIN:
             return f"memory_budget {gigabytes(self.allowed)} less {gigabytes(held)} that the process holds"
@@ -320,7 +327,7 @@ class AcceleratorMemory:
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
-        """Peaks of what is allocated and of what is reserved, over what was allocated before."""
+        """Measure the peaks of allocated and reserved memory above what was allocated before."""
         peak = Peak()
         self.library.synchronize(self.device)
         self.library.empty_cache()
@@ -334,7 +341,7 @@ class AcceleratorMemory:
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
-        """The device refuses by itself; with a limit of the user's, the allocator does so there."""
+        """Enforce a user-set limit in the allocator. Without one the device itself refuses allocations."""
         if self.allowed is None or not hasattr(self.library, "get_per_process_memory_fraction"):
             yield
             return
@@ -346,12 +353,12 @@ class AcceleratorMemory:
             self.library.set_per_process_memory_fraction(before, self.device)
 
     def clear(self) -> None:
-        """Collect garbage, and give the device back what the allocator keeps."""
+        """Collect garbage and release cached memory of the allocator."""
         free_everything()
 
 
 class AppleMemory:
-    """The memory of MPS, which keeps what it has taken: what it has after the work is the peak."""
+    """The memory of MPS, which keeps all memory it has taken: the amount after the work is the peak."""
 
     slows_work = False
 
@@ -361,22 +368,22 @@ class AppleMemory:
 
     @property
     def identity(self) -> str:
-        """The kind of device and its memory."""
+        """The kind of device and its total memory."""
         return f"mps, {self.total} bytes"
 
     def budget(self) -> int:
-        """98 % of what is recommended and not held, less 256 MB, or what the user's limit leaves."""
+        """Return 98 % of the recommended memory that is not held, minus 256 MB, or what a user-set limit leaves."""
         held = int(torch.mps.current_allocated_memory())
         room = int(SHARE_OF_DEVICE * (self.total - held)) - DEVICE_MARGIN
         return max(0, room if self.allowed is None else min(room, self.allowed - held))
 
     def describe(self) -> str:
-        """The arithmetic of the budget."""
+        """Return the calculation of the budget in one line."""
         return f"{gigabytes(self.allowed or self.total)} less {gigabytes(int(torch.mps.current_allocated_memory()))}"
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
-        """What the driver has given, before and after."""
+        """Measure the driver's memory before and after."""
         peak = Peak()
         torch.mps.synchronize()
         torch.mps.empty_cache()
@@ -389,13 +396,13 @@ class AppleMemory:
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
-        """The device refuses by itself; with a limit of the user's, the allocator does so there."""
+        """Enforce a user-set limit in the allocator. Without one the device itself refuses allocations."""
         if self.allowed is not None:
             torch.mps.set_per_process_memory_fraction(min(1.0, self.allowed / self.total))
         yield
 
     def clear(self) -> None:
-        """Collect garbage, and give the device back what the allocator keeps."""
+        """Collect garbage and release cached memory of the allocator."""
         free_everything()
 
 
@@ -404,9 +411,9 @@ MEMORIES: dict[str, Callable[[torch.device, int | float | None], DeviceMemory]] 
     "xpu": AcceleratorMemory,
     "mps": AppleMemory,
 }
-"""By type of device, made as `Memory(device, allowed)`."""
+"""Memory class by device type, constructed as `Memory(device, allowed)`."""
 
 
 def gigabytes(count: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

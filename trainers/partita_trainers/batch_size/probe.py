@@ -1,7 +1,7 @@
-"""What a batch size is tried with, and what came out: the words that search, memory, trainers and framework share.
+"""Batch size probes and their results: the types shared by search, memory, trainers and framework.
 
-A trial is work at its worst: prompts as long as the longest of the data, all new tokens, the exact options. It says
-nothing about memory, which is the device's to tell, and nothing about which size to try, which is the search's.
+A probe is work in the worst case: the longest prompts of the data, all new tokens, the exact options. It does not
+measure memory, which `memory` does, and does not choose sizes, which `search` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ Origin = Literal["file", "tuned", "cached", "default"]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a batch at its worst."""
+    """Seconds of a batch in the worst case."""
 
     prefill_seconds: float
-    """The forward pass over the prompts; in evaluation the forward pass, in training the whole step."""
+    """Forward pass over the prompts; in evaluation the forward pass, in training the whole step."""
     decode_seconds: float = 0.0
-    """One decode step at full length; 0 where nothing is generated."""
+    """One decode step at full length; 0 if nothing is generated."""
 
 
 @dataclass(frozen=True)
@@ -28,112 +28,113 @@ class Volume:
     """The whole data at a batch size."""
 
     batches: int
-    """Batches that it makes."""
+    """Number of batches."""
     tokens: int
-    """Tokens that go through the model in them, padding included, new tokens not."""
+    """Tokens that pass through the model, including padding but not new tokens."""
     rows: int | None = None
-    """Rows of the data, where batches of size 1 are not one for each."""
+    """Rows of the data, if batches of size 1 are not one per row."""
 
 
 class Probe(Protocol):
-    """Work at its worst, with any number of rows."""
+    """Work in the worst case with any number of rows."""
 
     @property
     def purpose(self) -> Purpose:
-        """What the size is for."""
+        """What the batch size is for."""
 
     @property
     def max_rows(self) -> int:
-        """No batch of the work can hold more rows."""
+        """Upper bound on the rows of a batch."""
 
     @property
     def prompt_tokens(self) -> int:
-        """S: tokens of the longest prompt; in evaluation and training of the longest row."""
+        """S: tokens of the longest prompt; in evaluation and training, of the longest row."""
 
     @property
     def new_tokens(self) -> int:
-        """N: tokens that are generated for a row at most; 0 where nothing is."""
+        """N: maximum new tokens of a row; 0 if nothing is generated."""
 
     def warm_up(self) -> None:
-        """Run something small, so that what libraries and optimizers keep from then on counts as held."""
+        """Run something small, so that memory which libraries and optimizers keep counts as held."""
 
     def run(self, rows: int) -> Timing:
-        """Do the work once with this many rows of the greatest length, exactly as it will be done.
+        """Do the work once with `rows` rows of maximum length, exactly as in the run.
 
-        Raises whatever the device raises. Leaves no tensor behind.
+        Raises any error of the device. Leaves no tensors allocated.
         """
 
     def estimated_bytes(self, rows: int) -> int:
-        """What a batch should take by a formula, for devices that cannot measure it."""
+        """Return the memory of a batch by a formula, for devices that cannot measure it."""
 
     def decode_step(self, rows: int) -> float:
-        """Seconds of one decode step at the usual length of the data; 0 where nothing is generated."""
+        """Return the seconds of a decode step at the usual length of the data; 0 if nothing is generated."""
 
     def volume(self, rows: int) -> Volume:
-        """What the data comes to in batches of this size; of size 1, `batches` is the number of rows, or `rows` is."""
+        """Return batches and tokens of the data at this size. At size 1, `batches` or `rows` is the number of rows."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One size that was tried at the worst case."""
+    """The result of probing one size in the worst case."""
 
     rows: int
     """Rows of the batch."""
     verdict: Verdict
-    """fits; too large: it ran, and took more than the budget; out of memory: the device refused."""
+    """fits; too large: it ran and took more than the budget; out of memory: the device refused."""
     used_bytes: int | None
-    """Peak of what the batch held at once, on top of what was held before; None where it did not run."""
+    """Peak of the memory held at once, above what was held before; None if it did not run."""
     taken_bytes: int | None
-    """Peak of what the process took from the device for it: `used_bytes` and what the allocator could not fill."""
+    """Peak of the memory taken from the device: `used_bytes` plus the allocator's overhead."""
     prefill_seconds: float | None = None
     decode_seconds: float | None = None
     rows_per_second: float | None = None
-    """Rows of the data a second at this size, foretold from the measured times."""
+    """Rows of the data per second at this size, predicted from the measured times."""
     seconds: float = 0.0
-    """Time that the probe took, warming up and cleaning up included."""
+    """Duration of the probe, including warm-up and clean-up."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """A batch size, and how it was found."""
+    """A batch size and how it was found."""
 
     rows: int
-    """The size that is used: `best`, within what the user allows."""
+    """The size in use: `best`, limited by what the user allows."""
     origin: Origin
-    """file: the user wrote it; tuned: measured now; cached: measured earlier and tried again now; default: there was
-    nothing to choose, such as for a single row."""
+    """file: set by the user; tuned: measured now; cached: measured earlier and probed again now; default: no choice,
+    such as for a single row.
+    """
     device: str
     max_fitting: int | None = None
-    """Most rows that fit the budget at the worst case."""
+    """Most rows that fit the budget in the worst case."""
     best: int | None = None
-    """Fewest rows that come within 2 % of the fastest."""
+    """Fewest rows within 2 % of the fastest."""
     probes: Sequence[ProbeResult] = ()
-    """In the order they were made."""
+    """Results in the order of the probes."""
     throughputs: Sequence[tuple[int, float]] = ()
-    """(rows, rows of the data a second) of the sizes whose speed was looked at."""
+    """(rows, rows of the data per second) of the sizes that were considered."""
     out_of_memory: bool = False
     """Whether the device ran out of memory, in a probe or since."""
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     budget_bytes: int | None = None
-    """What a batch was allowed to take."""
+    """Memory that a batch was allowed to take."""
     seconds: float = 0.0
-    """Time that finding it took."""
+    """Duration of the search."""
     max_tokens: int | None = None
-    """Tokens of a batch in training with a token budget, of a line where rows are packed."""
+    """Tokens of a training batch with a token budget; of a line if rows are packed."""
 
     def record(self) -> dict[str, Any]:
-        """As JSON, for the manifest; what was not looked for is left out."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        found |= {
+        """Return the JSON record for the manifest; empty values are omitted."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {
             "probes": [asdict(probe) for probe in self.probes],
             "throughputs": [list(pair) for pair in self.throughputs],
         }
-        return {name: value for name, value in found.items() if value not in (None, [], 0.0, False)}
+        return {name: value for name, value in values.items() if value not in (None, [], 0.0, False)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "BatchSize":
-        """What `record` gave; keys of a newer version are left out. Raises TypeError where one is missing."""
+        """Build from a result of `record`; keys of newer versions are ignored. Raises TypeError if a key is missing."""
         known = only_fields(cls, record)
         probes = tuple(ProbeResult(**only_fields(ProbeResult, probe)) for probe in known.pop("probes", None) or ())
         throughputs = tuple((int(rows), float(speed)) for rows, speed in known.pop("throughputs", None) or ())
@@ -141,6 +142,6 @@ class BatchSize:
 
 
 def only_fields(kind: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a record, what a dataclass has fields for."""
+    """Return the entries of a record that are fields of a dataclass."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in record.items() if name in names}

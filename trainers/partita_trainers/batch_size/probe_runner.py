@@ -1,8 +1,8 @@
-"""What sizes are tried on: the work at its worst, and the memory of the devices that it runs on.
+"""Runs probes and measures their memory, on one rank or on all.
 
-Several ranks try a size at the same moment, and what counts is the worst that any of them has seen: memory that ended
-anywhere, the largest peak, the longest time, the smallest budget. Rank 0 alone decides what is tried, so that no clock
-and no cache can let ranks go apart.
+All ranks probe a size at the same time, and the worst result counts: out of memory on any rank, the largest peak, the
+longest time, the smallest budget. Rank 0 alone decides what to probe, so that clocks and caches cannot make ranks
+diverge.
 """
 
 import time
@@ -18,71 +18,74 @@ ASKED, FOUND = "a batch size to try", "what a batch size came to"
 
 
 class ProbeRunner:
-    """A trial and the memory of its device, on one rank or on several."""
+    """A probe and the memory of its device, on one rank or on several."""
 
     def __init__(self, probe: Probe, memory: DeviceMemory, *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """Of several ranks, all but the first `follow`."""
+        """In a group of several ranks, all ranks except rank 0 call `follow`."""
         self.work_probe, self.memory, self.process_group = probe, memory, process_group
         self.ended = process_group.world_size == 1
 
     def warm_up(self) -> bool:
-        """Make what stays on the device once work has begun, such as the state of optimizers; whether it fits."""
+        """Allocate what stays on the device once work has begun, such as optimizer state. Return whether it fits."""
         return all(self._everywhere("warm_up"))
 
     def budget(self) -> int:
-        """Bytes that a batch may take on every device."""
+        """Return the bytes that a batch may take on every device."""
         budgets: list[int] = self._everywhere("budget")
         return min(budgets)
 
     def probe(self, rows: int) -> ProbeResult:
-        """Do the work with so many rows: peak memory and times; whether that is too much is for the caller to say."""
+        """Do the work with `rows` rows and return its peak memory and times.
+
+        The caller compares them with the budget.
+        """
         return worst(self._everywhere("probe", rows))
 
     def time(self, rows: int) -> Timing | None:
-        """Times that measuring memory has not stretched; None where it does not fit."""
-        found = self._everywhere("time", rows)
-        if None in found:
+        """Return times that are not slowed down by measuring memory; None if the work does not fit."""
+        timings = self._everywhere("time", rows)
+        if None in timings:
             return None
-        return Timing(max(one.prefill_seconds for one in found), max(one.decode_seconds for one in found))
+        return Timing(max(one.prefill_seconds for one in timings), max(one.decode_seconds for one in timings))
 
     def step(self, rows: int) -> float | None:
-        """Seconds of a decode step; None where it does not fit."""
-        found = self._everywhere("step", rows)
-        return None if None in found else max(found)
+        """Return the seconds of a decode step; None if it does not fit."""
+        seconds = self._everywhere("step", rows)
+        return None if None in seconds else max(seconds)
 
     def end(self, found: BatchSize | None) -> None:
-        """Tell the ranks that follow what was found; None where an error ended the search."""
+        """Send the result to the other ranks; None if an error ended the search."""
         if not self.ended:
             self.ended = True
             self.process_group.all_gather_object(("end", found), ASKED)
 
     def follow(self) -> BatchSize | None:
-        """Try what rank 0 asks for, up to its end; what it has found, None where an error ended it."""
+        """Run what rank 0 requests until it ends. Return its result; None if an error ended the search."""
         while True:
             name, argument = self.process_group.all_gather_object(("", None), ASKED)[0]
             if name == "end":
-                found: BatchSize | None = argument
-                return found
+                result: BatchSize | None = argument
+                return result
             self._all_of(name, argument)
 
     def _everywhere(self, name: str, argument: int | None = None) -> list[Any]:
-        """What an operation comes to on each rank."""
+        """Run an operation on all ranks and return their results."""
         try:
             if self.process_group.world_size > 1:
                 self.process_group.all_gather_object((name, argument), ASKED)
             return self._all_of(name, argument)
         except BaseException:
-            self.ended = True  # the others know, or are gone, or are being interrupted as well
+            self.ended = True  # the other ranks failed too, are gone, or are being interrupted
             raise
 
     def _all_of(self, name: str, argument: int | None) -> list[Any]:
-        """What each rank gives, all of which do it now. What is raised on one ends all of them."""
-        found = None
+        """Run an operation on this rank and gather the results of all. An error on one rank ends all of them."""
+        result = None
         with synchronized_errors(self.process_group, FOUND):
-            found = OPERATIONS[name](self, argument)
-        return self.process_group.all_gather_object(found, FOUND)
+            result = OPERATIONS[name](self, argument)
+        return self.process_group.all_gather_object(result, FOUND)
 
-    # On this rank alone
+    # Operations of this rank
 
     def _warm_up(self, _: None) -> bool:
         with self.memory.guard():
@@ -129,11 +132,11 @@ OPERATIONS: dict[str, Callable[[ProbeRunner, Any], Any]] = {
     "time": ProbeRunner._time,
     "step": ProbeRunner._step,
 }
-"""What rank 0 may ask for."""
+"""Operations that rank 0 may request."""
 
 
 def worst(probes: Sequence[ProbeResult]) -> ProbeResult:
-    """One probe for what several ranks have seen of the same size."""
+    """Merge the results of several ranks for the same size into the worst one."""
     refused = [probe for probe in probes if probe.taken_bytes is None]
     if refused:
         return replace(refused[0], seconds=max(probe.seconds for probe in probes))

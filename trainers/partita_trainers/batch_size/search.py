@@ -1,17 +1,17 @@
-"""Which size to try next, and which to use: pure functions of what was measured so far.
+"""Which batch size to probe next, and which to use: pure functions of the measurements so far.
 
-Memory. The peak of a batch is the largest of what its phases need, and a phase needs a constant and so much a row: the
-peak grows along a convex curve of straight pieces. Two things follow. A secant through two sizes foretells a larger one
-too low, less so the nearer the two are to it. And in proportion to its rows a peak is never foretold too low, because
-no constant is negative. The search tries 1 and 4 rows and the largest size by the secant; where that is further than
-proportion allows it goes a part of the way first, and foretells again from the two largest points, until there is
-nothing to gain. A size between one that fits and one that ran but took too much needs no proof.
+Memory. The peak of a batch is the maximum over its phases, and each phase needs a constant plus an amount per row, so
+the peak is a convex piecewise linear function of the rows. Two things follow. A secant through two sizes underestimates
+larger ones, less so the closer the two are. Scaling a peak in proportion to its rows never underestimates, because no
+constant is negative. The search probes 1 and 4 rows, then the largest size predicted by the secant. If that exceeds the
+proportional bound, it first goes part of the way and predicts again from the two largest points, until there is nothing
+to gain. A size between one that fits and one that ran but took too much needs no proof.
 
-Speed. More rows are not always faster: a batch is as long as its longest row, so that large batches of uneven rows
-hold more padding. What counts is the time for the whole data, foretold for every size from the times of the probes.
+Speed. More rows are not always faster: a batch is as long as its longest row, so large batches of uneven rows contain
+more padding. The criterion is the time for the whole data, predicted for every size from the times of the probes.
 
-Nothing here knows a device. In a run of several processes each size is tried by all of them, and what this module is
-given is the worst of them.
+This module does not depend on devices. In a run with several processes all of them probe each size, and the functions
+here get the worst result.
 """
 
 from bisect import bisect_left
@@ -21,19 +21,19 @@ from partita_trainers.batch_size.probe import ProbeResult
 
 FIRST_STEP = 4
 WORTH_TRYING = 0.015
-"""Gain below which the search ends, as a share of the largest size that fits."""
+"""The search ends if the gain is below this fraction of the largest size that fits."""
 NEARLY_SAFE = 1.025
-"""How far a leap may go beyond what is safe by proportion."""
+"""How far the next size may exceed the proportional bound, as a factor."""
 PART_OF_THE_WAY = 5
-"""Divisor of a leap that is not safe."""
+"""Divisor of the next increase if it is not safe."""
 COMFORTABLE = 0.5
-"""Share of the budget up to which a foretold peak needs no proof."""
+"""A predicted peak below this fraction of the budget needs no proof."""
 NEAR_BEST = 0.98
-"""Share of the highest speed that is fast enough."""
+"""Fraction of the highest speed that is fast enough."""
 
 
 def next_rows(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int | None:
-    """The size to try next; None when the largest that fits is known well enough, or a single row does not fit."""
+    """Return the size to probe next; None if the largest that fits is known well enough, or if one row does not fit."""
     if not probes:
         return 1
     fitting, bound = split_by_verdict(probes)
@@ -44,7 +44,7 @@ def next_rows(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int | 
     if top.rows >= limit:
         return None
     if bound is not None and bound.taken_bytes is not None:
-        return None  # it ran: what lies between two sizes that ran needs no proof
+        return None  # it ran: sizes between two that ran need no proof
     if len(fitting) == 1:
         return min(limit, max(2, min(FIRST_STEP, predicted_rows(probes, budget=budget))))
     aim = predicted_rows(probes, budget=budget)
@@ -56,22 +56,22 @@ def next_rows(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int | 
 
 
 def split_by_verdict(probes: Sequence[ProbeResult]) -> tuple[list[ProbeResult], ProbeResult | None]:
-    """Sizes that fit, the smallest first, and the smallest that does not."""
+    """Return the sizes that fit in ascending order, and the smallest that does not."""
     bound = min((probe for probe in probes if probe.verdict != "fits"), key=lambda probe: probe.rows, default=None)
     fitting = {p.rows: p for p in probes if p.verdict == "fits" and (bound is None or p.rows < bound.rows)}
     return [fitting[rows] for rows in sorted(fitting)], bound
 
 
 def taken(probe: ProbeResult) -> int:
-    """Bytes taken from the device; 0 where it could not be measured."""
+    """Return the bytes taken from the device; 0 if unknown."""
     return probe.taken_bytes or 0
 
 
 def slope(probes: Sequence[ProbeResult]) -> float:
-    """Bytes a further row takes, at the largest size that fits.
+    """Return the bytes of one more row at the largest size that fits.
 
-    Of one size, the mean of its rows, which is too much by whatever does not grow. Of more, the secant of what was
-    held, raised by what the allocator takes beyond it: what is held is exact, what is taken comes in blocks.
+    With one size this is the mean per row, an overestimate because it includes the constant. With more it is the secant
+    of the used bytes, scaled by the allocator's overhead: used bytes are exact, taken bytes come in blocks.
     """
     fitting, bound = split_by_verdict(probes)
     top = fitting[-1]
@@ -85,7 +85,7 @@ def slope(probes: Sequence[ProbeResult]) -> float:
 
 
 def predicted_rows(probes: Sequence[ProbeResult], *, budget: int) -> int:
-    """Most rows that should fit by what was measured; where nothing grows, a multiple of the largest size tried."""
+    """Return the most rows predicted to fit; if memory does not grow, a multiple of the largest size probed."""
     fitting, bound = split_by_verdict(probes)
     top, grows = fitting[-1], slope(probes)
     most = 16 * top.rows
@@ -94,12 +94,12 @@ def predicted_rows(probes: Sequence[ProbeResult], *, budget: int) -> int:
         return rows
     if bound.taken_bytes is not None:
         return min(rows, bound.rows - 1)
-    # The device refused: by how much is not known, and the secant has just been wrong.
+    # The device refused: by how much is unknown, and the secant was just wrong.
     return min(rows, top.rows + max(1, (bound.rows - 1 - top.rows) * 2 // 3))
 
 
 def largest_fitting(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int:
-    """The largest size that is known to fit: it ran, or it lies below one that ran and took too much. 0 for none."""
+    """Return the largest size known to fit: it ran, or is below one that ran and took too much. 0 if there is none."""
     fitting, bound = split_by_verdict(probes)
     if not fitting:
         return 0
@@ -109,13 +109,13 @@ def largest_fitting(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> 
 
 
 def predicted_bytes(probes: Sequence[ProbeResult], rows: int) -> float:
-    """Peak that a size should have by what was measured."""
+    """Return the predicted peak of a size."""
     fitting, _ = split_by_verdict(probes)
     return taken(fitting[-1]) + (rows - fitting[-1].rows) * slope(probes)
 
 
 def is_comfortable(probes: Sequence[ProbeResult], rows: int, *, budget: int) -> bool:
-    """Whether a size needs no proof: it was tried, or its foretold peak leaves half of the budget free."""
+    """Return whether a size needs no proof: it was probed, or its predicted peak leaves half of the budget free."""
     fitting, bound = split_by_verdict(probes)
     if not fitting or (bound is not None and rows >= bound.rows):
         return False
@@ -123,7 +123,7 @@ def is_comfortable(probes: Sequence[ProbeResult], rows: int, *, budget: int) -> 
 
 
 def candidate_sizes(largest: int) -> Iterator[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16 ... and the largest: no size is further than a third from one of them."""
+    """Yield 1, 2, 3, 4, 6, 8, 12, 16 ... and the largest: every size is within a third of one of them."""
     rows = 1
     while rows < largest:
         yield rows
@@ -134,14 +134,14 @@ def candidate_sizes(largest: int) -> Iterator[int]:
 
 
 def smallest_near_best(sizes: Sequence[int], speed: Callable[[int], float]) -> int:
-    """The smallest size that comes within 2 % of the highest speed among them."""
+    """Return the smallest size within 2 % of the highest speed."""
     speeds = [speed(rows) for rows in sizes]
     best = max(speeds)
-    return next(rows for rows, found in zip(sizes, speeds, strict=True) if found >= NEAR_BEST * best)
+    return next(rows for rows, achieved in zip(sizes, speeds, strict=True) if achieved >= NEAR_BEST * best)
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Constant and slope, neither negative, of the line that fits (x, y) best, by relative error; at least one."""
+    """Fit a line to (x, y) points by relative error; return its constant and slope, both at least 0."""
     weights = [1 / (y * y) if y > 0 else 1.0 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
@@ -159,7 +159,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def between(points: Sequence[tuple[int, float]], rows: int) -> float:
-    """The value at `rows`: on the straight line between its neighbours, beyond the last in proportion to it."""
+    """Interpolate linearly at `rows`; extrapolate beyond the last point."""
     known = sorted(points)
     place = bisect_left(known, rows, key=lambda point: point[0])
     if place == len(known):

@@ -1,4 +1,4 @@
-"""Training at its worst: whole steps over the longest rows that the data has, and nothing left of them afterwards."""
+"""Training in the worst case: whole steps on the longest rows of the data, undone afterwards."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -12,20 +12,20 @@ from partita_trainers.batch_size.worst_batch import worst_batch
 from partita_trainers.preserved_state import clear_gradients, preserved_state
 
 TakeStep = Callable[[Sequence[Batch]], object]
-"""Takes one step on some batches."""
+"""Takes one step on some micro-batches."""
 Begin = Callable[[], AbstractContextManager[TakeStep]]
-"""Makes the optimizers, and gives a function that takes steps with them; at the end they are gone."""
+"""Builds the optimizers and yields a function that takes steps with them; they are released on exit."""
 
 WARM_UP_TOKENS = 16
-"""Tokens of the row that optimizers make their state with."""
+"""Tokens of the row with which optimizers allocate their state."""
 
 
 class TrainingProbe:
     """A `Probe` of training, and the context in which it can run.
 
-    Optimizer state stays allocated from the first run to the end of the context, as it will in training: what else
-    shares the device is to be tried beside it. When the context ends, weights, whatever else a checkpoint holds,
-    buffers, training mode and random generators are what they were when it began, and gradients are None.
+    Optimizer state stays allocated from the first run to the end of the context, as in training, so that other probes
+    on the same device account for it. On exit, weights, everything else in a checkpoint, buffers, training mode and
+    random generators are restored, and gradients are None.
     """
 
     purpose: Purpose = "training"
@@ -52,7 +52,7 @@ class TrainingProbe:
 
     @property
     def max_rows(self) -> int:
-        """No batch of the work can hold more rows."""
+        """Upper bound on the rows of a batch."""
         return self.work.max_rows
 
     @property
@@ -61,18 +61,18 @@ class TrainingProbe:
         return self.work.max_row_tokens
 
     def warm_up(self) -> None:
-        """A step with one short row, unless there was one: it makes optimizer state."""
+        """Take a step on one short row to create optimizer state, unless it exists."""
         if not self.has_state:
             self.timed_step(1, tokens=min(WARM_UP_TOKENS, self.prompt_tokens))
             self.has_state = True
 
     def run(self, rows: int) -> Timing:
-        """One step with this many rows; the first one comes after a warm-up."""
+        """Take one step with `rows` rows, after a warm-up if this is the first."""
         self.warm_up()
         return Timing(prefill_seconds=self.timed_step(rows, tokens=self.prompt_tokens))
 
     def timed_step(self, rows: int, *, tokens: int) -> float:
-        """Seconds of a step until the device is done with it; no gradient is left."""
+        """Return the seconds of a step until the device has finished; gradients are cleared."""
         if self.take_step is None:
             raise AssertionError("a trial runs inside its own context only")
         work = self.work
@@ -87,13 +87,13 @@ class TrainingProbe:
             clear_gradients(work.lm.module)
 
     def estimated_bytes(self, rows: int) -> int:
-        """What a batch should take by a formula."""
+        """Return the memory of a batch by a formula."""
         return self.work.estimated_bytes(rows)
 
     def decode_step(self, rows: int) -> float:
-        """0: nothing is generated."""
+        """Return 0: nothing is generated."""
         return 0.0
 
     def volume(self, rows: int) -> Volume:
-        """Batches and tokens of an epoch, as the planner of the data makes them."""
+        """Return batches and tokens of an epoch as planned for the data."""
         return self.work.volume(rows)

@@ -1,7 +1,7 @@
-"""From a trial and a device to a batch size: probes at the worst case, the time of the whole data, a choice.
+"""Batch size tuning: probe the worst case, predict the time for the whole data, choose a size.
 
-The cost is bounded: a probe that would take more than a tenth of the work itself, and more than half a second, is made
-only where memory is short, and steps of larger batches are then timed only where these promise to save far more.
+The cost is bounded. A probe that would take more than a tenth of the work itself, and more than half a second, is made
+only if memory is the limit. Decode steps of larger batches are then timed only if they promise to save much more time.
 """
 
 import logging
@@ -29,26 +29,26 @@ from partita_trainers.batch_size.search import (
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 65_535
-"""Attention kernels refuse to start beyond: a dimension of their grid has 16 bits."""
+"""Attention kernels fail for more rows: a grid dimension has 16 bits."""
 SHARE_OF_THE_WORK = 0.1
-"""What finding a size may take, as a share of the work it is found for."""
+"""Maximum tuning time as a fraction of the time of the work."""
 NOT_WORTH_SAVING = 0.5
-"""Seconds that it may take whatever the work."""
+"""Tuning time in seconds that is always allowed."""
 SHORT_SECONDS = 0.25
-"""A run that is shorter is timed once more, apart from the measuring of memory."""
+"""Runs shorter than this are timed once more, without measuring memory."""
 MANY_ROWS = 64
-"""Rows from which on the next size whose steps are timed is twice as large; before it is four times."""
+"""Timed sizes grow by a factor of 4 below this number of rows, and by 2 from there on."""
 FAR_ABOVE = 8
-"""How many times the size that would be chosen has to fit for nobody to mind how many exactly."""
+"""If this multiple of the chosen size fits, the exact maximum does not matter."""
 UNPROVEN = 0.97
-"""Share of what is foretold to fit that is told, where it was not tried."""
+"""Fraction of the predicted maximum that is reported if it was not probed."""
 WORTH_TELLING = 5.0
-"""Seconds of a probe from which on a person would like to know what is going on."""
+"""Probes that take longer than this, in seconds, are logged at level INFO."""
 MORE_MEMORY = 1.25
-"""How much more memory than when a size was found makes it worth finding again."""
+"""A cached size that was limited by memory is tuned again if the budget grew by this factor."""
 
 Sizes = Callable[[int], Iterable[int]]
-"""Sizes that may be chosen, in ascending order, none above a largest one."""
+"""sizes(largest): sizes that may be chosen, in ascending order, none above `largest`."""
 
 
 def tune(
@@ -58,17 +58,23 @@ def tune(
     max_rows: int | None = None,
     sizes: Sizes = candidate_sizes,
 ) -> BatchSize:
-    """The batch size for the work of a bench: what fits the memory, and what is fastest on the data.
+    """Return the batch size for the work of a probe runner: one that fits in memory and is fastest on the data.
 
-    `max_rows` is the user's limit; `sizes` are those that may be chosen. Raises OutOfMemory where not even one row
-    fits.
+    Args:
+        bench: Runs the probes.
+        device: Name of the device, for the result.
+        max_rows: Limit set by the user.
+        sizes: Sizes that may be chosen.
+
+    Raises:
+        OutOfMemory: Not even one row fits.
     """
     started, trial = time.perf_counter(), bench.work_probe
     search = BatchSizeSearch(bench, cap=capped(trial, max_rows), sizes=sizes)
     search.probe_memory()
     best, fits = search.best(), search.max_fitting
     looked_at = sorted({*(rows for rows in sizes(fits) if rows <= 4 * best), best})
-    found = BatchSize(
+    result = BatchSize(
         rows=best,
         origin="tuned",
         device=device,
@@ -82,8 +88,8 @@ def tune(
         budget_bytes=search.budget,
         seconds=time.perf_counter() - started,
     )
-    logger.info("%s", summary_line(found, trial))
-    return found
+    logger.info("%s", summary_line(result, trial))
+    return result
 
 
 def verify(
@@ -93,12 +99,20 @@ def verify(
     max_rows: int | None = None,
     sizes: Sizes = candidate_sizes,
 ) -> BatchSize | None:
-    """A size that was found earlier, tried once more; None where it has to be found again.
+    """Probe a cached batch size once; return None if it must be tuned again.
 
-    Where it was far from filling the memory, and so was never tried, the largest that was tried is. Where the work
-    allows fewer rows now, it is the largest of `sizes` that it allows. It has to be found again where its probe does
-    not fit, and where it was held down by memory of which there is more now. Raises OutOfMemory where not even the
-    warm-up fits.
+    If the size was far from filling memory and therefore never probed, the largest probed size is used instead. If the
+    work now allows fewer rows, the largest of `sizes` that it allows is taken. The size must be tuned again if its
+    probe does not fit, or if it was limited by memory and more memory is available now.
+
+    Args:
+        bench: Runs the probes.
+        known: Cached size.
+        max_rows: Limit set by the user.
+        sizes: Sizes that may be chosen.
+
+    Raises:
+        OutOfMemory: Not even the warm-up fits.
     """
     started, trial = time.perf_counter(), bench.work_probe
     cap = capped(trial, max_rows)
@@ -120,7 +134,7 @@ def verify(
     if budget < known.budget_bytes:
         evidence = [earlier for earlier in evidence if earlier.rows != tried]
         fits = min(fits, predicted_rows([*evidence, probe], budget=budget))
-    found = replace(
+    result = replace(
         known,
         rows=rows,
         origin="cached",
@@ -133,36 +147,36 @@ def verify(
         budget_bytes=budget,
         seconds=time.perf_counter() - started,
     )
-    logger.info("%s", summary_line(found, trial))
-    return found
+    logger.info("%s", summary_line(result, trial))
+    return result
 
 
 def warm_up(bench: ProbeRunner) -> None:
-    """Make what stays on the device once work has begun, such as the state of optimizers. Raises OutOfMemory."""
+    """Allocate what stays on the device once work has begun, such as optimizer state. Raises OutOfMemory."""
     if not bench.warm_up():
         probe = ProbeResult(1, "out of memory", used_bytes=None, taken_bytes=None)
         raise OutOfMemory(too_large(bench, probe, budget=bench.budget()))
 
 
 def capped(probe: Probe, max_rows: int | None) -> int:
-    """Most rows that are worth trying."""
+    """Return the most rows that are worth trying."""
     return min(probe.max_rows, max_rows or MOST_ROWS, MOST_ROWS)
 
 
 class BatchSizeSearch:
-    """One search: what it has tried, and what that foretells."""
+    """One search: the probes so far and the predictions from them."""
 
     def __init__(self, bench: ProbeRunner, *, cap: int, sizes: Sizes) -> None:
         self.bench, self.trial, self.cap, self.sizes = bench, bench.work_probe, cap, sizes
         self.probes: list[ProbeResult] = []
         self.prefills: dict[int, float] = {}
-        """Seconds of reading prompts of the greatest length, by rows."""
+        """Prefill seconds at the maximum prompt length, by rows."""
         self.steps: dict[int, float] = {}
         """Seconds of a decode step at the usual length, by rows."""
         self.confirmed: set[int] = set()
-        """Those that were timed twice."""
+        """Sizes that were timed twice."""
         self.step_cost = 0.0
-        """Seconds that timing the last of them took."""
+        """Time that the latest decode timing took, in seconds."""
         self.volumes: dict[int, Volume] = {}
         self.num_rows = self.volume(1).rows or self.volume(1).batches
         self.started = time.perf_counter()
@@ -170,9 +184,9 @@ class BatchSizeSearch:
         self.budget = bench.budget()
 
     def probe_memory(self) -> None:
-        """Try sizes until the largest that fits is known, or until what is of use is known to fit.
+        """Probe sizes until the largest that fits is known, or until every useful size is known to fit.
 
-        Raises OutOfMemory where a single row does not fit.
+        Raises OutOfMemory if a single row does not fit.
         """
         while (rows := self.next_rows()) is not None:
             probe = judged(self.bench.probe(rows), self.budget)
@@ -184,9 +198,9 @@ class BatchSizeSearch:
             logger.log(level, "tried %s rows: %s, %s in %.1f s", f"{rows:,}", probe.verdict, taken, probe.seconds)
 
     def timed(self, probe: ProbeResult) -> ProbeResult:
-        """The probe with times that measuring has not stretched; those of the first, and of all that are short.
+        """Add times that were not slowed down by measuring memory, for the first probe and for all short ones.
 
-        Where measuring does not slow work down, times count as they are as well.
+        If measuring does not slow the work down, the measured times are used.
         """
         if probe.prefill_seconds is None:
             return probe
@@ -196,7 +210,7 @@ class BatchSizeSearch:
             return probe
         started = time.perf_counter()
         timing = self.bench.time(probe.rows)
-        if timing is None:  # without exact allocation it does not fit
+        if timing is None:  # does not fit without exact allocations
             self.prefills[probe.rows] = probe.prefill_seconds
             return probe
         self.prefills[probe.rows] = timing.prefill_seconds
@@ -208,60 +222,61 @@ class BatchSizeSearch:
         )
 
     def next_rows(self) -> int | None:
-        """The size to try next. Where a probe costs too much, none larger than what would be chosen needs proof.
+        """Return the size to probe next, or None.
 
-        The largest that fits is then foretold where it is far above the one that would be chosen, and tried elsewhere.
+        If a probe is too expensive, sizes above the one that would be chosen need no proof. The largest size that fits
+        is then predicted if it is far above the chosen one, and probed otherwise.
         """
         rows = next_rows(self.probes, cap=self.cap, budget=self.budget)
         if rows is None or not self.probes or self.is_affordable(rows):
             return rows
         wanted = self.best()
         if wanted >= self.max_fitting:
-            return rows  # memory decides, and every row counts
+            return rows  # memory is the limit, so every row counts
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
         return None if self.max_fitting >= min(self.cap, FAR_ABOVE * wanted) else rows
 
     def is_affordable(self, rows: int) -> bool:
-        """Whether a probe stays within its share of the work."""
+        """Return whether a probe stays within the tuning time."""
         constant, each = self.prefill
-        foretold = constant + each * rows * self.trial.prompt_tokens
+        predicted = constant + each * rows * self.trial.prompt_tokens
         before = self.probes[-1]
-        expected = max(foretold, before.seconds * rows / before.rows if before.rows > 1 else 0.0)
+        expected = max(predicted, before.seconds * rows / before.rows if before.rows > 1 else 0.0)
         best = self.best()
         return self.allows(expected, rows=best)
 
     def allows(self, seconds: float, *, rows: int) -> bool:
-        """Whether so many seconds more stay within what finding a size may take of the work in batches of `rows`."""
+        """Return whether `seconds` more stay within the tuning time for work in batches of `rows`."""
         spent = time.perf_counter() - self.started
         return spent + seconds <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
 
     def pays(self, seconds: float, *, rows: int, larger: int) -> bool:
-        """Whether larger batches promise to save more than twice as many seconds."""
+        """Return whether larger batches promise to save more than twice `seconds`."""
         return self.seconds_of_work(rows) - self.seconds_of_work(larger) > 2 * seconds
 
     @property
     def prefill(self) -> tuple[float, float]:
-        """Seconds of a batch, and of each token in it."""
+        """Seconds per batch, and seconds per token in it."""
         return line([(rows * self.trial.prompt_tokens, seconds) for rows, seconds in self.prefills.items()])
 
     @property
     def max_fitting(self) -> int:
-        """The largest size that fits, as far as that is known."""
+        """The largest size that fits, as far as known."""
         proven = largest_fitting(self.probes, cap=self.cap, budget=self.budget)
         if next_rows(self.probes, cap=self.cap, budget=self.budget) is None:
             return proven
         return min(self.cap, max(proven, int(UNPROVEN * predicted_rows(self.probes, budget=self.budget))))
 
     def best(self) -> int:
-        """The smallest size that comes within 2 % of the fastest of those that fit."""
+        """Return the smallest size within 2 % of the fastest that fits."""
         largest = self.max_fitting
         if self.trial.new_tokens:
             largest = self.time_decoding(largest)
         return smallest_near_best([rows for rows in self.sizes(largest) if rows <= largest], self.speed)
 
     def time_decoding(self, largest: int) -> int:
-        """Time decode steps of growing batches, up to where more rows promise nothing; the last size comes back."""
+        """Time decode steps of growing batches until more rows promise nothing. Return the last size."""
         rows = 1
         self.time_step(rows)
         while rows < largest:
@@ -270,7 +285,7 @@ class BatchSizeSearch:
             if len(self.steps) > 1 and rows >= 4 and smallest_near_best([*seen, *ahead], self.speed) <= rows:
                 if rows in self.confirmed or self.step_cost >= SHORT_SECONDS:
                     break
-                # A step that something else held up would end the search at a fraction of what is best.
+                # A step delayed by other programs would end the search far too early.
                 self.time_step(rows, again=True)
                 continue
             larger = min(largest, (4 if rows < MANY_ROWS else 2) * rows)
@@ -282,15 +297,15 @@ class BatchSizeSearch:
         return rows
 
     def time_step(self, rows: int, *, again: bool = False) -> None:
-        """Time a decode step; `again`, the shorter of two counts."""
+        """Time a decode step; with `again`, keep the shorter of two times."""
         if rows in self.steps and not again:
             return
         started = time.perf_counter()
         seconds = self.bench.step(rows)
         self.step_cost = time.perf_counter() - started
-        # A size that cannot even decode is as slow as can be; the search for memory finds it out as well.
-        found = math.inf if seconds is None else seconds
-        self.steps[rows] = min(found, self.steps.get(rows, math.inf))
+        # A size whose decode step does not fit is infinitely slow; the memory search notices it too.
+        measured = math.inf if seconds is None else seconds
+        self.steps[rows] = min(measured, self.steps.get(rows, math.inf))
         if again:
             self.confirmed.add(rows)
 
@@ -300,18 +315,18 @@ class BatchSizeSearch:
         return self.volumes[rows]
 
     def seconds_of_work(self, rows: int) -> float:
-        """What all the data takes in batches of this size; without end where a step does not fit."""
+        """Return the time for all data in batches of `rows`; infinite if a step does not fit."""
         speed = self.speed(rows)
         return self.num_rows / speed if speed else math.inf
 
     def speed(self, rows: int) -> float:
-        """Rows of the data a second in batches of this size."""
+        """Return the rows of the data per second in batches of `rows`."""
         volume = self.volume(rows)
         constant, each = self.prefill
         return self.num_rows / (volume.batches * constant + volume.tokens * each + self.seconds_of_decoding(rows))
 
     def seconds_of_decoding(self, rows: int) -> float:
-        """What all steps take in batches of this size, the last of which may be smaller."""
+        """Return the time of all decode steps in batches of `rows`; the last batch may be smaller."""
         if not self.trial.new_tokens:
             return 0.0
         steps = list(self.steps.items())
@@ -320,14 +335,14 @@ class BatchSizeSearch:
 
 
 def judged(probe: ProbeResult, budget: int) -> ProbeResult:
-    """The probe with the verdict that a budget gives it."""
+    """Return the probe with the verdict for a budget."""
     if probe.taken_bytes is None:
         return probe
     return replace(probe, verdict="fits" if probe.taken_bytes <= budget else "too large")
 
 
 def summary_line(found: BatchSize, probe: Probe) -> str:
-    """A line for the log."""
+    """Return a line for the log."""
     new = f" and {counted(probe.new_tokens, 'new one')}" if probe.new_tokens else ""
     how = (
         f"{counted(len(found.probes), 'probe')}, {found.seconds:.1f} s"
@@ -341,7 +356,7 @@ def summary_line(found: BatchSize, probe: Probe) -> str:
 
 
 def too_large(bench: ProbeRunner, probe: ProbeResult, *, budget: int) -> str:
-    """Why nothing can be done on this device, and what would help."""
+    """Return the error message for work that does not fit on this device, with what would help."""
     trial = bench.work_probe
     new = f" and {counted(trial.new_tokens, 'new token')}" if trial.new_tokens else ""
     needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)

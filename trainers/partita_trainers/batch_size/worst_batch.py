@@ -1,4 +1,4 @@
-"""The rows that a batch has to bear: as long as the longest, with as many learned tokens as any."""
+"""The worst-case training batch: rows as long as the longest, with as many loss tokens as any."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,19 @@ SEED = 0
 
 
 def worst_batch(rows: int, *, tokens: int, learned: int, token_ids: Sequence[int], packed: bool = False) -> Batch:
-    """`rows` random rows of `tokens` tokens, the last `learned` of which have a loss.
+    """Build a batch of random rows.
 
-    Of several rows the last is a token shorter: rows of different lengths are what a batch of real ones holds. There
-    are two tokens at least, and one learned: the first token of a row has no loss. With `packed` they are lines, of
-    three tokens at least, whose first token is a row of its own, so that the model has rows to keep apart.
+    The last of several rows is one token shorter, because real batches contain rows of different lengths. There are at
+    least two tokens, one of them a loss token: the first token of a row has no loss.
+
+    Args:
+        rows: Number of rows; of lines with `packed`.
+        tokens: Tokens of each row.
+        learned: Loss tokens at the end of each row.
+        token_ids: Ids to draw from.
+        packed: Put two rows into each line, the first of one token, so that the model has to keep rows apart. Lines
+            have at
+            least three tokens.
     """
     free = 2 if packed else 1
     tokens = max(free + 1, tokens)
@@ -35,7 +43,10 @@ def worst_batch(rows: int, *, tokens: int, learned: int, token_ids: Sequence[int
 
 
 def two_rows_a_line(lines: int, tokens: int) -> torch.Tensor:
-    """Positions of lines that hold a row of one token and a row of the others; the last line ends with padding."""
+    """Return position ids [lines, tokens] of lines with a one-token row and a row of the rest.
+
+    The last line ends with padding.
+    """
     positions_BT = (torch.arange(tokens) - 1).clamp(min=0).repeat(lines, 1)
     if lines > 1:
         positions_BT[-1, -1] = 0
