@@ -1,5 +1,5 @@
-"""More than one process: where this one stands, how they are started, what they do together.
+"""Distributed execution: the rank of this process, launching, and collectives.
 
-Nothing outside this room knows how processes find each other. What runs on several of them is handed a
+Only this package knows how processes are started and find each other. Code that runs on several processes gets a
 `partita_trainers.process_group.ProcessGroup`.
 """

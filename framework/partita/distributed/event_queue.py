@@ -1,6 +1,6 @@
-"""What ranks of a training tell the process of the command when somebody else has started them, and where they do.
+"""Messages from the ranks of a training to the process of the command, when another program starts the ranks.
 
-A process holds the board and nothing else, so nothing heavy is imported here.
+The queue is the only content of its process, so this module imports nothing heavy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ class RankStarted:
 
     rank: int
     ranks: int
-    """Number of all."""
+    """World size."""
     node: str
     process: int
 
 
 @dataclass(frozen=True)
 class RankLogged:
-    """A rank has logged something."""
+    """A log record of a rank."""
 
     logger: str
     level: int
@@ -32,7 +32,7 @@ class RankLogged:
 
 @dataclass(frozen=True)
 class ProgressOpened:
-    """A rank shows a progress display; `number` tells its displays apart."""
+    """A rank opened a progress display; `number` identifies it among the displays of the rank."""
 
     number: int
     total: int
@@ -42,7 +42,7 @@ class ProgressOpened:
 
 @dataclass(frozen=True)
 class ProgressMoved:
-    """A progress display moves on."""
+    """A progress display advanced."""
 
     number: int
     amount: int
@@ -51,14 +51,14 @@ class ProgressMoved:
 
 @dataclass(frozen=True)
 class ProgressClosed:
-    """A progress display is gone."""
+    """A progress display was closed."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class RankFinished:
-    """A rank has ended, with an error or with what came of its work."""
+    """A rank finished, with an error or with its result."""
 
     error: BaseException | None
     result: Any = None
@@ -66,32 +66,32 @@ class RankFinished:
 
 @dataclass(frozen=True)
 class RankDied:
-    """Ranks are gone, and all are started again, unless that has happened too often."""
+    """Ranks died. All ranks are restarted, unless the limit of failures is reached."""
 
     ranks: Sequence[int]
-    """Those that are gone, or have ended because of it."""
+    """Ranks that died, or ended because of it."""
     senders: Sequence[str]
-    """All up to now, those that live among them; nothing counts that comes from them."""
+    """All senders so far, including live ranks; later messages from them are ignored."""
 
 
 @dataclass(frozen=True)
 class JobFinished:
-    """Nobody is started any more."""
+    """No rank will be started again."""
 
     reason: str | None = None
-    """Why, where it was not because all ranks were done."""
+    """Why the job ended, if not because all ranks finished."""
     is_death: bool = False
-    """Whether the reason is that ranks have died."""
+    """Whether the reason is that ranks died."""
 
 
 Message = RankStarted | RankLogged | ProgressOpened | ProgressMoved | ProgressClosed | RankFinished
-"""What a rank tells."""
+"""A message from a rank."""
 Posted = tuple[str, Message | RankDied | JobFinished]
-"""Who tells, and what."""
+"""The sender and the message."""
 
 
 class EventQueue:
-    """Where ranks tell something, until it is fetched, and hear whether they are to stop: in a process of its own."""
+    """A queue of messages from the ranks, with a stop flag for them. It lives in its own process."""
 
     def __init__(self) -> None:
         self.told: list[Posted] = []
@@ -100,7 +100,7 @@ class EventQueue:
         self.stopping = self.over = False
 
     def tell(self, sender: str, message: Message | RankDied | JobFinished, rank: Any = None) -> None:
-        """Keep a message; a rank gives its actor with it, so that it can be ended."""
+        """Add a message. A rank passes its actor too, so that it can be killed."""
         self.ranks.setdefault(sender, rank)
         self.told.append((sender, message))
         if isinstance(message, RankStarted):
@@ -110,25 +110,25 @@ class EventQueue:
             self.over = self.over or not isinstance(message.error, OtherRankError | None)
 
     def fetch(self) -> tuple[list[Posted], dict[str, Any]]:
-        """What was told since the last time, and all ranks that there were."""
-        told, self.told = self.told, []
-        return told, self.ranks
+        """Return the messages since the last call, and the actors of all ranks so far."""
+        messages, self.told = self.told, []
+        return messages, self.ranks
 
     def lose(self, ranks: Sequence[int]) -> bool:
-        """Ranks have ended before their time: whether that ends all. Else it is told that all start again."""
+        """Record that ranks died early, and return whether that ends the job; otherwise all ranks are restarted."""
         if not self.over:
             self.tell("", RankDied(ranks, [sender for sender in self.ranks if sender]))
             self.at_work.clear()
         return self.over
 
     def is_at_work(self) -> bool:
-        """Whether a rank has not told of its end yet."""
+        """Return whether a rank has not finished yet."""
         return bool(self.at_work)
 
     def stop(self) -> None:
-        """All are to stop."""
+        """Request that all ranks stop."""
         self.stopping = self.over = True
 
     def is_stopping(self) -> bool:
-        """Whether all are to stop."""
+        """Return whether all ranks are to stop."""
         return self.stopping

@@ -1,4 +1,4 @@
-"""From a place to a process group: the device of this process, its threads, and the other processes."""
+"""Initialization of the process group: the device, threads and peers of this process."""
 
 import logging
 import os
@@ -14,20 +14,20 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1800.0
-"""Seconds that a process waits for another where the file does not say it."""
+"""Seconds that a process waits for another if the configuration sets no timeout."""
 THREADS_BY_HAND = "PARTITA_THREADS"
-"""Set by the launcher where a person chose the number of threads: torchrun itself writes OMP_NUM_THREADS=1."""
+"""Set by the launcher if the user chose the number of threads: torchrun itself sets OMP_NUM_THREADS=1."""
 
 
 def get_process_group(config: Config) -> ProcessGroup:
-    """The team that this process belongs to: alone, unless it was started as one of several."""
-    place = get_world()
-    if place.world_size == 1:
+    """Return the process group of this process: a single process, unless it was started as one of several."""
+    world = get_world()
+    if world.world_size == 1:
         return SINGLE_PROCESS
     device = config.model_parameters.device
-    if ":" in device and place.local_world_size > 1:
+    if ":" in device and world.local_world_size > 1:
         kind = device.partition(":")[0]
-        message = f"{device} is one device, and each of {place.local_world_size} processes needs its own; write {kind}"
+        message = f"{device} is one device, and each of {world.local_world_size} processes needs its own; write {kind}"
         raise ConfigError([Problem("model_parameters.device", message)])
     backend = config.backend
     timeout = backend.timeout_seconds if isinstance(backend, TorchrunBackend | RayBackend) else DEFAULT_TIMEOUT
@@ -36,12 +36,12 @@ def get_process_group(config: Config) -> ProcessGroup:
 
 @cache
 def init_process_group(timeout_seconds: float, *, on_cpu: bool) -> ProcessGroup:
-    """Take this process's device and its share of the cores, and wait for the other processes; once in its life."""
+    """Set this process's device and threads, and connect to the other processes; runs once per process."""
     import torch
 
     from partita.distributed.process_group import DistributedGroup
 
-    place = get_world()
+    world = get_world()
     device = torch.device("cpu")
     for kind in () if on_cpu else ("cuda", "xpu"):
         library = getattr(torch, kind)
@@ -49,34 +49,34 @@ def init_process_group(timeout_seconds: float, *, on_cpu: bool) -> ProcessGroup:
             device = torch.device(kind, local_device_index(kind))
             library.set_device(device)
             break
-    threads = own_threads(place, cores=available_cores(), environment=dict(os.environ))
+    threads = own_threads(world, cores=available_cores(), environment=dict(os.environ))
     torch.set_num_threads(threads)
     logger.info(
         "%s, %d of them on %s with %s each",
-        counted(place.world_size, "process", "processes"),
-        place.local_world_size,
-        place.node,
+        counted(world.world_size, "process", "processes"),
+        world.local_world_size,
+        world.node,
         counted(threads, "thread"),
     )
-    return DistributedGroup(place, device=device, timeout_seconds=timeout_seconds)
+    return DistributedGroup(world, device=device, timeout_seconds=timeout_seconds)
 
 
 def local_device_index(kind: str) -> int:
-    """Which GPU of this machine is this process's. Raises PartitaError where there are more processes than GPUs."""
+    """Return the index of this process's GPU. Raises PartitaError if the machine has more processes than GPUs."""
     import torch
 
-    place, count = get_world(), getattr(torch, kind).device_count()
-    if place.local_world_size > count:
+    world, count = get_world(), getattr(torch, kind).device_count()
+    if world.local_world_size > count:
         raise PartitaError(
-            f"{place.local_world_size} processes on {place.node}, and {count} devices of {kind}: start as many "
+            f"{world.local_world_size} processes on {world.node}, and {count} devices of {kind}: start as many "
             "processes "
             "as there are devices, or write model_parameters: {device: cpu}"
         )
-    return place.local_rank
+    return world.local_rank
 
 
 def own_threads(world: World, *, cores: int, environment: dict[str, str]) -> int:
-    """Threads of a process: what a person wrote into OMP_NUM_THREADS, else its share of the cores."""
+    """Return the number of threads of a process: the user's OMP_NUM_THREADS, else its share of the cores."""
     written = environment.get("OMP_NUM_THREADS", "")
     by_torchrun = written == "1" and "TORCHELASTIC_RUN_ID" in environment and THREADS_BY_HAND not in environment
     if written.isdigit() and int(written) > 0 and not by_torchrun:
@@ -85,5 +85,5 @@ def own_threads(world: World, *, cores: int, environment: dict[str, str]) -> int
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""The processes of a file that asks for several, started and watched by torchrun's own agent.
+"""Launch of several processes with torchrun's elastic agent.
 
-Where one of them ends with an error, the agent ends the others; what the first one said stands on the screen, and its
-exit code becomes that of the command.
+If a process fails, the agent stops the others. The error of the first one is printed, and its exit code becomes that of
+the command.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ from partita_schema.errors import JobError
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-"""Of Linux: a signal for when the parent ends."""
+"""Linux: signal to send to this process when its parent exits."""
 
 
 def num_processes(backend: TorchrunBackend) -> int:
-    """Processes on this machine: as the file says, else one for each GPU, else one."""
+    """Return the number of processes on this machine: as configured, else one per GPU, else one."""
     if backend.processes != "auto":
         return backend.processes
     import torch
@@ -34,7 +34,7 @@ def num_processes(backend: TorchrunBackend) -> int:
 
 
 def is_to_be_launched(config: Config) -> bool:
-    """Whether the file asks for several processes, and this is none of them yet."""
+    """Return whether the configuration asks for several processes and this is not one of them yet."""
     backend = config.backend
     if not isinstance(backend, TorchrunBackend) or get_world().world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         return False
@@ -42,17 +42,17 @@ def is_to_be_launched(config: Config) -> bool:
 
 
 def launch(config: Config, arguments: Sequence[str]) -> int:
-    """Run `partita` with these arguments in all processes of this machine; the exit code comes back.
+    """Run `partita` with these arguments in all processes of this machine and return the exit code.
 
-    On several machines, the same command is started on each. Raises JobError where a signal ended one of the
-    processes, and KeyboardInterrupt where it was meant for all.
+    On several machines, the same command is started on each. Raises JobError if a signal ended one of the processes,
+    and KeyboardInterrupt if the signal was for all of them.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in logging.root.manager.loggerDict:  # each has a level of its own
+    for name in logging.root.manager.loggerDict:  # each sets its own level
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     backend = config.backend
@@ -75,7 +75,7 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         rdzv_endpoint=address,
         rdzv_configs={"join_timeout": timeout_seconds},
         max_restarts=0,
-        # For a signal of a person's: a step, its evaluation and a checkpoint are finished first. Once a process has
+        # After Ctrl-C or SIGTERM, a step, its evaluation and a checkpoint are finished first. Once a process has
         # failed, the agent gives the others half a minute, whatever this says.
         shutdown_timeout=timeout_seconds,
     )
@@ -103,11 +103,11 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
 
 
 def end_with_launcher() -> None:
-    """Let this process end, as by SIGTERM, when the one that launched it is gone, however that ended.
+    """Let this process receive SIGTERM when its launcher is gone, however that ended.
 
-    Its job could go on without it, and would hold the run against the next start.
+    The job could otherwise continue without it and keep the run locked.
     """
     if LAUNCHED in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(os.environ[LAUNCHED]):  # it ended before that was said
+        if os.getppid() != int(os.environ[LAUNCHED]):  # it exited before prctl was called
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""How many processes a file asks for, and what each of them does in a step: told without starting any."""
+"""The processes of a configuration and the rows of a step, computed without starting anything."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,35 +12,35 @@ from partita_schema.trainer import FinetuneTrainer
 
 @dataclass(frozen=True)
 class Layout:
-    """Processes, and the rows of a step; None for what only the machine or the data can tell."""
+    """Processes and rows of a step; None if it depends on the machine or the data."""
 
     nodes: int | None
-    """Machines; None where Ray finds them."""
+    """Number of machines; None if Ray chooses them."""
     processes: int | None
-    """On each machine, or on all where Ray finds these; None for one a GPU."""
+    """Processes per machine, or in total if Ray chooses the machines; None for one per GPU."""
     step_rows: int | None
-    """Rows of a step on all processes together."""
+    """Rows of a step over all processes."""
     batch_size: int | None
-    """Rows of a batch."""
+    """Rows of a micro-batch."""
     accumulation: int | None
-    """Batches that each process takes in a step."""
+    """Micro-batches per process and step."""
     sharded: bool = False
-    """Whether the processes share the weights of the model that is trained."""
+    """Whether the processes shard the weights of the trained model."""
 
     @property
     def ranks(self) -> int | None:
-        """Processes on all machines."""
+        """World size."""
         return None if self.processes is None else (self.nodes or 1) * self.processes
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the layout as JSON."""
         return {**asdict(self), "ranks": self.ranks}
 
     def lines(self) -> list[str]:
-        """What a person wants to know."""
-        found = [self.processes_line]
+        """Return a description for the user."""
+        lines = [self.processes_line]
         if self.step_rows is not None and self.ranks is not None and self.step_rows % self.ranks:
-            found.append(
+            lines.append(
                 f"a step: {counted(self.step_rows, 'row')}, which {self.ranks} processes cannot share evenly; write "
                 "another trainer.effective_batch_size"
             )
@@ -48,17 +48,17 @@ class Layout:
             parts = [counted(self.ranks, "process", "processes") if self.ranks is not None else "the processes"]
             parts += [counted(self.accumulation, "batch", "batches")] if self.accumulation is not None else []
             parts += [counted(self.batch_size, "row")] if self.batch_size is not None else []
-            found.append(f"a step: {counted(self.step_rows, 'row')} = {' x '.join(parts)}" + self.open_size)
+            lines.append(f"a step: {counted(self.step_rows, 'row')} = {' x '.join(parts)}" + self.open_size)
         elif self.accumulation is not None:
-            found.append(f"a step: {counted(self.accumulation, 'batch', 'batches')} for each process")
+            lines.append(f"a step: {counted(self.accumulation, 'batch', 'batches')} for each process")
         if self.sharded:
             part = "its part" if self.ranks is None else f"1/{self.ranks}"
-            found.append(f"weights, gradients and optimizer state: each process holds {part} of them")
-        return found
+            lines.append(f"weights, gradients and optimizer state: each process holds {part} of them")
+        return lines
 
     @property
     def processes_line(self) -> str:
-        """What is started, and where."""
+        """Which processes are started, and where."""
         if self.nodes is None:
             if self.processes is None:
                 return "one worker for each GPU of the Ray cluster, else one"
@@ -70,20 +70,20 @@ class Layout:
 
     @property
     def open_size(self) -> str:
-        """A word on a size that is yet to be found."""
+        """A note if the batch size is still to be tuned."""
         return "" if self.batch_size is not None else "; batch_size is auto and found when the run begins"
 
 
 def layout_of(config: Config) -> Layout | None:
-    """What a file that asks for processes comes to; None for any other."""
+    """Return the layout of a configuration that asks for several processes; None for any other."""
     backend, trainer = config.backend, config.trainer
     if isinstance(backend, TorchrunBackend):
-        nodes, wanted = backend.nodes, backend.processes
+        nodes, configured = backend.nodes, backend.processes
     elif isinstance(backend, RayBackend):
-        nodes, wanted = None, backend.workers
+        nodes, configured = None, backend.workers
     else:
         return None
-    processes = wanted if isinstance(wanted, int) else None
+    processes = configured if isinstance(configured, int) else None
     if not isinstance(trainer, FinetuneTrainer):
         return Layout(nodes, processes, None, None, None)
     ranks = None if processes is None else (nodes or 1) * processes
@@ -95,7 +95,7 @@ def layout_of(config: Config) -> Layout | None:
 def step_of(
     trainer: FinetuneTrainer, ranks: int | None, *, by_tokens: bool
 ) -> tuple[int | None, int | None, int | None]:
-    """Rows of a step, rows of a batch, and batches of each process, as far as they are known."""
+    """Return rows per step, rows per micro-batch and micro-batches per process, each None if unknown."""
     size = trainer.batch_size if isinstance(trainer.batch_size, int) else None
     each = trainer.gradient_accumulation_steps
     if each is not None:

@@ -1,7 +1,7 @@
-"""The ranks of a job, over torch.distributed: gradients by the devices' own network, everything else by gloo.
+"""A process group over torch.distributed: NCCL or XCCL for gradients on GPUs, gloo for everything else.
 
-What is exchanged carries a name. Ranks that do not stand in the same place would not hang: they would be handed each
-other's objects, and so the names are compared.
+Every exchange has a name, and the names are compared. Ranks that diverge would not hang, but receive each other's
+objects.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +19,16 @@ from partita_trainers.batch_size.memory import is_out_of_memory
 T = TypeVar("T")
 
 NETWORKS = {"cuda": "nccl", "xpu": "xccl"}
-"""What sums tensors of a device; gloo where there is none."""
+"""Backend that sums tensors of a device type; gloo if there is none."""
 BUCKET_BYTES = 32 * 2**20
-"""Tensors smaller than this are summed together, this many bytes at a time."""
+"""Tensors smaller than this are summed together in buckets of this size."""
 
 
 class DistributedGroup:
-    """A `partita_trainers.process_group.ProcessGroup` of several processes; a process joins one in its life."""
+    """A `partita_trainers.process_group.ProcessGroup` of several processes; a process joins only one."""
 
     def __init__(self, world: World, *, device: torch.device, timeout_seconds: float) -> None:
-        """Waits for all ranks. Raises OtherRankError where some do not come in time."""
+        """Wait for all ranks. Raises OtherRankError if some do not connect in time."""
         self.rank, self.world_size, self.local_world_size = world.rank, world.world_size, world.local_world_size
         timeout = timedelta(seconds=timeout_seconds)
         with waiting("the start"):
@@ -37,38 +37,41 @@ class DistributedGroup:
                 backend = f"cpu:gloo,{device.type}:{network}" if network else "gloo"
                 dist.init_process_group(backend, rank=world.rank, world_size=world.world_size, timeout=timeout)
             self.control = dist.new_group(backend="gloo", timeout=timeout)
-            # The one that the processes met at; torch has no public name for it.
+            # The store of the rendezvous; torch has no public API for it.
             self.store = dist.distributed_c10d._get_default_store()
         self.counters = 0
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:
-        """What each rank gave, in the order of ranks. Raises OtherRankError where a rank is gone."""
-        found: list[Any] = [None] * self.world_size
+        """Return the objects of all ranks, in rank order. Raises OtherRankError if a rank is gone."""
+        gathered: list[Any] = [None] * self.world_size
         with waiting(about):
-            dist.all_gather_object(found, (about, mine), group=self.control)
-        others = {name for name, _ in found}
+            dist.all_gather_object(gathered, (about, mine), group=self.control)
+        others = {name for name, _ in gathered}
         if others != {about}:
             raise AssertionError(f"ranks do not stand in the same place: {', '.join(sorted(others))}")
-        return [given for _, given in found]
+        return [item for _, item in gathered]
 
     def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
-        """What `call` gives on rank 0."""
-        given: T | None = None
+        """Run `call` on rank 0 and return its result on every rank."""
+        result: T | None = None
         error: Exception | None = None
         if self.rank == 0:
             try:
-                given = call()
+                result = call()
             except Exception as raised:
                 error = raised
-        found = self.all_gather_object((given, error is not None), about)
+        results = self.all_gather_object((result, error is not None), about)
         if error is not None:
             raise error
-        if found[0][1]:
+        if results[0][1]:
             raise OtherRankError(f"rank 0 failed at {about}; its own message says why")
-        return found[0][0]  # type: ignore[return-value]  # rank 0's is a T
+        return results[0][0]  # type: ignore[return-value]  # rank 0's is a T
 
     def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
-        """Go on where no rank has an error; the first one that has raises it."""
+        """Return if no rank has an error; otherwise the first failed rank raises its own.
+
+        The other ranks raise OtherRankError.
+        """
         failed = [rank for rank, bad in enumerate(self.all_gather_object(error is not None, about)) if bad]
         if error is not None and failed[0] == self.rank:
             raise error
@@ -76,7 +79,7 @@ class DistributedGroup:
             raise OtherRankError(f"rank {failed[0]} failed at {about}; its own message says why")
 
     def shared_counter(self, about: str) -> Callable[[int], int]:
-        """A number in the job's store. Ranks ask for their counters in the same order."""
+        """Return a counter in the job's store. Ranks create their counters in the same order."""
         self.counters += 1
         name = f"partita {self.counters} {about}"
 
@@ -87,7 +90,7 @@ class DistributedGroup:
         return add
 
     def all_reduce_sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Put the sum over all ranks in place of each tensor."""
+        """Replace each tensor by its sum over all ranks."""
         with waiting("the sum of the gradients"):
             for bucket in buckets(tensors):
                 if len(bucket) == 1 and bucket[0].is_contiguous():
@@ -102,7 +105,7 @@ class DistributedGroup:
 
 @contextmanager
 def waiting(about: str) -> Iterator[None]:
-    """Around an exchange: what goes wrong in it is another rank's."""
+    """Raise LostRankError for errors of an exchange: they mean that another rank is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -112,7 +115,7 @@ def waiting(about: str) -> Iterator[None]:
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors in order, those of a kind together up to BUCKET_BYTES; a larger one by itself."""
+    """Yield tensors in order, grouped by dtype and device up to BUCKET_BYTES; larger ones on their own."""
     open_: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()

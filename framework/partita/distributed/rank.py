@@ -1,7 +1,7 @@
-"""A rank that somebody else starts, in a thread of its process: what it tells, and how it hears that it is to stop.
+"""A rank that another program starts, in a thread of its process: what it reports, and how it is asked to stop.
 
-The process of the command shows what is told here, as if it had been there. No signal comes to a rank: it asks whether
-it is to stop, and stops as by Ctrl-C.
+The process of the command shows the rank's logs and progress as its own. A rank receives no signals: it polls whether
+it should stop, and then stops as on Ctrl-C.
 """
 
 import ctypes
@@ -36,31 +36,39 @@ from partita_trainers.interrupt import ask_to_stop
 T = TypeVar("T")
 
 ASK_SECONDS = 0.5
-"""Time after which it is asked again whether to stop."""
+"""Interval between polls of the stop flag."""
 TELL_SECONDS = 0.2
-"""Time that a step of a progress display may wait for the next one, and be told with it."""
+"""Interval in which updates of a progress display are merged into one message."""
 LET_IT_END = 5.0
-"""Seconds that a rank waits which another one has ended, so that what befell that one is noticed first."""
+"""Seconds that a rank waits before exiting after another one failed, so that the other's failure is noticed first."""
 
 
 Tell = Callable[[Message], None]
 
 
 class RankEndedError(Exception):
-    """A rank has ended before its work was done, and has told why."""
+    """A rank failed and has reported why."""
 
 
 def run_rank(
     work: Callable[[], Any], *, tell: Tell, is_stopping: Callable[[], bool], threads: str, quiet: bool
 ) -> None:
-    """Do the work as the rank that the variables of this process tell, and `tell` of it up to its end.
+    """Run `work` as the rank that the environment variables describe, and report its start, progress and end.
 
-    `threads` is OMP_NUM_THREADS where the command was started. Raises RankEndedError where the work was not done.
+    Args:
+        work: Returns the result of the rank.
+        tell: Sends a message to the process of the command.
+        is_stopping: Returns whether to stop.
+        threads: OMP_NUM_THREADS of the command, "" if unset.
+        quiet: Whether to report less log output.
+
+    Raises:
+        RankEndedError: The work failed.
     """
-    place = get_world()
-    tell(RankStarted(place.rank, place.world_size, place.node, os.getpid()))
+    world = get_world()
+    tell(RankStarted(world.rank, world.world_size, world.node, os.getpid()))
     take_own_devices(threads)
-    say_to(tell, rank=place.rank, quiet=quiet)
+    say_to(tell, rank=world.rank, quiet=quiet)
     try:
         with stopped_by(is_stopping), shown_by(Displays(tell).show):
             result = work()
@@ -73,7 +81,7 @@ def run_rank(
 
 
 def take_own_devices(threads: str) -> None:
-    """Undo what Ray has written into the environment: threads and device follow from the place, as everywhere."""
+    """Undo Ray's changes to the environment, so that threads and device follow from the local rank as elsewhere."""
     os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
     os.environ.pop("OMP_NUM_THREADS", None)
     if threads:
@@ -82,42 +90,42 @@ def take_own_devices(threads: str) -> None:
 
 
 def as_told(error: BaseException) -> BaseException:
-    """The error with its traceback as a note, in a form that reaches another process."""
+    """Return the error with its traceback as a note, in a picklable form."""
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
     lines = "".join(traceback.format_exception(error))
-    place = get_world()
+    world = get_world()
     try:
-        told: BaseException = pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever the class of the error makes of being sent
-        told = RuntimeError(f"{type(error).__name__}: {error}")
-    told.add_note(f"raised in rank {place.rank} on {place.node}:\n{lines}")
-    return told
+        picklable: BaseException = pickle.loads(pickle.dumps(error))
+    except Exception:  # error classes may raise anything when unpickled
+        picklable = RuntimeError(f"{type(error).__name__}: {error}")
+    picklable.add_note(f"raised in rank {world.rank} on {world.node}:\n{lines}")
+    return picklable
 
 
-# What it says and shows
+# Logs and progress
 
 
 class LogForwarder(logging.Handler):
-    """Tells what is logged."""
+    """Forwards log records as messages."""
 
     def __init__(self, tell: Tell) -> None:
         super().__init__()
         self.tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell a record."""
+        """Forward a record."""
         self.tell(RankLogged(record.name, record.levelno, self.format(record)))
 
 
 def say_to(tell: Tell, *, rank: int, quiet: bool) -> None:
-    """Tell what partita's packages log, of what `show_log` would show of it in this rank."""
+    """Forward the logs of partita's packages that `show_log` would show on this rank."""
     show_log(quiet=quiet, rank=rank)
     for name in ("partita", "partita_trainers", "partita_schema"):
-        logger, teller = logging.getLogger(name), LogForwarder(tell)
-        teller.setFormatter(logger.handlers[0].formatter)
-        logger.handlers = [teller]
-    logging.getLogger("partita.file").setLevel(logging.ERROR)  # the process of the command has told it
+        logger, forwarder = logging.getLogger(name), LogForwarder(tell)
+        forwarder.setFormatter(logger.handlers[0].formatter)
+        logger.handlers = [forwarder]
+    logging.getLogger("partita.file").setLevel(logging.ERROR)  # the process of the command has logged it
 
 
 class Displays:
@@ -129,7 +137,7 @@ class Displays:
 
     @contextmanager
     def show(self, total: int, description: str, *, completed: int = 0) -> Iterator["Display"]:
-        """A display, as `partita.runs.progress.show_progress` has them."""
+        """Open a display, as `partita.runs.progress.show_progress` does."""
         self.opened += 1
         display = Display(self.opened, self.tell)
         self.tell(ProgressOpened(display.number, total, description, completed))
@@ -141,7 +149,7 @@ class Displays:
 
 
 class Display:
-    """Tells a few times a second how far it is."""
+    """A progress display that sends its updates a few times per second."""
 
     def __init__(self, number: int, tell: Tell) -> None:
         self.number, self.tell = number, tell
@@ -150,25 +158,25 @@ class Display:
         self.told = time.monotonic()
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
-        """Move on."""
+        """Advance the display."""
         self.amount += amount
         self.shown = shown or self.shown
         if time.monotonic() - self.told >= TELL_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Tell what was not told yet."""
+        """Send pending updates."""
         if self.amount:
             self.tell(ProgressMoved(self.number, self.amount, self.shown))
             self.amount, self.told = 0, time.monotonic()
 
 
-# How it hears
+# Stopping
 
 
 @contextmanager
 def stopped_by(is_stopping: Callable[[], bool]) -> Iterator[None]:
-    """In this context the thread is interrupted once it is to stop, behind its step where it takes steps."""
+    """Stop the thread inside the context when `is_stopping` returns true; after its step, if it takes steps."""
     changing, left = threading.Lock(), threading.Event()
     thread = threading.get_ident()
 
@@ -189,5 +197,5 @@ def stopped_by(is_stopping: Callable[[], bool]) -> Iterator[None]:
 
 
 def interrupt(thread: int) -> None:
-    """Raise KeyboardInterrupt in a thread, as a signal does in the first one: behind what it is at in C."""
+    """Raise KeyboardInterrupt in a thread as soon as it runs Python code again, as a signal does in the main thread."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))

@@ -1,4 +1,4 @@
-"""What the process of a command makes of ranks that run elsewhere: it shows what they tell, and ends as they do."""
+"""The process of the command while ranks run elsewhere: it shows their messages and ends as they do."""
 
 import logging
 import time
@@ -26,33 +26,33 @@ from partita_trainers.interrupt import interruption
 logger = logging.getLogger(__name__)
 
 GLANCE_SECONDS = 0.2
-"""Time after which it is looked whether the job is to stop, where nothing happens."""
+"""Interval between checks for a stop request when no messages arrive."""
 END_SECONDS = 5.0
-"""Time that ranks have to end by themselves once one of them has."""
+"""Seconds that ranks have to exit by themselves after one of them failed."""
 
 
 class RankLauncher(Protocol):
-    """Ranks that somebody starts, and starts again where one is gone."""
+    """Ranks that another program starts, and restarts if one is gone."""
 
     def poll(self, timeout_seconds: float) -> Sequence[Posted]:
-        """What has been told since, with the name of who told it; may be nothing."""
+        """Return new messages with their senders; may be empty."""
 
     def stop(self) -> None:
-        """Let all ranks know that they are to stop. None is started again."""
+        """Ask all ranks to stop. None is restarted."""
 
     def end(self, sender: str) -> None:
-        """End the process of a rank."""
+        """Kill the process of a rank."""
 
     def close(self) -> None:
-        """End all that is left, and wait until it is gone, for a few seconds."""
+        """Kill all remaining ranks and wait a few seconds for them to exit."""
 
     def resources(self) -> Mapping[str, float]:
-        """What there is to run ranks on, in all."""
+        """Return the total resources for ranks."""
 
 
 @dataclass
 class Attempt:
-    """The ranks that work together, from their start to their end or to the death of one."""
+    """The ranks that run together, from their start until they finish or one dies."""
 
     came: dict[str, RankStarted] = field(default_factory=dict)
     left: dict[str, RankFinished] = field(default_factory=dict)
@@ -60,21 +60,21 @@ class Attempt:
 
     @property
     def errors(self) -> list[BaseException]:
-        """What ranks have ended with."""
+        """Errors of the ranks."""
         return [left.error for left in self.left.values() if left.error is not None]
 
     @property
     def reason(self) -> BaseException | None:
-        """What a rank has ended with by itself; None where all have ended with others, or not at all."""
+        """The first error that is not a consequence of another rank's; None if there is none."""
         return next((error for error in self.errors if not isinstance(error, OtherRankError)), None)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ranks are there."""
+        """Whether all ranks have started."""
         return bool(self.came) and len(self.came) == next(iter(self.came.values())).ranks
 
     def gone(self, ranks: Sequence[int]) -> str:
-        """That these ranks are gone, for what is said to people; not those that have told of their end."""
+        """Return a message that names the ranks that are gone, without those that reported their end."""
         silent = {came.rank: came for sender, came in self.came.items() if sender not in self.left}
         missing = [silent[rank] for rank in sorted(ranks) if rank in silent]
         names = [f"rank {came.rank} (process {came.process} on {came.node})" for came in missing]
@@ -91,12 +91,26 @@ def follow(
     again: str = "at the newest checkpoint",
     end_seconds: float = END_SECONDS,
 ) -> Any:
-    """What rank 0 has made. Raises what a rank has ended with; TrainingError where ranks die too often.
+    """Wait for the ranks and return the result of rank 0.
 
-    Where one is gone all start `again`, as that says. Once one has ended with an error the others have `end_seconds` to
-    end by themselves. Ctrl-C and SIGTERM stop the ranks behind their step; a second one ends them at once.
+    Ctrl-C and SIGTERM stop the ranks after their step; a second one stops them at once.
+
+    Args:
+        ranks: Starts the ranks and delivers their messages.
+        workers: Expected number of ranks.
+        max_failures: How often the ranks may be restarted.
+        timeout_seconds: Time for all ranks to start.
+        quiet: Whether to hide progress.
+        again: Where restarted ranks begin, for the log.
+        end_seconds: Time for the ranks to exit by themselves after one failed.
+
+    Raises:
+        TrainingError: Ranks died too often, or Ray ended the job.
+        JobError: Not all ranks started in time.
+        KeyboardInterrupt: The user stopped the job.
+        Exception: The error of a rank.
     """
-    follower = RankMonitor(
+    monitor = RankMonitor(
         ranks,
         workers,
         max_failures=max_failures,
@@ -107,22 +121,22 @@ def follow(
     )
     stopping = False
     try:
-        with interruption("stopping after this step") as asked, follower.displays:
-            while follower.end is None:
-                follower.look()
+        with interruption("stopping after this step") as asked, monitor.displays:
+            while monitor.end is None:
+                monitor.look()
                 if asked.asked and not stopping:
                     ranks.stop()
                     stopping = True
-                if stopping and (follower.end is not None or not follower.attempt.came):
+                if stopping and (monitor.end is not None or not monitor.attempt.came):
                     raise KeyboardInterrupt
     finally:
         ranks.close()
-    follower.check_end()
-    return follower.result
+    monitor.check_end()
+    return monitor.result
 
 
 class RankMonitor:
-    """The process that people look at."""
+    """Handles the messages of the ranks in the process of the command."""
 
     def __init__(
         self,
@@ -145,12 +159,12 @@ class RankMonitor:
         self.shown: dict[tuple[str, int], tuple[Any, ExitStack]] = {}
         self.last_gone = ""
         self.ended_at: float | None = None
-        """When the first rank has ended by itself."""
+        """Time of the first failure of a rank."""
         self.end: JobFinished | None = None
         self.result: Any = None
 
     def look(self) -> None:
-        """Take in what has happened. Raises what a rank has ended with, once the others have ended as well."""
+        """Handle new messages. Raises the error of a failed rank after the others have ended too."""
         for sender, message in self.ranks.poll(GLANCE_SECONDS):
             if sender not in self.given_up:
                 self.handle_event(sender, message)
@@ -164,7 +178,7 @@ class RankMonitor:
             raise reason
 
     def handle_event(self, sender: str, message: Message | RankDied | JobFinished) -> None:
-        """Show or remember what was told."""
+        """Show or record a message."""
         match message:
             case RankStarted():
                 self.attempt.came[sender] = message
@@ -183,16 +197,16 @@ class RankMonitor:
             case RankFinished():
                 self.attempt.left[sender] = message
                 if not isinstance(message.error, OtherRankError):
-                    self.ranks.end(sender)  # those that wait for it need not wait longer
+                    self.ranks.end(sender)  # ranks that wait for it then fail at once
             case RankDied():
                 self.lose(message)
             case JobFinished():
                 self.end = message
 
     def lose(self, died: RankDied) -> None:
-        """Ranks are gone; what others say of it is not shown."""
+        """Record the death of ranks; later messages of their peers are ignored."""
         if self.attempt.reason is not None:
-            return  # it was ended
+            return  # it was killed because of its error
         self.last_gone = self.attempt.gone(died.ranks)
         self.given_up |= {*died.senders, *self.attempt.came}
         for _, stack in self.shown.values():
@@ -201,11 +215,11 @@ class RankMonitor:
         self.attempt = Attempt()
         self.deaths += 1
         if self.deaths <= self.max_failures:
-            told = (self.last_gone, self.again, self.deaths, self.max_failures)
-            logger.warning("%s; all start again %s (%d of %d times)", *told)
+            details = (self.last_gone, self.again, self.deaths, self.max_failures)
+            logger.warning("%s; all start again %s (%d of %d times)", *details)
 
     def check_end(self) -> None:
-        """Raises TrainingError where it ended before its ranks were done."""
+        """Raise TrainingError if the job ended before its ranks finished."""
         reason = self.end.reason if self.end is not None else None
         if reason is None:
             return
@@ -223,12 +237,12 @@ class RankMonitor:
         self.shown[sender, opened.number] = stack.enter_context(display), stack
 
     def check_timeouts(self) -> None:
-        """Raises JobError where ranks that are to start do not come."""
+        """Raise JobError if ranks do not start in time."""
         attempt = self.attempt
         if not attempt.is_whole and self.end is None and time.monotonic() - attempt.since > self.timeout:
-            told = ", ".join(f"{amount:g} {name}" for name, amount in self.ranks.resources().items())
+            available = ", ".join(f"{amount:g} {name}" for name, amount in self.ranks.resources().items())
             raise JobError(
                 f"{len(attempt.came)} of {self.workers} workers have started within {self.timeout:,.0f} s "
-                f"(backend.timeout_seconds). In all there are {told or 'no machines'}: write a smaller "
+                f"(backend.timeout_seconds). In all there are {available or 'no machines'}: write a smaller "
                 "backend.workers, add machines, or write a longer time"
             )

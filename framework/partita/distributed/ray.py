@@ -1,8 +1,8 @@
-"""Workers of a fleet as Ray's actors, and ranks of a training as Ray Train's. Nothing else here imports Ray.
+"""Ray: inference workers as actors, and training ranks with Ray Train. No other module imports Ray.
 
-Ray starts and ends processes, finds machines for them and carries messages. Of a fleet it restarts nothing: a worker
-that is gone is told of as such, and who dealt its rows knows which of them were answered. Of a training it starts all
-ranks again when one is gone; they go on at the newest checkpoint by themselves.
+Ray starts and stops processes, places them on machines and transports messages. It does not restart inference workers:
+a lost worker is reported, and the pool reassigns the rows it had not answered. If a training rank is lost, Ray restarts
+all ranks, which resume at the newest checkpoint by themselves.
 """
 
 import itertools
@@ -34,60 +34,62 @@ from partita_schema.backend import RayBackend
 from partita_schema.errors import ConfigError, DataError, JobError, PartitaError, Problem, TrainingError
 
 POST = "post"
-"""The thread of a worker that takes what is handed to it while another one answers."""
+"""Name of the worker thread that receives rows while another one answers."""
 POSTED = ("hand", "end")
-"""Methods that run there."""
+"""Methods that run in the receiving thread."""
 STORE_BYTES = 256 * 2**20
-"""Memory that a Ray of our own may keep objects in: nothing large travels."""
+"""Object store size of a Ray that partita starts: nothing large is sent."""
 SEAT = "partita"
-"""A resource of a Ray of our own, of which each rank takes one: nothing else has to be counted there."""
+"""A resource of a Ray that partita starts. Each rank takes one, and no other resource is counted there."""
 AGENTS = 1_000_000
 LEAVE_SECONDS = 5.0
-"""Time that ranks have to end by themselves before Ray ends them, once one of them has failed."""
+"""Seconds that ranks have to exit by themselves after one failed, before Ray stops them."""
 END_SECONDS = 20.0
-"""Time that Ray has to end what belongs to a training."""
+"""Seconds that Ray has to stop everything that belongs to a training."""
 KNOCK_SECONDS = 20
-"""Time that the machine of an address has to answer."""
+"""Timeout for a connection to the address of a cluster, in seconds."""
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # What Ray will do one day, and warns of until then: devices that nobody asked for are left as they are.
+    # Ray's future default, of which it warns: do not hide devices from workers that request no GPU.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Of an error that ends a job, what other workers say of it is not looked at.
+    # Errors of the other workers after a job failed are not read.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-    # Ray prints a long text on standard output, where results go; the fleet says it in its own words.
+    # Ray prints a long text to standard output, where results go; the worker pool logs the failure itself.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
-    # How soon a rank that is gone is noticed.
+    # Interval in which lost ranks are noticed.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # Relative paths begin where the command was started.
+    # Keep relative paths relative to the folder of the command.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
-"""Variables that Ray reads when it is imported, unless somebody has set them."""
+"""Environment variables that Ray reads when imported; values that are already set are kept."""
 
 
 class RayWorkerBackend:
-    """A `partita.inference.fleet.worker_backend.WorkerBackend` of actors. They end with this object, or with the
-    process."""
+    """A `partita.inference.fleet.worker_backend.WorkerBackend` of Ray actors.
+
+    The actors end with this object or with the process.
+    """
 
     def __init__(self, backend: RayBackend, *, device: str) -> None:
-        """Connects to Ray, or starts one. `device` is the one that the file asks for.
+        """Connect to Ray or start it. `device` is the configured device.
 
-        Raises ConfigError where Ray is not installed, and JobError where it does not answer.
+        Raises ConfigError if Ray is not installed, and JobError if it cannot be reached.
         """
         from partita.distributed.worker import Worker
 
         self.ray = connect(backend)
-        # A Ray of our own has nothing else to count processors for.
+        # A Ray that partita started runs nothing else, so CPUs need not be counted.
         self.cpus = 0 if is_own(self.ray) else 1
         self.kind = self.ray.remote(concurrency_groups={POST: 1})(Worker)
         self.workers, self.gpus = places(self.ray, backend, device=device)
         self.numbers = itertools.count()
         self.actors: dict[int, Any] = {}
         self.waiting: list[tuple[Any, int, str]] = []
-        """What will come, of which worker, from which method."""
+        """Pending results, each with its worker and method."""
 
     def start(self) -> int:
-        """A new actor, on a GPU of its own where there are any."""
+        """Start an actor, with a GPU if there are any, and return its number."""
         number = next(self.numbers)
         self.actors[number] = self.kind.options(
             num_cpus=self.cpus, num_gpus=1 if self.gpus else 0, max_restarts=0, scheduling_strategy="SPREAD"
@@ -95,27 +97,27 @@ class RayWorkerBackend:
         self.ask(number, "where")
         return number
 
-    def ask(self, worker: int, method: str, *given: Any, **named: Any) -> None:
+    def ask(self, worker: int, method: str, *arguments: Any, **named: Any) -> None:
         """Call a method of the actor."""
-        self.waiting.append((getattr(self.actors[worker], method).remote(*given, **named), worker, method))
+        self.waiting.append((getattr(self.actors[worker], method).remote(*arguments, **named), worker, method))
 
     def start_job(self, worker: int, errand: WorkerJob) -> None:
-        """Begin the stream of its results."""
+        """Start a job and the stream of its results."""
         stream = self.actors[worker].answer.options(num_returns="streaming").remote(errand)
         self.waiting.append((stream, worker, "answer"))
 
     def submit(self, worker: int, number: int, parcels: Sequence[WorkItem]) -> None:
-        """Rows, to the thread that takes them."""
+        """Send rows to the worker's receiving thread."""
         self.post(worker, "hand", number, list(parcels))
 
     def end(self, worker: int, number: int, *, now: bool) -> None:
-        """The end, behind all rows."""
+        """End a job after all rows that were sent; with `now`, drop rows that have not started."""
         self.post(worker, "end", number, now=now)
 
-    def post(self, worker: int, method: str, *given: Any, **named: Any) -> None:
-        """Call a method while the actor answers."""
+    def post(self, worker: int, method: str, *arguments: Any, **named: Any) -> None:
+        """Call a method in the worker's receiving thread, while the actor answers."""
         call = getattr(self.actors[worker], method).options(concurrency_group=POST)
-        self.waiting.append((call.remote(*given, **named), worker, method))
+        self.waiting.append((call.remote(*arguments, **named), worker, method))
 
     def stop(self, worker: int) -> None:
         """Kill the actor."""
@@ -123,15 +125,15 @@ class RayWorkerBackend:
         self.ray.kill(self.actors.pop(worker))
 
     def events(self, timeout_seconds: float) -> list[Event]:
-        """What has come."""
-        coming = [entry[0] for entry in self.waiting]
-        self.ray.wait(coming, timeout=timeout_seconds)
-        ready, _ = self.ray.wait(coming, num_returns=len(coming), timeout=0)
-        places = {id(entry[0]): entry for entry in self.waiting}
-        return [event for found in ready for event in self.taken(places[id(found)])]
+        """Return new events."""
+        references = [entry[0] for entry in self.waiting]
+        self.ray.wait(references, timeout=timeout_seconds)
+        ready, _ = self.ray.wait(references, num_returns=len(references), timeout=0)
+        entries = {id(entry[0]): entry for entry in self.waiting}
+        return [event for reference in ready for event in self.taken(entries[id(reference)])]
 
     def taken(self, entry: tuple[Any, int, str]) -> Iterator[Event]:
-        """What one of those that were waited for has brought."""
+        """Yield the events of one pending result that is ready."""
         coming, worker, method = entry
         errors = self.ray.exceptions
         event: Event | None
@@ -146,32 +148,44 @@ class RayWorkerBackend:
         except errors.RayTaskError as error:
             cause = error.cause
             event = WorkerFailed(worker, cause if isinstance(cause, PartitaError) else error)
-        except errors.RayError as error:  # the process, its machine, or what it had sent is gone
-            # That its results have ended says it as well, and behind those that have come.
+        except errors.RayError as error:  # the process, its machine or its result is gone
+            # The end of its result stream reports the loss too, after the results that have arrived.
             event = WorkerLost(worker, " ".join(str(error).split())) if method not in POSTED else None
         self.waiting.remove(entry)
         if event is not None:
             yield event
 
     def resources(self) -> Mapping[str, float]:
-        """Processors and GPUs of all machines."""
+        """Return the CPUs and GPUs of all machines."""
         return resources(self.ray)
 
 
 class RayRankLauncher:
-    """`partita.distributed.rank_monitor.RankLauncher` that Ray Train's TorchTrainer starts; they end with the
-    process."""
+    """A `partita.distributed.rank_monitor.RankLauncher` on Ray Train's TorchTrainer.
+
+    The ranks end with the process.
+    """
 
     def __init__(
         self, backend: RayBackend, work: Callable[[], Any], *, device: str, threads: str, quiet: bool, storage: Path
     ) -> None:
-        """Each rank does the `work`. Ray may write into the folder `storage`.
+        """Start the ranks.
 
-        `device`, `threads` and `quiet` are those of the command. Raises ConfigError where Ray is not installed,
-        JobError where it does not answer, and DataError where the work cannot be sent.
+        Args:
+            backend: Backend section of the configuration.
+            work: Runs on each rank; must be picklable.
+            device: The configured device.
+            threads: OMP_NUM_THREADS of the command, "" if unset.
+            quiet: Whether ranks report less log output.
+            storage: Folder that Ray may write to.
+
+        Raises:
+            ConfigError: Ray is not installed.
+            JobError: Ray cannot be reached.
+            DataError: The work cannot be pickled.
         """
         self.ray = connect(backend)
-        warnings.filterwarnings("ignore", module=r"ray\.")  # what Ray says of its own parts is for its makers
+        warnings.filterwarnings("ignore", module=r"ray\.")  # Ray's warnings about itself do not concern users
         train, torch_trainer = train_library()
         self.workers, gpus = places(self.ray, backend, device=device)
         here = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -181,13 +195,13 @@ class RayRankLauncher:
         self.known: dict[str, Any] = {}
         try:
             sent = self.ray.put(work)
-        except Exception as error:  # pickle's own, or whatever an object of the user's raises
+        except Exception as error:  # PicklingError, or any error of a user's object
             message = f"the data set cannot be sent to workers ({error}); write it to a file, and name that"
             raise DataError(message) from error
         board = self.board
 
         def rank() -> None:
-            """The function of every worker."""
+            """Run on every worker."""
             work_as_rank(sent, board, threads=threads, quiet=quiet)
 
         each = {SEAT: 1.0} if is_own(self.ray) else {"CPU": 1.0}
@@ -212,24 +226,24 @@ class RayRankLauncher:
         self.thread.start()
 
     def fit(self) -> None:
-        """Train, and tell that it is over; in a thread of its own."""
+        """Run the TorchTrainer and report its end; runs in a separate thread."""
         over = JobFinished()
         try:
             self.trainer.fit()
-        except Exception as error:  # of Ray's own; what a rank raised was told by the rank
+        except Exception as error:  # Ray's own errors; a rank reports its error itself
             over = JobFinished(" ".join(str(error).split()), type(error).__name__ == "WorkerGroupError")
-        with suppress(Exception):  # where the process ends, Ray may be gone before
+        with suppress(Exception):  # Ray may already be gone when the process ends
             self.ray.get(self.board.tell.remote("", over))
 
     def poll(self, timeout_seconds: float) -> Sequence[Posted]:
-        """What has been told. Raises JobError where Ray does not answer any more."""
+        """Return new messages. Raises TrainingError if Ray is gone."""
         self.thread.join(timeout_seconds)
         try:
-            told, self.known = self.ray.get(self.board.fetch.remote())
+            messages, self.known = self.ray.get(self.board.fetch.remote())
         except self.ray.exceptions.RayError as error:
             message = f"Ray is gone ({error}); what was saved is kept, start the same command again to go on"
             raise TrainingError(message) from error
-        return list(told)
+        return list(messages)
 
     def stop(self) -> None:
         """Ask all ranks to stop."""
@@ -241,7 +255,7 @@ class RayRankLauncher:
             self.ray.kill(self.known[sender])
 
     def close(self) -> None:
-        """Kill what is left of the ranks, and wait for Ray."""
+        """Kill the remaining ranks and wait for Ray."""
         if self.thread.is_alive():
             with suppress(self.ray.exceptions.RayError, TrainingError):
                 self.stop()
@@ -251,12 +265,19 @@ class RayRankLauncher:
             self.thread.join(END_SECONDS)
 
     def resources(self) -> Mapping[str, float]:
-        """Processors and GPUs of all machines."""
+        """Return the CPUs and GPUs of all machines."""
         return resources(self.ray)
 
 
 def work_as_rank(sent: Any, board: Any, *, threads: str, quiet: bool) -> None:
-    """Do what was sent, as one of Ray Train's workers."""
+    """Run the work as one of Ray Train's workers.
+
+    Args:
+        sent: Reference to the pickled work.
+        board: Actor of the event queue.
+        threads: OMP_NUM_THREADS of the command, "" if unset.
+        quiet: Whether to report less log output.
+    """
     import ray
 
     context = ray.get_runtime_context()
@@ -272,7 +293,7 @@ def work_as_rank(sent: Any, board: Any, *, threads: str, quiet: bool) -> None:
 
 
 def judge(train: Any, board: Any) -> Any:
-    """What Ray asks when a worker has ended before its time: it raises where no start helps, and Ray makes none."""
+    """Return a Ray Train callback that raises after a worker failed if a restart would not help."""
 
     class Judge(train.UserCallback):  # type: ignore[misc]  # Ray's classes are known once it is imported
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
@@ -281,14 +302,14 @@ def judge(train: Any, board: Any) -> Any:
             if ray.get(board.lose.remote(list(worker_exceptions))):
                 end = time.monotonic() + LEAVE_SECONDS
                 while ray.get(board.is_at_work.remote()) and time.monotonic() < end:
-                    time.sleep(0.1)  # the others are about to notice, and note how the run has ended
+                    time.sleep(0.1)  # the other ranks need time to notice and report their end
                 raise JobError("the training is over")
 
     return Judge()
 
 
 def train_library() -> tuple[Any, Any]:
-    """ray.train and ray.train.torch. Raises ConfigError where this Ray has none that can be used."""
+    """Return ray.train and ray.train.torch. Raises ConfigError if this version of Ray lacks them."""
     try:
         import ray.train
         import ray.train.torch
@@ -301,26 +322,27 @@ def train_library() -> tuple[Any, Any]:
 
 
 def places(ray: Any, backend: RayBackend, *, device: str) -> tuple[int, int]:
-    """Number of workers, and of the cluster's GPUs that they may use."""
+    """Return the number of workers, and of the cluster's GPUs that they may use."""
     gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     return (gpus or 1) if backend.workers == "auto" else backend.workers, gpus
 
 
 def resources(ray: Any) -> dict[str, float]:
-    """Processors and GPUs of all machines."""
+    """Return the CPUs and GPUs of all machines."""
     total = ray.cluster_resources()
     return {"CPUs": total.get("CPU", 0.0), "GPUs": total.get("GPU", 0.0)}
 
 
 def is_own(ray: Any) -> bool:
-    """Whether this is a Ray that `connect` has started."""
+    """Return whether `connect` started this Ray."""
     return SEAT in ray.cluster_resources()
 
 
 def connect(backend: RayBackend) -> Any:
-    """The module of Ray, connected: to what this process is connected to already, else to the address.
+    """Return the ray module, connected to the existing connection of this process, else to the configured address.
 
-    Without an address, to a Ray of its own, which ends with the process.
+    Without an address, start a local Ray that ends with the process. Raises ConfigError if Ray is not installed, and
+    JobError if it cannot be reached.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -355,7 +377,7 @@ def connect(backend: RayBackend) -> Any:
 
 
 def check_is_there(address: str) -> None:
-    """Raises OSError where nothing listens at HOST:PORT: Ray itself would try for many minutes."""
+    """Raise OSError if nothing listens at HOST:PORT: Ray itself would retry for many minutes."""
     host, _, port = address.rpartition(":")
     if host:
         socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
@@ -363,7 +385,7 @@ def check_is_there(address: str) -> None:
 
 @contextmanager
 def same_signals() -> Iterator[None]:
-    """Around what would answer SIGTERM in its own way: this process answers it as before."""
+    """Restore this process's SIGTERM handler on exit."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

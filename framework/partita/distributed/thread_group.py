@@ -1,4 +1,4 @@
-"""A team whose ranks are threads of one process: what several ranks come to, without starting any."""
+"""A process group whose ranks are threads of one process, to compute what several ranks would without starting any."""
 
 from collections.abc import Callable, Sequence
 from threading import Barrier, Lock
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class ThreadGroup:
-    """One rank of several: a `partita_trainers.process_group.ProcessGroup` of threads."""
+    """One rank of a `partita_trainers.process_group.ProcessGroup` of threads."""
 
     def __init__(self, rank: int, places: list[Any], met: Barrier, lock: Lock, counts: dict[int, int]) -> None:
-        """`of` makes one."""
+        """Use `of` to create all ranks of a group."""
         self.rank = rank
         self.world_size = self.local_world_size = len(places)
         self._places, self._met, self._lock, self._counts = places, met, lock, counts
@@ -22,34 +22,34 @@ class ThreadGroup:
 
     @classmethod
     def of(cls, ranks: int, *, timeout_seconds: float = 60.0) -> list["ThreadGroup"]:
-        """A rank for each of so many threads."""
+        """Create a group of `ranks` threads; return one object per rank."""
         places: list[Any] = [None] * ranks
         met = Barrier(ranks, timeout=timeout_seconds)
         lock, counts = Lock(), dict[int, int]()
         return [cls(rank, places, met, lock, counts) for rank in range(ranks)]
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:
-        """What each rank gave, in the order of ranks. Raises threading.BrokenBarrierError where one does not come."""
+        """Return the objects of all ranks, in rank order. Raises threading.BrokenBarrierError if a rank is missing."""
         self._places[self.rank] = (about, mine)
         self._met.wait()
-        found = list(self._places)
+        gathered = list(self._places)
         self._met.wait()
-        if any(name != about for name, _ in found):
-            raise AssertionError(f"ranks do not stand in the same place: {sorted({name for name, _ in found})}")
-        return [given for _, given in found]
+        if any(name != about for name, _ in gathered):
+            raise AssertionError(f"ranks do not stand in the same place: {sorted({name for name, _ in gathered})}")
+        return [item for _, item in gathered]
 
     def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
-        """What `call` gives on rank 0."""
+        """Run `call` on rank 0 and return its result on every rank."""
         return self.all_gather_object(call() if self.rank == 0 else None, about)[0]  # type: ignore[return-value]  # rank 0's is a T
 
     def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
         """Raise the first error on every rank."""
-        for found in self.all_gather_object(error, about):
-            if found is not None:
-                raise found
+        for failure in self.all_gather_object(error, about):
+            if failure is not None:
+                raise failure
 
     def shared_counter(self, about: str) -> Callable[[int], int]:
-        """A number that the threads share. Ranks ask for their counters in the same order."""
+        """Return a counter shared by the threads. Ranks create their counters in the same order."""
         self._asked += 1
         number = self._asked
 
@@ -62,7 +62,7 @@ class ThreadGroup:
         return add
 
     def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
-        """Put the sum over all ranks in place of each tensor."""
-        given = self.all_gather_object([tensor.clone() for tensor in tensors], "tensors")
-        for tensor, *parts in zip(tensors, *given, strict=True):
+        """Replace each tensor by its sum over all ranks."""
+        gathered = self.all_gather_object([tensor.clone() for tensor in tensors], "tensors")
+        for tensor, *parts in zip(tensors, *gathered, strict=True):
             tensor.copy_(sum(parts))

@@ -1,6 +1,6 @@
-"""A process of a fleet: it holds the model and answers what it is handed, until it is told that this was all.
+"""An inference worker process: it holds the model and answers the rows it receives until the job ends.
 
-Rows come while others are answered: a slot that is free is filled at once, and nobody waits for the end of a batch.
+Rows arrive while others are being answered, so that a free slot is filled at once and no row waits for a whole batch.
 """
 
 import logging
@@ -36,11 +36,11 @@ from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SingleProcess
 
 NO_OPTIONS = GenerationOptions({})
-"""Where nothing is generated."""
+"""Options for work that generates nothing."""
 
 
 class SharedMachine(SingleProcess):
-    """A team of one, among other processes of its machine with which it shares memory and cores."""
+    """A process group of one that shares memory and cores with other processes on its machine."""
 
     def __init__(self, local_ranks: int) -> None:
         self.local_world_size = local_ranks
@@ -48,7 +48,7 @@ class SharedMachine(SingleProcess):
 
 @dataclass(frozen=True)
 class GenerationModel:
-    """What answers, and how: all that batch sizes hang on."""
+    """A model and its generation settings: everything that batch sizes depend on."""
 
     config: Config
     folder: Path
@@ -58,10 +58,10 @@ class GenerationModel:
 
 
 class Worker:
-    """One process of a fleet. While it answers, `hand` and `end` are called in another thread."""
+    """One inference process. `hand` and `end` are called in another thread while it answers."""
 
     def __init__(self) -> None:
-        """Loads nothing yet."""
+        """Create the worker; loads nothing yet."""
         self.mail = Mail(0)
         self.changing = threading.Lock()
         self.remarks: deque[LogMessage] = deque()
@@ -69,13 +69,13 @@ class Worker:
         self.kept: BatchSizeTuner | None = None
 
     def where(self) -> WorkerLocation:
-        """This process, and its machine."""
+        """Return the host name and process id."""
         return WorkerLocation(os.uname().nodename, os.getpid())
 
     def load(self, order: LoadRequest, *, local_rank: int, local_ranks: int) -> ModelFacts:
-        """Load the model, as one of so many workers on this machine. Raises what that raises."""
-        place = World(local_rank, local_ranks, local_rank, local_ranks)
-        threads = own_threads(place, cores=available_cores(), environment={"OMP_NUM_THREADS": order.threads})
+        """Load the model as worker `local_rank` of `local_ranks` on this machine. Raises any error of loading."""
+        world = World(local_rank, local_ranks, local_rank, local_ranks)
+        threads = own_threads(world, cores=available_cores(), environment={"OMP_NUM_THREADS": order.threads})
         torch.set_num_threads(threads)
         self.order, self.neighbours = order, SharedMachine(local_ranks)
         tokenizer = order.tokenizer
@@ -85,7 +85,7 @@ class Worker:
         return ModelFacts(self.lm.fingerprint, self.lm.context_length, self.lm.checkpoint_generation)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
+        """Return why rows of up to `tokens` tokens cannot be answered in slots; None if they can."""
         return self.lm.why_no_slots(options, tokens=tokens)
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
@@ -101,23 +101,31 @@ class Worker:
         rows: int | None,
         max_new_tokens: int,
     ) -> Offer:
-        """How many rows are best answered here at a time: as `BatchSizeTuner.generation` finds it."""
+        """Return the best batch size for generation on this worker, as found by `BatchSizeTuner.generation`.
+
+        Args:
+            options: Generation options.
+            lengths: Prompt tokens of each row, 0 for rows that are not requested.
+            shared_tokens: Tokens of the prefix that all prompts share.
+            rows: Batch size that overrides the configured one, or None.
+            max_new_tokens: Maximum new tokens of a row.
+        """
         sizing = self.sizing(options, max_new_tokens)
         size = sizing.generation(lengths, shared_tokens=shared_tokens, rows=rows)
         return Offer(size, sizing.capacity("generation", size).room_tokens)
 
     def evaluation_size(self, lengths: np.ndarray, most_learned: int, *, rows: int | None) -> BatchSize:
-        """What `BatchSizeTuner.evaluation` finds here."""
+        """Return the batch size for evaluation on this worker, as found by `BatchSizeTuner.evaluation`."""
         return self.sizing(NO_OPTIONS, 1).evaluation(lengths, most_learned, rows=rows)
 
     def loss(self, batch: Batch, *, size: BatchSize) -> float:
-        """Sum of the cross-entropy over the batch's loss tokens. Raises ModelError where a row does not fit alone."""
+        """Return the sum of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
         with self.sizing(NO_OPTIONS, 1).work("evaluation", size) as capacity, torch.no_grad():
             self.lm.module.eval()
             return batch_loss(self.lm, batch, limit=capacity.limit)
 
     def answer(self, errand: WorkerJob) -> Iterator[BatchResult | LogMessage]:
-        """Results of what is handed to this worker, as they come, until the end is told; with what there is to say."""
+        """Yield results of the received rows and log messages until the job is ended."""
         sizing = self.sizing(errand.options, errand.max_new_tokens)
         size = errand.size or BatchSize(rows=errand.batch_size, origin="file", device=str(self.lm.device))
         limit = sizing.limit("generation", size) if size.rows == errand.batch_size else BatchLimit(errand.batch_size)
@@ -130,24 +138,24 @@ class Worker:
         yield from self.said()
 
     def hand(self, number: int, parcels: Sequence[WorkItem]) -> None:
-        """More to answer, of the errand with this number."""
+        """Receive more rows for job `number`."""
         self.mail_of(number).put(parcels)
 
     def end(self, number: int, *, now: bool) -> None:
-        """No more will come; with `now`, what was not begun is left."""
+        """Receive no more rows for job `number`; with `now`, drop rows that have not started."""
         self.mail_of(number).end(now=now)
 
-    # What it does
+    # Running a job
 
     def mail_of(self, number: int) -> "Mail":
-        """What comes for an errand; its first message may be here before it is begun."""
+        """Return the mailbox of a job; its first message may arrive before the job starts."""
         with self.changing:
             if number > self.mail.number:
                 self.mail = Mail(number)
-            return self.mail if number == self.mail.number else Mail(number)  # nobody waits for an errand that is over
+            return self.mail if number == self.mail.number else Mail(number)  # rows of a finished job are dropped
 
     def in_slots(self, errand: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
-        """Rows in slots, which stay open as long as there are any."""
+        """Answer rows in slots, which stay open while there are rows."""
         rows = HandedRows(mail, errand.rows)
         work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=errand.prefix)
         while mail.wait():
@@ -168,7 +176,7 @@ class Worker:
                 yield batch
 
     def in_batches(self, errand: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
-        """Sorted batches, one after the other."""
+        """Answer sorted batches one after the other."""
         while mail.wait():
             parcel = mail.next()
             prompts = dict(zip(parcel.rows, parcel.prompts, strict=True))
@@ -187,55 +195,55 @@ class Worker:
             ).generate()
 
     def sizing(self, options: GenerationOptions, max_new_tokens: int) -> BatchSizeTuner:
-        """What finds sizes and guards memory for such answers; the same as long as they stay the same."""
-        wanted = GenerationModel(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
-        if self.kept is None or self.kept.pipeline != wanted:
-            self.kept = BatchSizeTuner(wanted, cache=Cache.of_user(), process_group=self.neighbours)
+        """Return the tuner that finds batch sizes and guards memory; reused while model and options do not change."""
+        pipeline = GenerationModel(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
+        if self.kept is None or self.kept.pipeline != pipeline:
+            self.kept = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.neighbours)
         return self.kept
 
     def said(self) -> Iterator[LogMessage]:
-        """What was logged since the last time."""
+        """Yield the log messages since the last call."""
         while self.remarks:
             yield self.remarks.popleft()
 
 
 class Mail:
-    """What has come for an errand and is not begun. One thread puts, another one takes."""
+    """Received rows of a job that have not started. One thread puts, another one takes."""
 
     def __init__(self, number: int) -> None:
-        """`number` is the errand's."""
+        """`number` identifies the job."""
         self.number = number
         self.parcels: deque[WorkItem] = deque()
         self.changed = threading.Condition()
         self.is_ended = False
         self.is_left_alone = False
-        """Whether what was not begun is to be left."""
+        """Whether to drop rows that have not started."""
 
     def put(self, parcels: Sequence[WorkItem]) -> None:
-        """Add what has come."""
+        """Add received rows."""
         with self.changed:
             self.parcels += parcels
             self.changed.notify()
 
     def end(self, *, now: bool) -> None:
-        """Nothing more comes; with `now`, nothing more is taken."""
+        """Receive no more rows; with `now`, take no more either."""
         with self.changed:
             self.is_ended, self.is_left_alone = True, self.is_left_alone or now
             self.changed.notify()
 
     def wait(self) -> bool:
-        """Wait for something to take; False where nothing comes any more."""
+        """Wait for rows to take; return False if there will be none."""
         with self.changed:
             self.changed.wait_for(lambda: self.parcels or self.is_ended)
             return bool(self.parcels) and not self.is_left_alone
 
     def next(self) -> WorkItem:
-        """The first parcel; only after `wait`."""
+        """Return the first work item; call `wait` first."""
         with self.changed:
             return self.parcels.popleft()
 
     def take(self) -> list[WorkItem]:
-        """All that is there, which may be nothing."""
+        """Return all work items, possibly none."""
         with self.changed:
             taken = list(self.parcels)
             self.parcels.clear()
@@ -243,20 +251,20 @@ class Mail:
 
 
 class HandedRows:
-    """Rows as they come, for the slots; what they need to know of a row is known from then on."""
+    """Received rows as a source for the slots; lengths of a row are known after it was taken."""
 
     left = True
 
     def __init__(self, mail: Mail, rows: int) -> None:
-        """`rows` is their number in the data."""
+        """`rows` is the number of rows in the data."""
         self.mail = mail
-        # Not in memory before they are written to: a worker sees a part of the rows.
+        # Pages are allocated when written to: a worker sees only a part of the rows.
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.new_tokens = np.zeros(rows, dtype=np.int32)
         self.known: dict[int, tuple[list[int], bytes]] = {}
 
     def take(self, wanted: int) -> list[int]:
-        """All rows that have come, also more than wanted: none of them is another worker's."""
+        """Return all received rows, even more than requested: they belong to this worker only."""
         taken = []
         for parcel in self.mail.take():
             for row, ids, new_tokens, key in zip(
@@ -268,38 +276,38 @@ class HandedRows:
         return taken
 
     def fetch(self, rows: Sequence[int]) -> list[list[int]]:
-        """The tokens of prompts."""
+        """Return the prompt tokens of rows."""
         return [self.known[row][0] for row in rows]
 
     def key(self, row: int) -> bytes:
-        """What a row's random numbers follow from."""
+        """Return the key that seeds a row's random numbers."""
         return self.known[row][1]
 
     def forget(self, rows: Iterable[int]) -> None:
-        """These rows are answered."""
+        """Remove answered rows."""
         for row in rows:
             del self.known[row]
 
 
 class Listener(logging.Handler):
-    """Keeps what is logged as a warning, for the process that people look at."""
+    """Collects warnings for the process of the command."""
 
     def __init__(self, remarks: deque[LogMessage]) -> None:
         super().__init__(logging.WARNING)
         self.remarks = remarks
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
+        """Collect a record."""
         self.remarks.append(LogMessage(record.levelno, record.getMessage()))
 
 
 def listen(remarks: deque[LogMessage]) -> None:
-    """Keep the warnings of partita's packages, and the libraries' chatter off the screen."""
+    """Collect the warnings of partita's packages, and keep other log output off the screen."""
     show_log(quiet=True)
     for name in ("partita", "partita_trainers", "partita_schema"):
         logging.getLogger(name).handlers = [Listener(remarks)]
 
 
 def chosen(prompts: Mapping[int, list[int]], rows: Sequence[int]) -> list[list[int]]:
-    """The prompts of rows, in order."""
+    """Return the prompts of rows, in order."""
     return [prompts[row] for row in rows]
