@@ -253,6 +253,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON."""
     path.write_text(json.dumps(value), encoding="utf8")
 
 
@@ -275,6 +276,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """Flush the entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

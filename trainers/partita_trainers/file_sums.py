@@ -125,6 +125,7 @@ def file_sum(path: Path) -> str:
 
 
 def stamp(path: Path) -> Stamp:
+    """Return the size, modification time and inode of a file."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
 
@@ -140,5 +141,6 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def listed(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Return the files among `paths` in sorted order, without the checksums themselves."""
     own = (folder / FILE, folder / f".{FILE}.writing")
     return sorted(path for path in paths if path.is_file() and path not in own)

@@ -132,6 +132,7 @@ class FinetuneRun:
             self.engine.accelerator.scaler.load_state_dict(state["scaler"])
 
     def restore_checkpoint(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Restore the model, optimizers and random states; return the data position and counters."""
         return read_checkpoint(
             self.run.checkpoints, step, load_model=self.lm.load_checkpoint, optimizers=self.engine.raw_optimizers
         )
@@ -150,12 +151,23 @@ class FinetuneRun:
         return 1e-3 if isinstance(self.context.config.base_model, ScratchModel) else 2e-5
 
     def try_step(self, global_batch: GlobalBatch, learning_rate: float) -> float:
+        """Take a step of the range test and return its loss."""
         return self.take_step(global_batch, number=1, learning_rate=learning_rate).loss
 
     def take_step(
         self, global_batch: GlobalBatch, *, number: int, learning_rate: float, stop: Callable[[], bool] = never
     ) -> StepResult:
-        """Take a step and record out-of-memory events in the manifest."""
+        """Take a step and record out-of-memory events in the manifest.
+
+        Args:
+            global_batch: The micro-batches of this rank.
+            number: Number of the step, from 1.
+            learning_rate: Learning rate of this step.
+            stop: Returns whether the user asked to stop.
+
+        Raises:
+            DivergenceError: A loss is not finite; the message says why and what to change.
+        """
         known = len(self.splitter.events)
         with self.losses.explaining(self.engine, learning_rate=self.learning_rate, checkpoints=self.run.checkpoints):
             outcome = take_step(

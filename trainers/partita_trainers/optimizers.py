@@ -55,6 +55,7 @@ def build_optimizers(
 
 
 def is_embedding(name: str) -> bool:
+    """Return whether a parameter name is that of an embedding or output layer."""
     return any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
 
 
@@ -72,6 +73,14 @@ def groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
 def build_one(
     config: OptimizerConfig, param_groups: list[dict[str, Any]], *, learning_rate: float, device: torch.device
 ) -> torch.optim.Optimizer:
+    """Build one optimizer of any type except muon.
+
+    Args:
+        config: Optimizer section of the configuration.
+        param_groups: Parameter groups with their weight decay.
+        learning_rate: Initial learning rate.
+        device: Device of the parameters.
+    """
     options: dict[str, Any] = {"lr": learning_rate}
     if config.betas is not None:
         options["betas"] = config.betas
@@ -105,6 +114,14 @@ def build_one(
 def build_bitsandbytes(
     name: str, param_groups: list[dict[str, Any]], options: dict[str, Any], *, device: torch.device
 ) -> torch.optim.Optimizer:
+    """Build an optimizer of bitsandbytes. Paged ones become plain ones on a CPU.
+
+    Args:
+        name: Type of the optimizer, such as adamw_8bit.
+        param_groups: Parameter groups with their weight decay.
+        options: Other arguments of the optimizer.
+        device: Device of the parameters.
+    """
     import bitsandbytes as bnb
 
     if device.type == "cpu" and name.startswith("paged_"):

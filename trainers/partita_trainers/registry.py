@@ -56,6 +56,7 @@ def importable(folder: Path | None) -> Iterator[None]:
 
 
 def make(target: str, section: object) -> Trainer:
+    """Construct the class at `module:Class` with the trainer section."""
     trainer: Trainer = load_class(target)(section)
     return trainer
 

@@ -26,9 +26,11 @@ class Schedule:
     """Steps between checkpoints; None for one at the end only."""
 
     def evaluation_is_due(self, step: int) -> bool:
+        """Return whether to evaluate after `step`."""
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.total)
 
     def checkpoint_is_due(self, step: int) -> bool:
+        """Return whether to save a checkpoint after `step`."""
         return step == self.total or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
 
 

@@ -117,6 +117,7 @@ def ancestors(top: Path, path: str) -> list[Path]:
 
 
 def read_group(folder: Path, names: tuple[str, str, str]) -> tuple[int, int] | None:
+    """Return (limit, used) of one cgroup, without page cache that can be dropped; None without a limit."""
     limit_name, used_name, cache_name = names
     try:
         limit = (folder / limit_name).read_text(encoding="ascii").strip()

@@ -310,6 +310,7 @@ class BatchSizeSearch:
             self.confirmed.add(rows)
 
     def volume(self, rows: int) -> Volume:
+        """Return batches and tokens of the data at this size, computed once."""
         if rows not in self.volumes:
             self.volumes[rows] = self.trial.volume(rows)
         return self.volumes[rows]
