@@ -149,6 +149,7 @@ class RankMonitor:
         again: str,
         end_seconds: float,
     ) -> None:
+        """See `follow` for the arguments."""
         self.ranks, self.workers, self.max_failures = ranks, workers, max_failures
         self.timeout, self.quiet, self.again = timeout_seconds, quiet, again
         self.end_seconds = end_seconds
