@@ -1,4 +1,4 @@
-"""AdaLoRA's moving rank budget: its schedule, its penalty, and its state in a checkpoint (Zhang et al. 2023)."""
+"""AdaLoRA's rank budget: schedule, orthogonality penalty and checkpoint state (Zhang et al. 2023)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 MEANS = ("ipt", "exp_avg_ipt", "exp_avg_unc")
-"""The allocator's running means, each a table from parameter name to tensor."""
+"""The allocator's running means, each a mapping from parameter name to tensor."""
 
 
 class AdaloraBudget:
-    """Moves the budget of a model with an AdaLoRA adapter after each step."""
+    """Updates the rank budget of a model with an AdaLoRA adapter after each step."""
 
     def __init__(self, adapted: "PeftModel", adapter: AdaloraAdapter) -> None:
         self.adapted = adapted
@@ -24,9 +24,9 @@ class AdaloraBudget:
         self.planned = False
 
     def plan(self, total_steps: int) -> None:
-        """Lay the three phases over the steps. Where they leave no step for pruning, the last phase gives way.
+        """Set the three phases for the number of steps; the last one is shortened to leave a step for pruning.
 
-        peft decides at step `total_step - tfinal` by the importance measured before it: that is never the first step.
+        peft prunes at step `total_step - tfinal` by the importance measured before it, so never at the first step.
         """
         first = as_steps(self.adapter.tinit, total_steps=total_steps)
         last = as_steps(self.adapter.tfinal, total_steps=total_steps)
@@ -36,13 +36,13 @@ class AdaloraBudget:
         self.planned = True
 
     def after_step(self, step: int) -> None:
-        """Take rank from matrices that matter little. Gradients of the step must still stand."""
+        """Prune ranks of low importance. Call it before gradients are cleared."""
         if not self.planned:
             raise AssertionError("prepare_training(total_steps) comes before the first step")
         self.adapted.base_model.update_and_allocate(step)
 
     def penalty(self) -> torch.Tensor:
-        """How far the factors are from orthogonal: mean Frobenius norm of P P' - I (equation 4), weighted."""
+        """Return the weighted orthogonality penalty: mean Frobenius norm of P P' - I (equation 4)."""
         terms = []
         for name, factor in self.adapted.named_parameters():
             if "lora_A" in name or "lora_B" in name:
@@ -51,7 +51,7 @@ class AdaloraBudget:
         return float(self.adapter.orth_reg_weight) * torch.stack(terms).mean()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The running means, by `rank_budget.<mean>.<parameter>`."""
+        """Return the running means, named `rank_budget.<mean>.<parameter>`."""
         allocator = self.adapted.base_model.rankallocator
         return {
             f"rank_budget.{mean}.{name}": tensor.detach().clone()
@@ -60,12 +60,12 @@ class AdaloraBudget:
         }
 
     def ranks(self) -> dict[str, list[bool]] | None:
-        """Which ranks are kept, by parameter; None before the first allocation."""
+        """Return which ranks are active by parameter; None before the first allocation."""
         pattern: dict[str, list[bool]] | None = self.settings.rank_pattern
         return pattern or None
 
     def restore(self, tensors: Mapping[str, torch.Tensor], *, ranks: dict[str, list[bool]] | None) -> None:
-        """Take up running means and kept ranks from a checkpoint."""
+        """Restore running means and active ranks from a checkpoint."""
         allocator = self.adapted.base_model.rankallocator
         device = next(self.adapted.parameters()).device
         for mean in MEANS:
@@ -76,5 +76,5 @@ class AdaloraBudget:
 
 
 def as_steps(value: float, *, total_steps: int) -> int:
-    """A share of the steps when below 1, else a number of them."""
+    """Convert a fraction of the steps (below 1) or a number of steps to a number."""
     return round(value * total_steps) if value < 1 else int(value)

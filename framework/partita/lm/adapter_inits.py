@@ -1,8 +1,7 @@
-"""How LoRA starts: the inits that look at training batches, and LoftQ.
+"""LoRA initializations that depend on training batches, and LoftQ.
 
-PiSSA, OLoRA and CorDA take something out of the base weights and put it into the adapter; LoftQ rounds the base
-weights. `initial_adapter` remembers where such an adapter started, so that it can be written as a plain LoRA on the
-base model as it was.
+PiSSA, OLoRA and CorDA move a part of the base weights into the adapter; LoftQ rounds the base weights.
+`initial_adapter` copies the initial adapter, so that it can be saved as a plain LoRA for the original base model.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOVES_WEIGHTS = ("pissa", "pissa_niter_4", "pissa_niter_16", "olora", "corda")
-"""Inits after which base and adapter together are the old weights."""
+"""Inits after which base and adapter together equal the original weights."""
 CORDA_ROWS = 256
-"""Rows whose activations CorDA looks at; the paper's section 4 uses as many."""
+"""Number of rows for CorDA's activations, as in section 4 of the paper."""
 EVA_PASSES = 50
-"""Passes over EVA's batches until it counts as not converging."""
+"""Number of passes over EVA's batches after which it counts as not converging."""
 BLOCK = 64
-"""Weights that share a scale in LoftQ's rounding."""
+"""Number of weights that share a scale in LoftQ."""
 
 Batches = Callable[[], Iterable[Batch]]
 
 
 def prepare_init(model: "PreTrainedModel", settings: Any, adapter: schema.Adapter, *, batches: Batches | None) -> None:
-    """What an init needs of the base model before the adapter is on it."""
+    """Check and prepare the base model for an init, before the adapter is added. Raise ModelError."""
     if not isinstance(adapter, schema.LoraAdapter):
         return
     eight_bits = any(type(layer).__name__ == "Linear8bitLt" for layer in model.modules())
@@ -62,7 +61,15 @@ def initialize(
     original_weights: Callable[[], dict[str, torch.Tensor]],
     tokenizer: Any,
 ) -> None:
-    """What an init does once the adapter is on the model."""
+    """Run an init that needs the adapter on the model.
+
+    Args:
+        adapted: The model with its adapter.
+        adapter: The adapter section.
+        batches: Returns training batches.
+        original_weights: Returns the weights before quantization.
+        tokenizer: Tokenizer, for the init text of prompt tuning.
+    """
     if isinstance(adapter, schema.PromptTuningAdapter):
         start_from_words(adapted, adapter, tokenizer=tokenizer)
     if not isinstance(adapter, schema.LoraAdapter):
@@ -75,7 +82,7 @@ def initialize(
 
 @torch.no_grad()
 def start_from_words(adapted: "PeftModel", adapter: schema.PromptTuningAdapter, *, tokenizer: Any) -> None:
-    """Prompt tuning starts from the embeddings of a text, or of random tokens (Lester et al. 2021, section 3.2)."""
+    """Initialize prompt tuning with embeddings of a text or of random tokens (Lester et al. 2021, section 3.2)."""
     embedding = adapted.get_base_model().get_input_embeddings()
     count = adapter.num_virtual_tokens
     if adapter.init_text is None:
@@ -94,7 +101,7 @@ def needed(batches: Batches | None, *, init: str) -> Batches:
 
 
 def initial_adapter(adapted: "PeftModel", adapter: schema.Adapter) -> dict[str, torch.Tensor]:
-    """Copies of the low-rank matrices as they start, by parameter name, where the init moved base weights into them."""
+    """Return copies of the initial low-rank matrices, by name, if the init moved base weights into them."""
     if not isinstance(adapter, schema.LoraAdapter) or adapter.init not in MOVES_WEIGHTS:
         return {}
     return {
@@ -124,12 +131,12 @@ def measure_covariance(model: "PreTrainedModel", settings: Any, *, batches: Batc
 
 
 def real_rows(batch: Batch) -> Iterable[torch.Tensor]:
-    """The token ids of each row without padding."""
+    """Return the token ids of each row without padding."""
     return (ids_T[:length] for ids_T, length in zip(batch.input_ids_BT, batch.lengths_B.tolist(), strict=True))
 
 
 def linear_targets(model: "PreTrainedModel") -> set[str]:
-    """Full names of the linear layers inside the model, the output layer left out."""
+    """Return the full names of the linear layers except the output layer."""
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
@@ -141,9 +148,9 @@ def linear_targets(model: "PreTrainedModel") -> set[str]:
 
 
 def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, batches: Batches) -> None:
-    """EVA: the right singular vectors of the activations become lora_A (Paischer et al. 2024, section 3).
+    """Initialize lora_A by EVA: the right singular vectors of the activations (Paischer et al. 2024, section 3).
 
-    All real tokens count, not only answers: answers of a few tokens never give peft enough to begin with.
+    All tokens except padding count, not only answers: short answers have too few tokens for peft.
     """
     from peft import initialize_lora_eva_weights
 
@@ -179,7 +186,7 @@ def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, bat
 
 
 def real_inputs(layer_input: Any, places_K2: torch.Tensor, layer_name: str) -> torch.Tensor:
-    """Inputs of a layer at real tokens, also where an architecture has flattened rows and columns."""
+    """Return the inputs of a layer at real tokens, even if an architecture has flattened rows and columns."""
     hidden: torch.Tensor = layer_input if isinstance(layer_input, torch.Tensor) else layer_input[0]
     if hidden.ndim == 3:
         return hidden[places_K2[:, 0], places_K2[:, 1]]
@@ -195,9 +202,9 @@ def real_inputs(layer_input: Any, places_K2: torch.Tensor, layer_name: str) -> t
 def make_up_for_rounding(
     adapted: "PeftModel", adapter: schema.LoraAdapter, *, original_weights: Callable[[], dict[str, torch.Tensor]]
 ) -> None:
-    """LoftQ (Li et al. 2023, algorithm 1): rounded weights plus adapter come as near to the old weights as they can.
+    """Initialize by LoftQ: rounded weights plus adapter approximate the weights (Li et al. 2023, algorithm 1).
 
-    On a quantised base the weights stay as they are, and one step of the algorithm fits the adapter to them.
+    On a quantized base the weights stay unchanged, and one step of the algorithm fits the adapter to them.
     """
     layers = [(name, layer) for name, layer in adapted.named_modules() if getattr(layer, "lora_A", None)]
     quantized = [name for name, layer in layers if is_quantized(layer.get_base_layer())]
@@ -225,7 +232,7 @@ def make_up_for_rounding(
 def loftq(
     weight: torch.Tensor, *, bits: int, rank: int, iterations: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounded weight Q and factors A [r, in], B [out, r] so that Q + B A is near the weight."""
+    """Return rounded weights Q and factors A [r, in], B [out, r], so that Q + B A approximates the weights."""
     low_rank = torch.zeros_like(weight)
     for _ in range(iterations):
         rounded = normal_float(weight - low_rank, bits=bits)
@@ -235,14 +242,14 @@ def loftq(
 
 
 def best_low_rank(weight: torch.Tensor, *, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors A [r, in] and B [out, r] of the nearest matrix of that rank, the singular values shared evenly."""
+    """Return factors A [r, in], B [out, r] of the best approximation of that rank, singular values shared evenly."""
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
     roots = values[:rank].sqrt()
     return roots[:, None] * right[:rank], left[:, :rank] * roots
 
 
 def normal_float(weight: torch.Tensor, *, bits: int) -> torch.Tensor:
-    """The weight rounded to the NormalFloat levels of so many bits, in blocks with one scale (QLoRA, section 3)."""
+    """Round weights to the NormalFloat levels of `bits` bits, in blocks with one scale (QLoRA, section 3)."""
     levels = normal_float_levels(bits).to(weight)
     flat = weight.flatten()
     padded = torch.cat([flat, flat.new_zeros(-len(flat) % BLOCK)]).view(-1, BLOCK)
@@ -253,7 +260,7 @@ def normal_float(weight: torch.Tensor, *, bits: int) -> torch.Tensor:
 
 
 def normal_float_levels(bits: int) -> torch.Tensor:
-    """2^bits levels in [-1, 1], 0 among them, equally likely under a normal distribution (QLoRA, section 3)."""
+    """Return 2^bits levels in [-1, 1] including 0, equally likely under a normal distribution (QLoRA, section 3)."""
     edge = 0.9677083
     half = 2 ** (bits - 1)
     quantile: Callable[[torch.Tensor], torch.Tensor] = torch.distributions.Normal(0.0, 1.0).icdf

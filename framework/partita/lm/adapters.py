@@ -1,6 +1,6 @@
-"""Adapters: the file's section as a peft config, and its application to a base model.
+"""Conversion of the adapter section to a peft config, and its application to a base model.
 
-What peft says about a misfit is turned into a ModelError that names what the model has.
+Errors of peft are converted to a ModelError that names the modules of the model.
 """
 
 import difflib
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
 INHERITED = ("peft_type", "task_type", "auto_mapping", "inference_mode", "base_model_name_or_path", "peft_version")
-"""Keys of every peft config that are not for a file to set."""
+"""Keys of every peft config that a config cannot set."""
 TARGETED = ("target_modules", "modules_to_save")
 LAYERED = (*TARGETED, "exclude_modules", "layers_to_transform")
 LORA = {"alpha": "lora_alpha", "dropout": "lora_dropout", "bias": "bias"}
 
 
 def same(*keys: str) -> dict[str, str]:
-    """Keys that go by the same name in peft."""
+    """Map keys to themselves, for keys with the same name in peft."""
     return {key: key for key in keys}
 
 
@@ -67,7 +67,7 @@ NAMES: dict[str, tuple[str, dict[str, str]]] = {
         | same("encoder_dropout"),
     ),
 }
-"""By type: the name in peft, and our keys with theirs."""
+"""By type: the name in peft, and our keys mapped to those of peft."""
 
 
 def add_adapter(
@@ -78,11 +78,19 @@ def add_adapter(
     original_weights: Callable[[], dict[str, Any]],
     tokenizer: Any,
 ) -> "PeftModel":
-    """The model with a new adapter, which alone requires gradients.
+    """Add a new adapter to a model; only the adapter requires gradients.
 
-    `batches` gives training batches to the inits that look at data, `original_weights` the weights before quantisation
-    to the one that makes up for it. Random numbers come from torch's
-    global state. Raises ModelError.
+    Random numbers are drawn from torch's global state.
+
+    Args:
+        model: The base model.
+        adapter: The adapter section.
+        batches: Returns training batches, for inits that depend on data.
+        original_weights: Returns the weights before quantization, for LoftQ.
+        tokenizer: Tokenizer, for the init text of prompt tuning.
+
+    Raises:
+        ModelError: The adapter does not fit the model.
     """
     from peft import get_peft_model
 
@@ -104,14 +112,14 @@ def add_adapter(
 
 @torch.no_grad()
 def try_out(adapted: "PeftModel") -> None:
-    """One forward pass over two tokens: some adapters fail only then, for example on 4-bit weights."""
+    """Run a forward pass over two tokens: some adapters fail only then, for example on 4-bit weights."""
     device = next(adapted.parameters()).device
     adapted.eval()
     adapted(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
 
 
 def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":
-    """The model with the adapter of a folder or Hub id; `pickles` allows weights that are pickled."""
+    """Load the adapter of a folder or Hub id; `pickles` allows pickled weights."""
     from peft import PeftConfig, PeftModel
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
@@ -120,19 +128,19 @@ def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pick
     check_pickles(source, allowed=pickles, key="adapter", safe="adapter_model.safetensors")
     with loading(source, part="adapter", key="adapter"), logged_warnings():
         if getattr(PeftConfig.from_pretrained(source), "megatron_config", None):
-            # peft would import whatever module stands beside it under megatron_core.
+            # peft would import any module of the given name.
             raise ModelError(
                 f"adapter: {source}: its adapter_config.json has a megatron_config, which is not supported"
             )
         adapted = PeftModel.from_pretrained(model, source, is_trainable=trainable)
-        if hold_in_float32(adapted, own=own):  # their values were rounded on the way in
+        if hold_in_float32(adapted, own=own):  # their values were rounded when loaded
             set_peft_model_state_dict(adapted, load_peft_weights(source, device="cpu"))
         bridge_types(adapted, dtype=model.dtype)
         return adapted
 
 
 def hold_in_float32(adapted: "PeftModel", *, own: set[int]) -> bool:
-    """Turn 16-bit parameters that are not among those with ids `own` into float32; whether there were any."""
+    """Convert 16-bit parameters whose ids are not in `own` to float32; return whether there were any."""
     added = [parameter for parameter in adapted.parameters() if id(parameter) not in own]
     half = [parameter for parameter in added if parameter.dtype in (torch.bfloat16, torch.float16)]
     for parameter in half:
@@ -141,7 +149,7 @@ def hold_in_float32(adapted: "PeftModel", *, own: set[int]) -> bool:
 
 
 def check_type(adapted: "PeftModel", adapter: schema.Adapter, *, source: str) -> None:
-    """Raises ModelError where a loaded adapter is of another type than the file says."""
+    """Raise ModelError if a loaded adapter has another type than the config."""
     found = str(adapted.active_peft_config.peft_type.value)
     wanted = adapter.peft_type.upper() if isinstance(adapter, schema.PeftAdapter) else NAMES[adapter.type][0]
     if found != wanted:
@@ -153,7 +161,11 @@ def check_type(adapted: "PeftModel", adapter: schema.Adapter, *, source: str) ->
 
 
 def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftConfig":
-    """The section as a config of peft. Raises ModelError where peft refuses a value."""
+    """Convert the section to a peft config.
+
+    Raises:
+        ModelError: peft rejects a value.
+    """
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     if isinstance(adapter, schema.PeftAdapter):
@@ -162,7 +174,7 @@ def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftCo
     values = {theirs: getattr(adapter, ours) for ours, theirs in keys.items()}
     values |= {key: listed(getattr(adapter, key)) for key in LAYERED if hasattr(adapter, key)}
     if values.get("layers_to_transform") is not None and values["target_modules"] == "all-linear":
-        values["target_modules"] = linear_suffixes(model)  # peft takes numbers of layers with names only
+        values["target_modules"] = linear_suffixes(model)  # peft requires names to select layers by number
     values |= special_values(adapter, model=model)
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING[name]
     with explained(model, adapter):
@@ -170,19 +182,19 @@ def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftCo
 
 
 def special_values(adapter: schema.Adapter, *, model: "PreTrainedModel") -> dict[str, Any]:
-    """What is not carried over key by key."""
+    """Return config values that are not copied key by key."""
     match adapter:
         case schema.LoraAdapter():
             patterns = {"rank_pattern": dict(adapter.rank_pattern), "alpha_pattern": dict(adapter.alpha_pattern)}
             return {"lora_alpha": alpha(adapter), **patterns, **init_values(adapter)}
         case schema.AdaloraAdapter():
-            # The true number of steps is known when training starts; see rank_budget.py.
+            # The number of steps is known only when training starts; see adalora.py.
             scale = adapter.alpha or 2 * adapter.init_r
             return {"lora_alpha": scale, "total_step": 2**31, "tinit": 0, "tfinal": 0}
         case schema.LohaAdapter() | schema.LokrAdapter():
             return {"alpha": alpha(adapter)}
         case schema.FourierftAdapter():
-            return {"init_weights": True}  # peft's name for it: an update of zero
+            return {"init_weights": True}  # peft's name for a zero update
         case schema.Ia3Adapter():
             return ia3_targets(adapter, model)
         case schema.LnTuningAdapter():
@@ -191,7 +203,7 @@ def special_values(adapter: schema.Adapter, *, model: "PreTrainedModel") -> dict
 
 
 def init_values(adapter: schema.LoraAdapter) -> dict[str, Any]:
-    """How LoRA starts, in peft's words. LoftQ is ours: peft's needs CUDA, and ignores the scale of the update."""
+    """Return the LoRA init in peft's terms. LoftQ is our own: peft's needs CUDA and ignores the LoRA scale."""
     if adapter.init in ("default", "loftq"):
         return {"init_lora_weights": True}
     if adapter.init == "eva":
@@ -207,13 +219,13 @@ def init_values(adapter: schema.LoraAdapter) -> dict[str, Any]:
 
 
 def alpha(adapter: schema.LoraAdapter | schema.LohaAdapter | schema.LokrAdapter) -> float:
-    """The scale, 2 r where none is given; a whole number stays whole in saved configs."""
+    """Return alpha, by default 2 r; whole numbers are ints in saved configs."""
     value = 2 * adapter.r if adapter.alpha is None else adapter.alpha
     return int(value) if value == int(value) else value
 
 
 def ia3_targets(adapter: schema.Ia3Adapter, model: "PreTrainedModel") -> dict[str, Any]:
-    """peft's own choice where it knows the architecture, else all linear layers."""
+    """Return peft's default target modules if it knows the architecture, else all linear layers."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
 
     feedforward = listed(adapter.feedforward_modules)
@@ -224,7 +236,7 @@ def ia3_targets(adapter: schema.Ia3Adapter, model: "PreTrainedModel") -> dict[st
 
 
 def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any]) -> "PeftConfig":
-    """A config of peft by the name of its method. Raises ModelError on a name or key that peft does not have."""
+    """Create a peft config by the name of its method. Raise ModelError for an unknown name or key."""
     names = {str(name.value): name for name in known}
     wanted = adapter.peft_type.upper()
     if wanted not in names:
@@ -248,31 +260,31 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def listed(value: Any) -> Any:
-    """Tuples as the lists that peft writes to JSON."""
+    """Convert tuples to lists, which peft writes to JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def norm_names(model: nn.Module) -> list[str]:
-    """Last parts of the names of all normalisation layers."""
+    """Return the last name parts of all normalization layers."""
     return sorted(
         {name.rpartition(".")[2] for name, layer in model.named_modules() if "norm" in type(layer).__name__.lower()}
     )
 
 
 def linear_suffixes(model: "PreTrainedModel") -> list[str]:
-    """Last parts of the names of the linear layers, the output layer left out."""
+    """Return the last name parts of all linear layers except the output layer."""
     return sorted({name.rpartition(".")[2] for name in linear_targets(model)})
 
 
 def linear_names(model: nn.Module) -> str:
-    """Last parts of the names of all linear layers, for messages."""
+    """Describe the linear layers by their last name parts, for messages."""
     names = {name.rpartition(".")[2] for name, layer in model.named_modules() if type(layer).__name__ in LINEAR}
     return f"the linear layers {', '.join(sorted(names))}"
 
 
 @contextmanager
 def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
-    """Turns what peft raises into a ModelError, and logs what it warns of."""
+    """Convert exceptions of peft into a ModelError, and log its warnings."""
     found = linear_names(model)
     try:
         with logged_warnings():
@@ -289,12 +301,12 @@ def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
 
 @contextmanager
 def logged_warnings() -> Iterator[None]:
-    """Turns warnings into log lines, those left out that are for the authors of libraries."""
+    """Log warnings, except those addressed to library authors."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             yield
         finally:
-            told = [one for one in caught if not issubclass(one.category, FutureWarning | DeprecationWarning)]
-            for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in told):
+            shown = [one for one in caught if not issubclass(one.category, FutureWarning | DeprecationWarning)]
+            for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in shown):
                 logger.info("%s", text)

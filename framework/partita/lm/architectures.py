@@ -1,7 +1,7 @@
-"""Shapes of new models.
+"""Architectures of new models.
 
-Parameters of a llama with a vocabulary of 2,048, tied embeddings: nano 0.2 M, tiny 1.1 M, mini 5.3 M, small 26 M,
-medium 87 M. Dropout is off, so that small data is learned exactly.
+Parameters of a llama with a vocabulary of 2,048 and tied embeddings: nano 0.2 M, tiny 1.1 M, mini 5.3 M, small 26 M,
+medium 87 M. Dropout is off, so that small data can be fitted exactly.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 SHAPES = {"nano": (64, 2, 2), "tiny": (128, 4, 4), "mini": (256, 6, 8), "small": (512, 8, 8), "medium": (768, 12, 12)}
-"""Width, blocks, heads."""
+"""Hidden size, layers, attention heads."""
 UNGATED = ("gpt2", "gpt_neox", "opt", "phi")
-"""Architectures whose feed-forward layer has two matrices; the others have a gate, and so three."""
+"""Architectures with two feed-forward matrices; the others have a gate and so three."""
 UNGROUPED = ("gpt2", "gpt_neox", "opt")
-"""Architectures in which every attention head has its own keys and values."""
+"""Architectures without grouped-query attention."""
 ROTATED = {"stablelm": 0.25, "gpt_neox": 0.25, "phi": 0.5}
-"""Share of each head's width that gets rotary positions, where it is not all."""
+"""Fraction of each head with rotary positions, where it is not 1."""
 DROPOUT = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "gpt_neox": ("hidden_dropout", "attention_dropout"),
@@ -29,7 +29,7 @@ DROPOUT = {
 
 
 def scratch_config(base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast") -> "PretrainedConfig":
-    """The transformers config of the model, with one embedding for each token. Raises ModelError."""
+    """Return the transformers config of a new model, with one embedding per token. Raise ModelError."""
     from transformers import AutoConfig
 
     width, heads, key_value_heads = attention_shape(base)
@@ -54,7 +54,7 @@ def scratch_config(base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast") 
 
 
 def attention_shape(base: ScratchModel) -> tuple[int, int, int]:
-    """Width, heads and key/value heads. Raises ModelError where they do not divide."""
+    """Return hidden size, heads and key/value heads. Raise ModelError if they do not divide."""
     width, _, heads = SHAPES[base.size]
     width = base.hidden_size or width
     heads = base.num_attention_heads or heads
@@ -82,12 +82,12 @@ def attention_shape(base: ScratchModel) -> tuple[int, int, int]:
 
 
 def default_intermediate_size(architecture: str, *, width: int) -> int:
-    """4 times the width, or with a gate 8/3 of it rounded up to a multiple of 32: about as many weights."""
+    """Return 4 times the hidden size, or 8/3 of it with a gate, rounded up to a multiple of 32."""
     return 4 * width if architecture in UNGATED else -(-8 * width // 96) * 32
 
 
 def architecture_shape(base: ScratchModel, *, inner: int, key_value_heads: int, head_dim: int) -> dict[str, Any]:
-    """The keys that go by another name, or exist only, in this architecture."""
+    """Return the config keys that have another name or exist only in this architecture."""
     name = base.architecture
     if name == "gpt2":
         return {"n_inner": inner}

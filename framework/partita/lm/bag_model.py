@@ -1,7 +1,7 @@
-"""A bag of words in the place of a language model: it keeps the whole contract of `partita.lm.base.GenerativeModel`.
+"""A bag-of-words classifier that implements `partita.lm.base.GenerativeModel`.
 
-So files, rows, journals, metrics and saved models are what they are for language models. A prompt is the tokens of a
-bag; the only answers that there are are the labels, and the probability of one is that of all its tokens together.
+Configs, rows, journals, metrics and saved models therefore work as for language models. The tokens of a prompt are a
+bag, the only possible answers are the labels, and the probability of a label is that of all its tokens together.
 
 Shapes: N rows, K entries of all bags, C labels, B and T of a padded batch, V tokens.
 """
@@ -45,19 +45,23 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 MOST_ELEMENTS = 2**22
-"""Products of means and output weights that are held at a time."""
+"""Maximum number of products of means and output weights held at a time."""
 
 
 class BagLanguageModel:
     """A classifier of bags that answers prompts with labels."""
 
     context_length: int | None = None
-    """A bag has room for any text."""
+    """Unlimited."""
 
     def __init__(
         self, described: EmbeddingBagModel, *, tokenizer: "PreTrainedTokenizerFast", labels: Sequence[Label], seed: int
     ) -> None:
-        """Random weights; `labels` are the answers, with their tokens. Raises ModelError for fewer than two."""
+        """Initialize random weights. `labels` are the answers with their tokens.
+
+        Raises:
+            ModelError: There are fewer than two labels.
+        """
         if len(labels) < 2:
             raise ModelError(
                 f"a bag of words chooses among labels, and here are {len(labels)}; give rows of two or more"
@@ -75,7 +79,7 @@ class BagLanguageModel:
     # Training
 
     def bags(self, batch: Batch) -> Bags:
-        """The rows of a batch: what stands before the learned tokens, and the label that these are."""
+        """Split a batch into bags (the tokens before the loss tokens) and labels (the loss tokens)."""
         texts, labels = [], []
         for ids, learned in zip(batch.input_ids_BT.tolist(), batch.labels_BT.tolist(), strict=True):
             tokens = tuple(token for token in learned if token != -100)
@@ -85,39 +89,39 @@ class BagLanguageModel:
         return Bags(ids_K, starts_N1, torch.tensor(labels))
 
     def bags_of(self, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids [K] and starts [N + 1] of the bags of prompts."""
+        """Return ids [K] and starts [N + 1] of the bags of prompts."""
         described = self.described
         return bags_of(texts, ngrams=described.ngrams, vocabulary=len(self.tokenizer), buckets=described.buckets)
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Sum of the cross-entropy of the labels, which is that of all their tokens: no other answers are possible."""
+        """Return the sum of the cross-entropy of the labels, each of which counts as all its tokens."""
         rows = self.bags(batch)
         logits_NC = module(rows.ids_K, rows.starts_N1[:-1])
         return nn.functional.cross_entropy(logits_NC, rows.labels_N, reduction="sum")
 
     def auxiliary_loss(self) -> torch.Tensor | None:
-        """None."""
+        """Return None: there is no auxiliary loss."""
         return None
 
     def prepare_training(self, total_steps: int) -> None:
-        """Nothing depends on the number of steps."""
+        """Do nothing: the number of steps has no effect."""
 
     def after_step(self, step: int) -> None:
-        """Nothing happens between steps."""
+        """Do nothing after an optimizer step."""
 
     def training(self) -> AbstractContextManager[None]:
-        """Training mode inside, the mode before it afterwards."""
+        """Return a context manager that switches to training mode and restores the mode."""
         return mode(self.module, training=True)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Evaluation mode inside, the mode before it afterwards."""
+        """Return a context manager that switches to evaluation mode and restores the mode."""
         return mode(self.module, training=False)
 
     def check_loss(self) -> None:
-        """Nothing is padded."""
+        """Do nothing: there is no padding."""
 
     def check_packing(self) -> None:
-        """Raises ModelError: the rows of a line would be one bag."""
+        """Raise ModelError: packed rows would become one bag."""
         raise ModelError("a bag of words has no rows packed in one line; remove data.batching")
 
     # Files
@@ -130,7 +134,11 @@ class BagLanguageModel:
         save_file({name: value.detach() for name, value in self.module.state_dict().items()}, folder / WEIGHTS)
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read them back. Raises ResumeError where they are absent, or of other labels, tokens or sizes."""
+        """Load the weights.
+
+        Raises:
+            ResumeError: The weights are missing, or their labels, tokens or sizes do not match.
+        """
         from safetensors.torch import load_file
 
         if not (folder / WEIGHTS).exists():
@@ -139,15 +147,15 @@ class BagLanguageModel:
         for name, tensor in self.module.state_dict().items():
             found = weights.get(name)
             if found is None or found.shape != tensor.shape:
-                told = "nothing" if found is None else tuple(found.shape)
+                seen = "nothing" if found is None else tuple(found.shape)
                 raise ResumeError(
-                    f"{folder / WEIGHTS}: {name} is {told} and this file has {tuple(tensor.shape)}: other labels, "
+                    f"{folder / WEIGHTS}: {name} is {seen} and this file has {tuple(tensor.shape)}: other labels, "
                     "tokens or sizes; start a new run"
                 )
         self.module.load_state_dict(weights)
 
     def save(self, folder: Path) -> None:
-        """Write the weights, what they are and the tokenizer."""
+        """Write the weights, a config and the tokenizer."""
         described = self.described.model_dump(mode="json", exclude={"type"})
         card = {"model_type": "embedding_bag", **described, "labels": [label.text for label in self.labels]}
         with summed(folder):
@@ -157,7 +165,7 @@ class BagLanguageModel:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the tokenizer, the labels and the weights."""
+        """Hash of the tokenizer, the labels and the weights."""
         labels = [label.text for label in self.labels]
         weights = tensors_digest(self.module.state_dict().items())
         return digest(self.described.model_dump(mode="json"), labels, tokenizer_digest(self.tokenizer), weights)
@@ -165,7 +173,7 @@ class BagLanguageModel:
     # Answers
 
     def answers(self, requests: Sequence[GenerationRequest], options: GenerationOptions) -> list[Generated]:
-        """The most probable label of each prompt, with the log probabilities of all where labels are scored."""
+        """Return the most probable label of each prompt, with all log probabilities if labels are scored."""
         found: list[Generated] = []
         rows = max(1, MOST_ELEMENTS // (self.described.embedding_dim * len(self.labels)))
         for start in range(0, len(requests), rows):
@@ -176,94 +184,106 @@ class BagLanguageModel:
         return found
 
     def answer(self, scores: Sequence[float], options: GenerationOptions) -> Generated:
-        """The label with the highest score, the first of those that are equal. Raises ModelError for nan."""
+        """Return the label with the highest score, the first one of a tie. Raise ModelError for NaN."""
         if any(score != score for score in scores):
             raise ModelError("the weights are not numbers any more; train again with a lower trainer.learning_rate")
         best = max(range(len(scores)), key=lambda place: scores[place])
-        told = {label.text: score for label, score in zip(self.labels, scores, strict=True)}
+        by_label = {label.text: score for label, score in zip(self.labels, scores, strict=True)}
         return Generated(
             (),
             self.labels[best].text,
             "stop",
             scores[best] if options.logprobs else None,
-            scores=told if options.labels else None,
+            scores=by_label if options.labels else None,
         )
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        """The labels of prompts in order; nothing is drawn."""
+        """Return the labels of prompts in order; nothing is sampled."""
         return self.answers(requests, options)
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        """Rows of any lengths: each is read alone."""
+        """Return that rows of any length can share a batch: each is computed independently."""
         return PADDED
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """None: any prompt is answered as soon as it is read."""
+        """Return None: slots are always supported."""
         return None
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> AnsweringSlots:
-        """Slots that are free again as soon as a prompt is read."""
+        """Return slots that are free again after prefill.
+
+        See `GenerativeModel.open_slots` for the arguments.
+        """
         return BagSlots(self, options, prefix=len(prefix))
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
-        """Nothing: there is no checkpoint."""
+        """Empty: there is no checkpoint."""
         return {}
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Tokens that mean text."""
+        """Token ids that are not special."""
         special = set(self.tokenizer.all_special_ids)
         return [token for token in range(len(self.tokenizer)) if token not in special]
 
     @property
     def vocabulary_size(self) -> int:
-        """The labels: what is chosen from."""
+        """Number of labels to choose from."""
         return len(self.labels)
 
-    # What sizes would be measured with, where the file did not have them as numbers
+    # Measurements for batch sizes, used only if the config does not set them
 
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
-        """All: there is no limit."""
+        """Return `new_tokens`: there is no limit."""
         return new_tokens
 
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        """Answers to prompts of that length; they take no second step."""
+        """Classify prompts of this length, for measuring; there is no decode step.
+
+        See `GenerativeModel.generate_worst_case` for the arguments.
+        """
         request = GenerationRequest([self.token_ids[0]] * prompt_tokens, new_tokens)
         started = time.perf_counter()
         self.answers([request] * rows, options)
         return Timing(prefill_seconds=time.perf_counter() - started)
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
-        """Eight bytes for an id of a bag, and four for each number of its mean and of the logits."""
+        """Estimate memory in bytes: eight per id of a bag, four per number of its mean and of the logits.
+
+        See `GenerativeModel.estimated_bytes` for the arguments.
+        """
         return rows * (8 * tokens * self.described.ngrams + 4 * (self.described.embedding_dim + len(self.labels)))
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
-        """0: an answer has no second step."""
+        """Return 0: there is no decode step.
+
+        See `GenerativeModel.time_decode_step` for the arguments.
+        """
         return 0.0
 
 
 class BagSlots:
-    """Keeps the contract of `partita.lm.base.AnsweringSlots`: rows are answered as soon as they are read."""
+    """Implements `partita.lm.base.AnsweringSlots`: rows finish with prefill."""
 
     live: Sequence[Any] = ()
 
     def __init__(self, lm: BagLanguageModel, options: GenerationOptions, *, prefix: int) -> None:
-        """All prompts begin with so many tokens alike."""
+        """`prefix` is the number of tokens that all prompts start with."""
         self.lm, self.options, self.prefix = lm, options, prefix
 
     def readable(self, tokens: int, most: int) -> int:
-        """All that there is room for."""
+        """Return `most`: any number of prompts fits."""
         return most
 
     def read_length(self, tokens: int) -> int:
-        """As many: nothing is padded."""
+        """Return `tokens`: nothing is padded."""
         return tokens
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
@@ -272,23 +292,23 @@ class BagSlots:
         return [SlotAnswer(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def step(self) -> list[SlotAnswer]:
-        """Nothing is left to do for any row."""
+        """Return nothing: no row needs another step."""
         return []
 
     def unread(self, request: SlotRequest) -> int:
-        """Tokens of a prompt behind the prefix, for no row keeps any."""
+        """Return the number of prompt tokens after the prefix: nothing is cached."""
         return len(request.input_ids) - self.prefix
 
     def forget(self, row: int) -> None:
-        """No row keeps anything."""
+        """Do nothing: nothing is cached."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no state."""
 
 
 @contextmanager
 def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Training or evaluation mode inside, the mode before it afterwards."""
+    """Switch to training or evaluation mode, and restore the mode on exit."""
     before = module.training
     module.train(training)
     try:
@@ -300,7 +320,14 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 def load_bag(
     config: Config, *, tokenizer: "PreTrainedTokenizerFast", labels: Sequence[Label], saved: Path | None = None
 ) -> BagLanguageModel:
-    """A new bag of words as the file describes it, or with the weights in the folder `saved`."""
+    """Create the bag-of-words model of the config, with the weights in the folder `saved` if given.
+
+    Args:
+        config: The config.
+        tokenizer: Tokenizer of the prompts.
+        labels: The answers with their tokens.
+        saved: Folder of a saved model.
+    """
     if not isinstance(config.base_model, EmbeddingBagModel):
         raise AssertionError("the file describes no bag of words")
     lm = BagLanguageModel(config.base_model, tokenizer=tokenizer, labels=labels, seed=config.seed)

@@ -1,4 +1,4 @@
-"""What the framework needs of a language model beyond training: a tokenizer, generation, an identity."""
+"""The model interface of the framework beyond training: tokenizer, generation, fingerprint."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 SHORTEST_PREFIX = 8
-"""Tokens that prompts begin with alike from which on they are read apart."""
+"""Smallest number of shared prompt tokens that are prefilled once as a common prefix."""
 
 
 class BatchWay(NamedTuple):
-    """Which rows a model can answer together in one batch, so that each is answered as it would be alone."""
+    """Which rows a model can generate for in one batch without changing the output of any row."""
 
     rows: Literal["padded", "equal lengths", "one row"] = "padded"
-    """Rows of any lengths, with padding; rows of equal length; or one row at a time."""
+    """padded: rows of any length, with padding; equal lengths: rows of one length; one row: batch size 1."""
     reason: str | None = None
-    """Why not rows of any lengths."""
+    """Why rows of different lengths cannot share a batch."""
 
     def describe(self, reason: str) -> str:
-        """Say how rows are answered that cannot be in slots for this reason."""
+        """Describe how rows are batched, given the reason why slots cannot be used."""
         how = {
             "padded": "in sorted batches",
             "equal lengths": "in batches of prompts of equal length",
@@ -45,88 +45,88 @@ class GenerationRequest:
     input_ids: Sequence[int]
     """The prompt, at least one token."""
     max_new_tokens: int
-    """Tokens generated at most; the prompt and they fit the context."""
+    """Maximum number of new tokens; prompt and new tokens fit the context."""
     key: bytes = field(default=b"", kw_only=True)
-    """What its random numbers follow from, next to the seed."""
+    """Seeds the random numbers of this row, together with the global seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest(GenerationRequest):
-    """One row to generate for among others that come and go."""
+    """One row of continuous batching."""
 
     row: int
-    """Names the row."""
+    """Identifies the row."""
     keep: bool = False
-    """Whether its keys and values stay when it has ended, for a row of the same name that goes on from there."""
+    """Whether its KV cache is kept when it ends, for a later request with the same `row`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """An answer to choose."""
+    """An answer to choose from."""
 
     text: str
-    """What it says."""
+    """The text of the answer."""
     ids: tuple[int, ...]
-    """Its tokens as they stand behind a prompt, without the token that ends it."""
+    """Its tokens as they follow a prompt, without the end token."""
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How a batch is generated, resolved from the file: nothing in it depends on rows."""
+    """Generation settings of a run, resolved from the config; independent of rows."""
 
     arguments: dict[str, Any]
     """Keyword arguments of transformers' GenerationConfig, without lengths and stop strings."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer."""
+    """Stop strings."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end an answer, next to the model's own."""
+    """Stop token ids, in addition to those of the model."""
     logprobs: bool = False
-    """Whether answers come with their log probability."""
+    """Whether completions include their log probability."""
     slots: bool = True
-    """Whether rows may be answered in slots."""
+    """Whether continuous batching may be used."""
     grammar: str | None = None
-    """What answers are held to, in the words of llguidance."""
+    """Grammar that constrains the output, in the syntax of llguidance."""
     labels: tuple[Label, ...] = ()
-    """Answers of which the most probable is chosen; where there are any, nothing is generated."""
+    """Answers of which the most probable is chosen. If there are any, nothing is generated."""
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn."""
+        """Whether tokens are sampled."""
         return bool(self.arguments.get("do_sample"))
 
     @property
     def beams(self) -> int:
-        """Beams of beam search; 1 for none."""
+        """Number of beams; 1 without beam search."""
         return int(self.arguments.get("num_beams") or 1)
 
     @property
     def form(self) -> str:
-        """A hash of what answers are held to; empty where that is nothing."""
+        """Hash of the output constraints (grammar and labels); empty without constraints."""
         held = repr((self.grammar, self.labels))
         return hashlib.sha256(held.encode()).hexdigest()[:16] if self.grammar or self.labels else ""
 
     @property
     def free(self) -> "GenerationOptions":
-        """The same for texts that are held to nothing."""
+        """The same options without grammar and labels."""
         return replace(self, grammar=None, labels=())
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated for one row."""
+    """The completion of one row."""
 
     ids: tuple[int, ...]
-    """New tokens, without the end-of-text token and without padding; tokens of a stop text may be among them."""
+    """New tokens without end token and padding; may include tokens of a stop string."""
     text: str
-    """The new tokens as text, special tokens left out, cut before a stop text."""
+    """New tokens decoded without special tokens, cut before a stop string."""
     finish_reason: Literal["stop", "length"]
-    """stop: the model ended it or a stop text did; length: the limit was reached."""
+    """stop: an end token or a stop string; length: the token limit."""
     logprob: float | None = None
-    """Natural logarithm of the probability of all its tokens, the one that ended it included; None if not asked."""
+    """Natural log probability of all its tokens, including the end token; None if not requested."""
     reported_num_tokens: int | None = None
-    """Number of new tokens where a server tells only that, and `ids` is empty; None where those are known."""
+    """Number of new tokens where a server reports only that and `ids` is empty; otherwise None."""
     scores: Mapping[str, float] | None = None
-    """The log probability of each label, where one was chosen by it."""
+    """Log probability of each label, if labels were scored."""
 
     @property
     def num_tokens(self) -> int:
@@ -136,7 +136,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class SlotAnswer:
-    """What became of a row: an answer, or an error."""
+    """The result for a row: a completion or an error."""
 
     request: SlotRequest
     generated: Generated | None
@@ -144,32 +144,37 @@ class SlotAnswer:
 
 
 class AnsweringSlots(Protocol):
-    """Rows that are answered at the same time, and come and go one by one."""
+    """Continuous batching: rows share the batch, and each joins and leaves on its own."""
 
     @property
     def live(self) -> Sequence[Any]:
-        """Rows that are being answered, each with its `request` and its `new` tokens so far."""
+        """Active rows, each with its `request` and its `new` tokens so far."""
 
     def readable(self, tokens: int, most: int) -> int:
-        """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
+        """Return how many prompts to prefill in one pass, from 1 to `most`.
+
+        Args:
+            tokens: Length of the longest prompt after the prefix.
+            most: Upper limit of the result.
+        """
 
     def read_length(self, tokens: int) -> int:
-        """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
+        """Return the padded prefill length per prompt if the longest has `tokens` after the prefix."""
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
-        """Read prompts in one pass and choose the first token of each; answers that have ended with it."""
+        """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
 
     def step(self) -> list[SlotAnswer]:
-        """Another token of every live row; answers that have ended with it."""
+        """Generate one token for every active row; return rows that ended with it."""
 
     def unread(self, request: SlotRequest) -> int:
-        """Tokens of a prompt that are to be read: those behind the prefix, and behind what its row has kept of it."""
+        """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
 
     def forget(self, row: int) -> None:
-        """What a row has kept is needed no longer."""
+        """Release the KV cache that is kept for a row."""
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model to its previous state."""
 
 
 class Tokenizer(Protocol):
@@ -181,86 +186,114 @@ class Tokenizer(Protocol):
 
 
 class GenerativeModel(LanguageModel, Protocol):
-    """A language model as the framework holds it."""
+    """The interface of a language model in the framework."""
 
     @property
     def tokenizer(self) -> Any:
-        """A transformers tokenizer (fast), with a pad token."""
+        """A fast transformers tokenizer with a pad token."""
 
     @property
     def device(self) -> "torch.device":
-        """Where the weights are."""
+        """Device of the weights."""
 
     @property
     def context_length(self) -> int | None:
-        """Longest sequence in tokens, virtual tokens of an adapter already taken off; None for no limit."""
+        """Maximum sequence length in tokens, without virtual tokens of an adapter; None without limit."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Tokens that mean text: within the embedding, and not special."""
+        """Token ids inside the embedding that are not special."""
 
     @property
     def vocabulary_size(self) -> int:
-        """Logits of a position."""
+        """Number of logits per position."""
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
-        """What the checkpoint's generation_config.json says; empty where there is none."""
+        """Content of the checkpoint's generation_config.json; empty without one."""
 
     def check_loss(self) -> None:
-        """Raises ModelError where the loss of a row would depend on padding, or on the tokens that it predicts."""
+        """Raise ModelError if a row's loss depends on padding or on the tokens that it predicts."""
 
     def check_packing(self) -> None:
-        """Raises ModelError where rows packed in one line would see each other."""
+        """Raise ModelError if packed rows attend to each other."""
 
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
-        """New tokens that any row of a batch reaches beside a prompt of that length: fewer where positions end."""
+        """Return the new tokens that every row of a batch can reach after a prompt of this length."""
 
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        """Read `rows` prompts of that length, which begin alike, and generate up to the last token, for measuring.
+        """Prefill prompts with a shared beginning and generate all new tokens, for measuring.
 
-        Raises what it meets.
+        Exceptions, such as out of memory, are passed on.
+
+        Args:
+            rows: Batch size.
+            prompt_tokens: Length of each prompt in tokens.
+            new_tokens: New tokens per row.
+            options: Generation settings.
+            shared_tokens: Number of prompt tokens shared by all rows.
         """
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
-        """What a batch should take by a formula, of rows of `tokens` with `learned` labels or `new_tokens` to come."""
+        """Estimate the memory of a batch in bytes.
+
+        Args:
+            purpose: What the batch is for.
+            rows: Batch size.
+            tokens: Length of each row in tokens.
+            new_tokens: New tokens per row.
+            learned: Loss tokens per row.
+        """
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
-        """Seconds of a decode step with `length` tokens behind it, which begin alike; raises what it meets."""
+        """Return the seconds of one decode step; exceptions are passed on.
+
+        Args:
+            rows: Batch size.
+            length: Tokens in the KV cache of each row.
+            options: Generation settings.
+            shared_tokens: Number of cached tokens shared by all rows.
+        """
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that changes outputs: base, revision, dtype, quantization, adapter, trained weights."""
+        """Hash of all that affects outputs: base, revision, dtype, quantization, adapter, trained weights."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        """Answers in order, in one left-padded batch, no gradients, evaluation mode.
+        """Generate in one left-padded batch, without gradients, in evaluation mode; keep the order of requests.
 
-        What is sampled follows from `seed` and the key of each request, not from the batch.
-
-        The rows are such as `batch_way` allows together. The module's mode and the global random state are as before
-        afterwards.
+        Sampling depends on `seed` and on the key of each request, not on the batch. `batch_way` says which rows may be
+        in one call. The training mode and the global random state are restored.
         """
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        """Which rows of up to `tokens`, new ones included, `generate` can be given together.
+        """Return which rows of up to `tokens` tokens, including new ones, `generate` accepts in one batch.
 
-        Raises ModelError where the model cannot keep to these options.
+        Raises:
+            ModelError: The model does not support these options.
         """
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Why rows of up to so many tokens cannot be answered in slots by these options; None where they can."""
+        """Return why rows of up to `tokens` tokens cannot use slots; None if they can."""
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> AnsweringSlots:
-        """Slots for rows of up to `tokens` each, which all begin with `prefix` and go on after it.
+        """Start continuous batching. Call it only if `why_no_slots` returns None.
 
-        Not where there is a reason against them. The model is in evaluation mode while they are used.
+        The model stays in evaluation mode until the slots are closed.
+
+        Args:
+            options: Generation settings.
+            slots: Number of slots.
+            tokens: Maximum length of a row, prompt and new tokens.
+            prefix: Tokens that all prompts start with.
+            seed: Seed of sampling.
         """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Evaluation mode inside, the mode before it afterwards."""
+        """Return a context manager that switches to evaluation mode and restores the mode."""

@@ -1,15 +1,15 @@
-"""Which rows a model can answer together in one batch of the library, found out on the model itself.
+"""Test of which rows a model can generate for in one batch.
 
-`generate` reads prompts of different lengths with padding on the left and a mask. Most architectures then answer each
-row as they would alone, but not all: some ignore the mask, count positions from the padding, or mix the states of rows.
-None of them says so. So a few short rows are read and continued alone, padded, and at equal lengths, before the first
-answer, and the logits are compared.
+`generate` gets prompts of different lengths with left padding and an attention mask. Most architectures then produce
+the same output as for each row alone, but not all: some ignore the mask, count positions from the padding, or mix the
+states of rows, without saying so. So before the first generation, a few short rows are computed alone, padded, and at
+equal lengths, and the logits are compared.
 
-The loss needs less: rows are padded on the right, which changes nothing where a token sees only what stands before it.
-A few transformers classes for causal language models do not keep to that, and would learn to read their own answers.
+The loss needs less: padding is on the right, which has no effect under causal attention. A few transformers classes for
+causal language models are not causal, and would learn to read their own labels.
 
-Some models differ only in rows beyond a certain length. Such rows are not tried, they would take too long on a large
-model: `padding_limit` knows where they begin.
+Some models differ only in rows beyond a certain length. Testing such rows would take too long on a large model;
+`padding_limit` returns that length.
 """
 
 import logging
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LENGTHS = (9, 1, 5, 9)
-"""Tokens of the prompts; the first and the last are equally long."""
+"""Tokens of the prompts; the first and the last have equal length."""
 STEPS = 2
-"""Tokens that each prompt is continued by."""
+"""Number of tokens after each prompt."""
 REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError)
-"""What models raise on inputs that they are not made for."""
+"""Exceptions that models raise for unsupported inputs."""
 TOO_SMALL = (
     f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory beside the model; free some, or write "
     "quantization: {bits: 4} or a smaller base_model"
@@ -41,7 +41,7 @@ TOO_SMALL = (
 
 
 class ForcedLogits:
-    """A logits processor of transformers that chooses the tokens of given rows, whatever the model would choose."""
+    """A logits processor of transformers that forces the tokens of each row."""
 
     def __init__(self, rows: list[list[int]]) -> None:
         self.rows = rows
@@ -54,9 +54,10 @@ class ForcedLogits:
 
 
 def find_batch_way(lm: "HuggingFaceModel") -> BatchWay:
-    """Which rows can be answered together, as far as rows of any length show it.
+    """Return which rows can share a batch, tested on short rows.
 
-    Raises OutOfMemory, which says nothing about the model.
+    Raises:
+        OutOfMemory: Even the short rows do not fit, which says nothing about the model.
     """
     name = type(lm.base).__name__
     rows = random_rows(lm)
@@ -75,7 +76,7 @@ def find_batch_way(lm: "HuggingFaceModel") -> BatchWay:
 
 @torch.no_grad()
 def check_causal(lm: "HuggingFaceModel") -> None:
-    """Raises ModelError where logits depend on what follows a token: later tokens of its row, or padding."""
+    """Raise ModelError if logits depend on later tokens of the row or on padding."""
     row = random_rows(lm)[0]
     short, pad = row[: len(row) // 2], lm.tokenizer.pad_token_id
     try:
@@ -103,7 +104,7 @@ def check_causal(lm: "HuggingFaceModel") -> None:
 
 
 def forward(lm: "HuggingFaceModel", ids: list[int], *, length: int) -> torch.Tensor:
-    """Logits [T, V] of a row whose first `length` tokens are no padding, as the loss computes them."""
+    """Return logits [T, V] of a row, whose first `length` tokens are not padding, as for the loss."""
     ids_1T = torch.tensor([ids], device=lm.device)
     mask_1T = (torch.arange(len(ids), device=lm.device) < length).long()[None]
     more = {"attention_mask": mask_1T} if lm.config.trust_remote_code else {}
@@ -112,7 +113,7 @@ def forward(lm: "HuggingFaceModel", ids: list[int], *, length: int) -> torch.Ten
 
 
 def padding_limit(lm: "HuggingFaceModel") -> tuple[int, str] | None:
-    """Tokens of a row beyond which padding changes it though it does not change shorter ones, and why."""
+    """Return the row length in tokens beyond which padding changes a row, and why; None if there is none."""
     config = lm.base.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
     if any(kind in str(rotary) for kind in ("dynamic", "longrope")):
@@ -127,14 +128,14 @@ def padding_limit(lm: "HuggingFaceModel") -> tuple[int, str] | None:
 
 
 def changes(error: float) -> str:
-    """Say how far logits are from those alone."""
+    """Describe by how much logits differ from those of a row alone."""
     if error == float("inf"):
         return "gives no numbers"
     return f"changes its logits by {error:.0%}" if error >= 0.01 else f"changes its logits by {error:.2%}"
 
 
 def random_rows(lm: "HuggingFaceModel") -> list[list[int]]:
-    """Prompts with the tokens that continue them, none of which ends a text: `generate` would stop there."""
+    """Return prompts with their next tokens, without end tokens, at which `generate` would stop."""
     chance = torch.Generator().manual_seed(0)
     ends = end_token_ids(lm.base, tokenizer=lm.tokenizer)
     ordinary = torch.tensor([token for token in lm.token_ids if token not in ends] or lm.token_ids)
@@ -143,7 +144,7 @@ def random_rows(lm: "HuggingFaceModel") -> list[list[int]]:
 
 
 def largest_error(lm: "HuggingFaceModel", rows: list[list[int]], alone: list[Any]) -> float:
-    """Error of the logits of rows in one batch against those alone; infinite where the model refuses the batch."""
+    """Return the error of batched logits against those of single rows; infinity if the model raises."""
     together = logits_of(lm, rows)
     worst = relative_error(torch.cat(alone), together) if together is not None else float("inf")
     logger.debug("%s rows in a batch: logits as alone, but for %.1e of their spread", len(rows), worst)
@@ -151,7 +152,7 @@ def largest_error(lm: "HuggingFaceModel", rows: list[list[int]], alone: list[Any
 
 
 def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
-    """Root mean square difference of logits [..., V] over their spread, the worst place; infinite for NaN."""
+    """Return the root mean square difference of logits [..., V] over their spread, at worst; infinity for NaN."""
     spread = (wanted - wanted.mean(dim=-1, keepdim=True)).std()
     worst = float(((found - wanted).square().mean(dim=-1).sqrt() / spread).max())
     return worst if worst == worst else float("inf")
@@ -159,9 +160,9 @@ def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 @torch.no_grad()
 def logits_of(lm: "HuggingFaceModel", rows: list[list[int]]) -> torch.Tensor | None:
-    """Return the logits [B, STEPS + 1, V] that `generate` computes after each prompt and each of its further tokens.
+    """Return the logits [B, STEPS + 1, V] that `generate` computes after each prompt and each further token.
 
-    None where the model refuses the rows.
+    Returns None if the model raises.
     """
     from transformers import GenerationConfig, LogitsProcessorList
 

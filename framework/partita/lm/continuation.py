@@ -1,9 +1,9 @@
-"""Text that follows other text: its tokens, and tokens as text.
+"""Tokenization of text that follows other text, and decoding of tokens that follow others.
 
-SentencePiece-style tokenizers (Llama 2, Mistral 7B, TinyLlama, Phi-3) put a space mark before a text, and drop the
-space again when they decode. Text that follows other text has neither: `yes` after `Answer:` is not ` yes`. It is
-encoded after an anchor, whose tokens are dropped. Both sides of a border that no token crosses are tokenized
-independently of each other, so the tokens are those that the joined text has there.
+SentencePiece-style tokenizers (Llama 2, Mistral 7B, TinyLlama, Phi-3) add a space mark before a text, and remove the
+space when decoding. Neither is right for text that follows other text: `yes` after `Answer:` is not ` yes`. Such text
+is encoded after an anchor, whose tokens are dropped. Both sides of a boundary that no token crosses are tokenized
+independently, so the tokens are those that the joined text has there.
 """
 
 import json
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CONTROLS = "\x01\x02\x03"
-"""Characters that no token of an ordinary vocabulary contains; byte fallback writes each as one token."""
+"""Characters that no token of an ordinary vocabulary contains; byte fallback encodes each as one token."""
 MAX_ANCHORS = 8
-"""Neutral characters that are tried before a text is encoded without an anchor."""
+"""Maximum number of neutral characters to try before a text is encoded without an anchor."""
 
 _decoding_anchors: "WeakKeyDictionary[Any, list[int]]" = WeakKeyDictionary()
-"""Tokens after which answers are decoded, by tokenizer; none where a space at the beginning is not dropped."""
+"""Tokens before completions when decoding, by tokenizer; empty if leading spaces are kept."""
 
 
 class Continuation:
-    """What stands before a text while it is encoded, so that it is encoded as it follows other text."""
+    """Encodes a text as it follows other text, after an anchor."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokenizer = tokenizer
@@ -35,15 +35,15 @@ class Continuation:
 
     @cached_property
     def marks_beginnings(self) -> bool:
-        """Whether a text is encoded differently because nothing precedes it."""
+        """Whether the beginning of a text is encoded differently."""
         backend = self._tokenizer.backend_tokenizer
         return any(map(marks_beginning, (*steps(backend.normalizer), *steps(backend.pre_tokenizer))))
 
     def anchors(self, before: str) -> Sequence[str]:
-        """Return what to put before a text that follows `before`, the best first; the last one is the empty text.
+        """Return candidate anchors for a text that follows `before`, the best first, the empty text last.
 
-        An added token ends the text before it, and some tokenizers mark the beginning of what follows; some added
-        tokens also absorb the white space that follows.
+        An added token ends the text before it, and some tokenizers mark the beginning of what follows it; some added
+        tokens also absorb white space after them.
         """
         added = self._added_token(before) if before else ""
         neutral = self.neutral_anchors if before and self.marks_beginnings else ()
@@ -74,7 +74,7 @@ class Continuation:
 
     @cached_property
     def _added_tokens(self) -> dict[str, bool]:
-        """Added tokens that change what follows them, and whether they absorb white space there."""
+        """Added tokens that change what follows them, and whether they absorb white space."""
         added = self._tokenizer.added_tokens_decoder.values()
         return {
             token.content: token.rstrip
@@ -87,7 +87,7 @@ class Continuation:
         return tuple(self._added_tokens)
 
     def _added_token(self, before: str) -> str:
-        """Return the added token that ends a text, with the white space it absorbs there; else the empty text."""
+        """Return the added token that ends a text, including the white space it absorbs; else the empty text."""
         if not self._added_tokens:
             return ""
         stripped = before.rstrip()
@@ -100,7 +100,7 @@ class Continuation:
 
 
 def decode_continuation(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return what these tokens write after other text; special tokens are left out."""
+    """Decode tokens as they follow other text, without special tokens."""
     if tokenizer not in _decoding_anchors:
         kinds = {step.get("type") for step in steps(tokenizer.backend_tokenizer.decoder)}
         strips = not kinds.isdisjoint({"Strip", "Metaspace"})
@@ -113,12 +113,12 @@ def decode_continuation(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def decoding_anchor(continuation: Continuation) -> list[int]:
-    """Return tokens of some text, for others to be decoded after them."""
+    """Return tokens of some text, to decode other tokens after them."""
     return continuation.anchor_ids(next(iter(continuation.neutral_anchors), ""))
 
 
 def steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield all steps of a normalizer, pre-tokenizer or decoder of the tokenizers library, as their settings."""
+    """Yield all steps of a normalizer, pre-tokenizer or decoder of the tokenizers library, as settings."""
     if part is not None:
         yield from nested_steps(json.loads(part.__getstate__()))
 

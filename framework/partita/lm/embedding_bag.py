@@ -1,9 +1,9 @@
-"""A sparse classifier: a linear layer over the mean of the embeddings of what stands in a text.
+"""A sparse text classifier: a linear layer over the mean embedding of tokens and n-grams.
 
-As fastText (Joulin et al. 2016, "Bag of Tricks for Efficient Text Classification", section 2): a bag holds the tokens
-of a text and its sequences of 2 to n tokens. Sequences share a fixed number of embeddings by their hash.
+As in fastText (Joulin et al. 2016, "Bag of Tricks for Efficient Text Classification", section 2), a bag contains the
+tokens of a text and its n-grams of 2 to n tokens. N-grams share a fixed number of embeddings by their hash.
 
-Shapes: N texts, K entries of all bags, D numbers of an embedding, C labels.
+Shapes: N texts, K entries of all bags, D embedding size, C labels.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio: a product with it spreads what is added over the upper bits (Knuth, 6.4)."""
+"""2**64 divided by the golden ratio; multiplying by it spreads the hash over the upper bits (Knuth, 6.4)."""
 UPPER = np.uint64(32)
 
 
 class EmbeddingBagClassifier(nn.Module):
-    """Ids [K] and the starts of bags [N] to logits [N, C]. The gradient of the embedding is sparse."""
+    """Maps ids [K] and starts of bags [N] to logits [N, C]. The gradient of the embedding is sparse."""
 
     def __init__(self, *, embeddings: int, dim: int, labels: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class EmbeddingBagClassifier(nn.Module):
         return logits_NC
 
     def separate(self, ids_K: torch.Tensor, starts_N: torch.Tensor) -> torch.Tensor:
-        """The same, slower: a product of matrices has other last digits for each number of rows, and this has not."""
+        """Compute the same logits, slower, but identical for any number of rows, unlike a matrix product."""
         means_ND = self.embedding(ids_K, starts_N)
         logits_NC: torch.Tensor = (means_ND[:, None] * self.output.weight).sum(-1) + self.output.bias
         return logits_NC
@@ -42,9 +42,15 @@ class EmbeddingBagClassifier(nn.Module):
 def bags_of(
     texts: Sequence[Sequence[int]], *, ngrams: int, vocabulary: int, buckets: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [K] of the bags of texts that are tokens, and where each starts, with the end [N + 1].
+    """Return ids [K] of the bags of tokenized texts, and the start of each bag and the end [N + 1].
 
-    Ids below `vocabulary` are tokens, those from there on are sequences of up to `ngrams` tokens by their bucket.
+    Ids below `vocabulary` are tokens; those above are hash buckets of n-grams.
+
+    Args:
+        texts: Tokens of each text.
+        ngrams: Maximum length of an n-gram in tokens.
+        vocabulary: Number of tokens.
+        buckets: Number of hash buckets.
     """
     parts = [bag(np.asarray(text, dtype=np.int64), ngrams, vocabulary, buckets) for text in texts]
     starts_N1 = np.cumsum([0, *map(len, parts)])
@@ -53,10 +59,10 @@ def bags_of(
 
 
 def bag(tokens_T: np.ndarray, ngrams: int, vocabulary: int, buckets: int) -> np.ndarray:
-    """The tokens, then the buckets of their sequences of 2, 3 ... tokens."""
+    """Return the tokens, then the buckets of n-grams of 2, 3 ... tokens."""
     found, hashes = [tokens_T], tokens_T.astype(np.uint64)
     for length in range(2, min(ngrams, len(tokens_T)) + 1):
-        # The hash of a sequence is that of all its tokens but the last, mixed with the last one.
+        # The hash of an n-gram is that of all its tokens but the last, mixed with the last one.
         hashes = (hashes[:-1] + np.uint64(1)) * MIX + tokens_T[length - 1 :].astype(np.uint64)
         places = ((hashes * MIX) >> UPPER) % np.uint64(buckets)
         found.append(places.astype(np.int64) + vocabulary)

@@ -1,4 +1,4 @@
-"""The result of a training, in the layout that transformers and peft read."""
+"""Export of trained models in the layout of transformers and peft."""
 
 import logging
 import shutil
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 def export(lm: "HuggingFaceModel", folder: Path) -> None:
     """Write the model and its tokenizer.
 
-    A plain model where there is no adapter, where it is to be merged, or where its init rounded the base weights;
-    else the adapter, and under `base/` the base model where that is new.
+    The result is a plain model without an adapter, with a merged adapter, or if the init rounded the base weights;
+    otherwise the adapter, and under `base/` the base model if it is new.
     """
     with quiet_progress(), summed(folder):
         if lm.adapted is None:
@@ -42,7 +42,7 @@ def export(lm: "HuggingFaceModel", folder: Path) -> None:
 
 
 def must_merge(lm: "HuggingFaceModel") -> bool:
-    """Whether the result is a plain model although there is an adapter."""
+    """Return whether an adapter is saved merged into a plain model."""
     adapter = lm.config.adapter
     if adapter is None:
         return False
@@ -56,7 +56,7 @@ def must_merge(lm: "HuggingFaceModel") -> bool:
 
 
 def export_plain(lm: "HuggingFaceModel", model: "PreTrainedModel", folder: Path) -> None:
-    """Write a model with the generation settings that its checkpoint came with."""
+    """Write a model with the original generation config of its checkpoint."""
     quiet, model.generation_config = model.generation_config, lm.own_settings
     try:
         model.save_pretrained(str(folder))
@@ -65,7 +65,7 @@ def export_plain(lm: "HuggingFaceModel", model: "PreTrainedModel", folder: Path)
 
 
 def export_base(lm: "HuggingFaceModel", folder: Path) -> None:
-    """Write the base model as it was before the adapter came onto it."""
+    """Write the base model as it was before the adapter was added."""
     if lm.source is not None:
         shutil.copytree(lm.source, folder, dirs_exist_ok=True)
         return

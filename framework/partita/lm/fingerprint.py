@@ -1,4 +1,4 @@
-"""What a model is, as a short text that changes with anything that changes its outputs."""
+"""Fingerprints of models: short hashes of everything that affects outputs."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 FULL_HASH_BYTES = 2 * 2**30
-"""Weight files of more than this in total count by size and time of change, not by content."""
+"""Above this total, weight files are hashed by size and modification time, not by content."""
 WEIGHTS = (".safetensors", ".bin")
 DESCRIPTIONS = (
     "config.json",
@@ -24,13 +24,13 @@ DESCRIPTIONS = (
 
 
 def digest(*parts: Any) -> str:
-    """16 hexadecimal digits of anything that JSON can write."""
+    """Return 16 hexadecimal digits of the hash of JSON-serializable values."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def folder_digest(folder: Path) -> str:
-    """Changes with the weights and descriptions of a model's folder."""
+    """Return a hash of the weights and descriptions in a model's folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     weights = [path for path in files if path.suffix in WEIGHTS]
     total = sum(path.stat().st_size for path in weights)
@@ -43,7 +43,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def tensors_digest(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str:
-    """Changes with any bit of the named tensors."""
+    """Return a hash of named tensors, bit for bit."""
     import torch
 
     found = hashlib.sha256()

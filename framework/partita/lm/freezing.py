@@ -1,4 +1,4 @@
-"""Which parameters are trained, and how their activations are kept."""
+"""Frozen parameters and activation checkpointing."""
 
 import logging
 import re
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require gradients, by name."""
+    """Return the parameters that require gradients, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def recompute_activations(base: Any, config: Config) -> None:
-    """Activation checkpointing without reentrant autograd, which would need inputs that require gradients."""
+    """Enable activation checkpointing without reentrant autograd, which needs inputs that require gradients."""
     if config.adapter is not None and config.adapter.type == "prefix_tuning":
         raise ModelError(
             "trainer.gradient_checkpointing: prefix_tuning lives in the cache, which recomputing leaves out; "
@@ -29,7 +29,7 @@ def recompute_activations(base: Any, config: Config) -> None:
 
 
 def freeze(module: nn.Module, config: Config) -> None:
-    """Freeze the parameters whose names match `layers_to_freeze_regex`. Raises ModelError where none or all do."""
+    """Freeze parameters whose names match `layers_to_freeze_regex`. Raise ModelError if none or all match."""
     pattern = config.trainer.layers_to_freeze_regex if config.trainer.type == "finetune" else None
     if pattern is None:
         return

@@ -1,7 +1,7 @@
-"""Generation settings of a run: those of the file, else those that the checkpoint ships in generation_config.json.
+"""Effective generation settings: those of the config, then those of the checkpoint's generation_config.json.
 
-The result is what transformers' `generate` does with the same checkpoint and the same keys. Nothing here imports torch
-or transformers, so that `partita explain` shows the values that a run applies.
+The result equals that of transformers' `generate` with the same checkpoint and the same keys. This module imports
+neither torch nor transformers, so that `partita explain` shows the values that a run applies.
 """
 
 import json
@@ -22,7 +22,7 @@ from partita_schema.prompt import Generation
 FILE_NAME = "generation_config.json"
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
-"""Settings that apply only where answers are sampled."""
+"""Settings that apply only to sampling."""
 BEAMS = ("length_penalty", "early_stopping")
 """Settings that apply only to beam search."""
 PLAIN = (
@@ -35,7 +35,7 @@ PLAIN = (
     "guidance_scale",
     "min_new_tokens",
 )
-"""Settings of the file that apply to every answer, under the names of transformers."""
+"""Settings of the config that always apply, under transformers' names."""
 TokenIds = tuple[NonNegativeCount, ...]
 CHECKPOINT_ONLY: dict[str, Any] = {
     "bad_words_ids": tuple[TokenIds, ...],
@@ -47,7 +47,7 @@ CHECKPOINT_ONLY: dict[str, Any] = {
     "encoder_no_repeat_ngram_size": NonNegativeCount,
     "remove_invalid_values": Flag,
 }
-"""Settings that the file has no key for, with their types."""
+"""Settings without a config key, with their types."""
 TYPES: dict[str, Any] = {
     **{key: Generation.model_fields[key].annotation for key in (*SAMPLING, *PLAIN, "do_sample", "num_beams")},
     **CHECKPOINT_ONLY,
@@ -56,7 +56,7 @@ TYPES: dict[str, Any] = {
     "stop_strings": str | tuple[str, ...],
     "max_new_tokens": Count,
 }
-"""Settings of a checkpoint that are applied."""
+"""Settings of a checkpoint that are supported, with their types."""
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -87,7 +87,7 @@ NEUTRAL: dict[str, Any] = {
 }
 """Values without effect."""
 TOP_K_OF_GENERATE = 50
-"""What `generate` takes where a checkpoint samples and names no top_k."""
+"""Default top_k of `generate` if a checkpoint samples without top_k."""
 SAME_ANSWERS = frozenset(
     {
         "transformers_version",
@@ -126,12 +126,12 @@ SAME_ANSWERS = frozenset(
         "continuous_batching_config",
     }
 )
-"""Settings of a checkpoint that decide how fast answers come, or what comes beside them, but not what they are."""
+"""Settings of a checkpoint that change speed or extra outputs, but not the completion."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value that applies to answers, and where it comes from."""
+    """An effective value and its origin."""
 
     value: Any
     origin: Literal["file", "checkpoint", "default"]
@@ -139,26 +139,27 @@ class Setting:
 
 @dataclass(frozen=True)
 class EffectiveGeneration:
-    """What applies to the answers of a run."""
+    """The effective generation settings of a run."""
 
     settings: dict[str, Setting]
-    """By transformers' names; texts of the file under `bad_words`, and texts that end an answer under `stop`."""
+    """By transformers' names; texts of the config under `bad_words`, stop strings under `stop`."""
     not_applied: dict[str, Any] = field(default_factory=dict)
-    """Settings of the checkpoint that could change answers and are not supported."""
+    """Settings of the checkpoint that could change completions and are not supported."""
 
     def value(self, key: str) -> Any:
-        """Return a value, None where nothing sets the key."""
+        """Return a value, or None if the key is not set."""
         return self.settings[key].value if key in self.settings else None
 
     def of_checkpoint(self) -> dict[str, Any]:
-        """Return the values that the checkpoint decides."""
+        """Return the values that come from the checkpoint."""
         return {key: setting.value for key, setting in self.settings.items() if setting.origin == "checkpoint"}
 
 
 def effective_generation(generation: Generation, checkpoint: Mapping[str, Any]) -> EffectiveGeneration:
-    """Put together what the file says and what the checkpoint's generation_config.json says, key by key.
+    """Merge the settings of the config and of the checkpoint's generation_config.json.
 
-    Raises ModelError where a value of the checkpoint cannot be used.
+    Raises:
+        ModelError: A value of the checkpoint is not valid.
     """
     shipped, not_applied = read_checkpoint(checkpoint) if generation.defaults == "checkpoint" else ({}, {})
     found = {key: Setting(value, "checkpoint") for key, value in shipped.items()}
@@ -182,7 +183,7 @@ def effective_generation(generation: Generation, checkpoint: Mapping[str, Any]) 
 
 
 def written(generation: Generation) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that the file decides, by name."""
+    """Yield the settings of the config by name."""
     for key in ("do_sample", "num_beams", *SAMPLING, *BEAMS, *PLAIN, "bad_words", "stop", "max_new_tokens"):
         value = getattr(generation, key)
         if value is not None and not (key == "temperature" and value == 0):
@@ -192,9 +193,10 @@ def written(generation: Generation) -> Iterator[tuple[str, Any]]:
 
 
 def read_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a checkpoint that are applied, and those that are not supported.
+    """Return the supported and the unsupported settings of a checkpoint.
 
-    Raises ModelError where a value cannot be used.
+    Raises:
+        ModelError: A value is not valid.
     """
     applied: dict[str, Any] = {}
     not_applied: dict[str, Any] = {}
@@ -219,7 +221,7 @@ def read_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict
 
 
 def checked(key: str, value: Any) -> Any:
-    """Return a value of the type that its key has. Raises ModelError."""
+    """Validate a value against the type of its key. Raise ModelError."""
     kind = TYPES[key] if key != "top_k" else Literal[-1] | TYPES[key]
     try:
         return TypeAdapter(kind).validate_python(value)
@@ -233,14 +235,14 @@ def checked(key: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What applies to the answers of a file, as far as this machine knows without loading the model."""
+    """The effective generation settings of a config, as far as known without loading the model."""
 
     checkpoint: str
-    """Where the checkpoint's part was read, or why it was not."""
+    """Path of the checkpoint's settings, or why they were not read."""
     effective: EffectiveGeneration
 
     def lines(self) -> list[str]:
-        """Return a line for each value, with its origin."""
+        """Return one line per value, with its origin."""
         shown = {key: f"{key}: {json.dumps(item.value)}" for key, item in self.effective.settings.items()}
         width = min(60, max(map(len, shown.values())))
         return [
@@ -256,7 +258,7 @@ class Explanation:
 
 
 def explain_generation(config: Config, *, folder: Path) -> Explanation:
-    """Find out what applies to the answers of a file, from files of this machine alone."""
+    """Return the effective generation settings of a config, using local files only."""
     shipped: dict[str, Any] = {}
     place = "not read, because of defaults: none"
     try:
@@ -268,10 +270,12 @@ def explain_generation(config: Config, *, folder: Path) -> Explanation:
 
 
 def shipped_generation(config: Config, *, folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the generation settings of the base model as they lie on this machine, and where they were found.
+    """Return the generation settings of the base model from local files, and their path.
 
-    Reads files only: a checkpoint that is on the Hub alone has no settings yet, and the text says so.
-    Raises ModelError where the file is none.
+    For a checkpoint that is not downloaded the settings are empty, and the text says so.
+
+    Raises:
+        ModelError: The file is not valid.
     """
     if isinstance(config.base_model, NewModel):
         return {}, "a new model has no checkpoint"
@@ -286,7 +290,7 @@ def shipped_generation(config: Config, *, folder: Path) -> tuple[dict[str, Any],
 
 
 def cached_file(config: Config, source: str, name: str) -> Path | None:
-    """Return where a file of a Hub model lies in the local cache, None where it does not."""
+    """Return the path of a Hub model's file in the local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(source, name, revision=config.model_parameters.revision)
@@ -294,7 +298,7 @@ def cached_file(config: Config, source: str, name: str) -> Path | None:
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
-    """Return the settings in a file; old checkpoints have them in config.json, beside much else."""
+    """Return the settings in a file; old checkpoints have them in config.json among other keys."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Answers that are held to a grammar: each row's tokens are followed, and only those that may come next have a score.
+"""Constrained decoding: a grammar masks the tokens that may not come next.
 
-A token that ends an answer may come where the grammar is fulfilled, and nowhere else. Masks are made by llguidance, of
-all rows at once in as many threads as torch has (docs/decisions/0010-constrained-outputs.md).
+End tokens are allowed only where the grammar is complete. llguidance computes the masks of all rows at once, in as many
+threads as torch uses (docs/decisions/0010-constrained-outputs.md).
 
 Shapes: N rows, V vocabulary.
 """
@@ -25,10 +25,20 @@ NO_END = "decoder.constrain: the model has no token that ends an answer; write g
 
 
 class Grammar:
-    """A grammar in the tokens of a model."""
+    """A grammar compiled for the tokenizer of a model."""
 
     def __init__(self, grammar: str, *, tokenizer: "PreTrainedTokenizerFast", ends: Sequence[int], size: int) -> None:
-        """`size` is V, `ends` are the tokens that end an answer. Raises ModelError where there are none."""
+        """Compile the grammar.
+
+        Args:
+            grammar: Grammar in the syntax of llguidance.
+            tokenizer: Tokenizer of the model.
+            ends: End tokens.
+            size: V, the number of logits.
+
+        Raises:
+            ModelError: There is no end token, or the grammar is not valid.
+        """
         from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
         self.ends = [end for end in ends if end < size]
@@ -43,13 +53,13 @@ class Grammar:
         self.executor = LLExecutor(num_threads=torch.get_num_threads())
 
     def matcher(self) -> Any:
-        """What follows an answer from its beginning."""
+        """Return a matcher at the beginning of an answer."""
         return self.first.deep_copy()
 
     def held(self, scores_NV: torch.Tensor, rows: Sequence["Row"], *, otherwise: torch.Tensor) -> torch.Tensor:
-        """Scores without tokens that may not come next; not numbers where none may, and the row has the reason.
+        """Return scores with disallowed tokens masked; NaN if no token is allowed, with the reason in the row.
 
-        Where options of the file leave none of the tokens that may come, the model's own scores `otherwise` count.
+        If generation settings mask all allowed tokens, the model's scores `otherwise` are used.
         """
         allowed_NV = self.allowed(rows).to(scores_NV.device)
         held_NV = scores_NV.masked_fill(~allowed_NV, -torch.inf)
@@ -60,7 +70,7 @@ class Grammar:
         return held_NV.masked_fill(~allowed_NV.any(-1, keepdim=True), torch.nan)
 
     def allowed(self, rows: Sequence["Row"]) -> torch.Tensor:
-        """Tokens that may come next [N, V], on the CPU."""
+        """Return which tokens may come next [N, V], on the CPU."""
         masks = np.zeros((len(rows), (self.size + 31) // 32), dtype=np.uint32)
         follows = [self.follow(row) for row in rows]
         asked = [(row.matcher, place) for place, row in enumerate(rows) if follows[place]]
@@ -81,7 +91,7 @@ class Grammar:
         return allowed_NV
 
     def follow(self, row: "Row") -> bool:
-        """Tell a row's matcher the tokens that it does not know; whether it can say what comes next."""
+        """Advance a row's matcher by its new tokens; return whether it can compute a mask."""
         new, row.matched = row.new[row.matched :], len(row.new)
         if new and not row.matcher.is_stopped():
             row.matcher.consume_tokens(new)
@@ -89,7 +99,7 @@ class Grammar:
 
 
 class Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, ends: Sequence[int], size: int) -> None:
         self.tokenizer = tokenizer
@@ -98,11 +108,11 @@ class Vocabulary:
         self.eos_token_id, self.bos_token_id = ends[0], None
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a text; never asked, for no grammar here forces any."""
+        """Tokenize a text; not called, as no grammar here forces tokens."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
 
 def first_line(text: str) -> str:
-    """The beginning of an error that shows whole states behind it."""
+    """Return the first line of an error message, which continues with internal states."""
     return text.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Where a base model comes from, a folder or the Hub, and what went wrong there in words."""
+"""Location of base models and adapters, in a folder or on the Hub, and explanation of loading errors."""
 
 import difflib
 import logging
@@ -14,18 +14,18 @@ from partita_trainers.file_sums import FILE as SUMS
 from partita_trainers.file_sums import check_sums
 
 BASE = "base"
-"""Folder inside a saved result that holds a new model under an adapter: it exists nowhere else."""
+"""Folder inside a saved model with a new base model under an adapter, which exists nowhere else."""
 NOT_NEEDED = (
     "passing in an `attention_mask` since your input_ids may be padded",
     "A custom stopping criteria of type <class 'transformers.generation.stopping_criteria.EosTokenCriteria'>",
 )
-"""What transformers says without need."""
+"""Messages of transformers that do not apply here."""
 
 
 def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[str | None, str | None, bool]:
-    """Where base weights and adapter come from, and whether the weights were saved by a run and are taken as they are.
+    """Return the sources of base weights and adapter, and whether the base weights were saved by a run.
 
-    No source of base weights means random ones.
+    The source of the base weights is None for random weights. Weights saved by a run are loaded unchanged.
     """
     if saved is not None:
         check_intact(str(saved))
@@ -43,9 +43,9 @@ def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[s
 
 
 def check_intact(source: str, *, key: str = "base_model", weights: bool = True) -> None:
-    """Raise ModelError where a file of a model that partita wrote is not as it was written.
+    """Raise ModelError if a model file written by partita does not match its checksum.
 
-    A Hub id, and a folder without checksums, is not looked at. Without `weights` only small files are read.
+    Hub ids and folders without checksums are not checked. Without `weights` only small files are read.
     """
     if not Path(source).is_dir():
         return
@@ -59,7 +59,7 @@ def check_intact(source: str, *, key: str = "base_model", weights: bool = True) 
 
 
 def base_under(saved: Path, config: Config, *, folder: Path) -> str:
-    """The base model that a saved adapter belongs on: beside it, or where it was when the run was made."""
+    """Return the base model of a saved adapter: next to it, or at its original location."""
     if (saved / BASE).is_dir():
         return str(saved / BASE)
     with loading(str(saved), part="adapter", key="adapter"):
@@ -70,9 +70,10 @@ def base_under(saved: Path, config: Config, *, folder: Path) -> str:
 
 
 def find_base(base_model: str, *, folder: Path) -> str:
-    """The absolute folder that `base_model` names, seen from `folder`, or the Hub id as it stands.
+    """Return the absolute folder of `base_model` relative to `folder`, or the Hub id.
 
-    A name that can only be a path and is none raises ModelError with the nearest names beside it.
+    Raises:
+        ModelError: The name can only be a path, and there is no such folder.
     """
     path = folder / Path(base_model).expanduser()
     if path.is_dir():
@@ -87,7 +88,7 @@ def find_base(base_model: str, *, folder: Path) -> str:
 
 
 def find_adapter(source: str, *, folder: Path) -> str:
-    """The absolute folder that `pretrained_adapter_weights` names, or the Hub id as it stands. Raises ModelError."""
+    """Return the absolute folder of `pretrained_adapter_weights`, or the Hub id. Raise ModelError."""
     path = folder / Path(source).expanduser()
     if path.is_dir():
         if not (path / "adapter_config.json").exists():
@@ -99,12 +100,12 @@ def find_adapter(source: str, *, folder: Path) -> str:
 
 
 def can_only_be_a_path(name: str) -> bool:
-    """No Hub id looks like this: `owner/name` has one slash, and no dot or tilde before it."""
+    """Return whether a name is not a valid Hub id: an id has one slash and does not start with a dot or tilde."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
 
 
 def near(path: Path) -> str:
-    """`; did you mean NAME?` for the nearest folder beside `path`, or what stands there instead."""
+    """Return `; did you mean NAME?` for similar folders next to `path`, else what is there."""
     parent = path.parent
     if not parent.is_dir():
         return f"; {parent} does not exist either"
@@ -117,9 +118,9 @@ def near(path: Path) -> str:
 
 @contextmanager
 def loading(source: str, *, part: str, key: str = "base_model") -> Iterator[None]:
-    """Turn what transformers, peft, torch and the Hub client raise while `part` is loaded into a ModelError.
+    """Convert exceptions raised while `part` is loaded into a ModelError.
 
-    Files that are damaged or meant to do harm raise anything: what they hold reaches many libraries.
+    Damaged or malicious files can raise any exception, from any of the libraries involved.
     """
     try:
         yield
@@ -132,7 +133,7 @@ def loading(source: str, *, part: str, key: str = "base_model") -> Iterator[None
 
 
 def explain(error: Exception, *, source: str, part: str, key: str) -> str:
-    """One line: what failed, on which source, and what to do about it."""
+    """Return one line: what failed, for which source, and what to do."""
     text = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
     for marks, remedy in REMEDIES:
         if any(mark in text for mark in marks):
@@ -197,11 +198,11 @@ REMEDIES = (
 
 
 def quiet_libraries() -> None:
-    """Silence what the libraries log without need.
+    """Filter log messages of libraries that do not apply here.
 
-    bitsandbytes logs at every 8-bit forward pass, and about kernels that it could download; transformers advises a
-    mask wherever padding is seen, also right of the text, where no token looks, and tells of an end of answers that
-    is not its own, with which memory is measured.
+    bitsandbytes logs at every 8-bit forward pass, and about kernels that it could download. transformers suggests an
+    attention mask for any padding, even on the right where it has no effect, and warns about the stopping criterion
+    used for memory probes.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     for name in ("modeling_utils", "generation.utils"):

@@ -1,4 +1,4 @@
-"""A language model held through transformers, peft and bitsandbytes."""
+"""A language model loaded with transformers, peft and bitsandbytes."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EMBEDDED = ("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
-"""Adapters whose virtual tokens are embeddings before the prompt; other prompt learning fills the cache."""
+"""Adapters whose virtual tokens are input embeddings; other prompt learning methods fill the KV cache."""
 
 
 def load_model(
@@ -67,18 +67,27 @@ def load_model(
     batches: Callable[[], Iterable[Batch]] | None = None,
     trainable: bool,
 ) -> "HuggingFaceModel":
-    """The model of the file, or the one that `save` wrote into the folder `saved`.
+    """Load the model of the config, or the one that `save` wrote.
 
-    Relative names start in `folder`. `batches` gives training batches to adapter inits that look at data. Unless
-    `trainable`, nothing requires gradients, and an adapter that is neither in `saved` nor in
-    `pretrained_adapter_weights` is left out: untrained, it would change nothing. Raises ModelError.
+    Args:
+        config: The config.
+        folder: Folder that relative names refer to.
+        tokenizer: Tokenizer of the model.
+        saved: Folder of a saved model.
+        batches: Returns training batches, for adapter inits that depend on data.
+        trainable: Whether parameters require gradients. If False, an adapter without weights in `saved` or
+            `pretrained_adapter_weights` is skipped: untrained, it has no effect.
+
+    Raises:
+        ModelError: The model cannot be loaded.
     """
     quiet_libraries()
     device = find_device(config.model_parameters)
     source, adapter_source, plain = find_sources(config, folder=folder, saved=saved)
     base = load_base(config, source=source, tokenizer=tokenizer, device=device, plain=plain)
     own_settings = quiet_settings(base)
-    # Before any forward pass: one would repack. A trained model answers with the kernels it was evaluated with.
+    # Before any forward pass, which would repack the weights. A trained model predicts with the kernels it was
+    # evaluated with.
     choose_kernels(base, may_pack=not trainable and config.trainer.type == "none")
     base.requires_grad_(config.adapter is None and trainable)
     module: Any = base
@@ -122,7 +131,7 @@ def new_adapter(
     tokenizer: "PreTrainedTokenizerFast",
     batches: Callable[[], Iterable[Batch]] | None,
 ) -> Any:
-    """The base model with an adapter on it that the seed of the file alone decides."""
+    """Add a new adapter to the base model, initialized from the seed of the config."""
 
     def original_weights() -> dict[str, torch.Tensor]:
         cpu = torch.device("cpu")
@@ -133,7 +142,7 @@ def new_adapter(
 
 
 class HuggingFaceModel:
-    """Keeps the contract of `partita.lm.base.GenerativeModel`; made by `load_model`."""
+    """Implements `partita.lm.base.GenerativeModel`; created by `load_model`."""
 
     def __init__(
         self,
@@ -177,10 +186,10 @@ class HuggingFaceModel:
         self._identity: str | None = None
         self._fingerprint: str | None = None
 
-    # What a trainer does
+    # Training
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Sum of the cross-entropy over the batch's loss tokens, in float32."""
+        """Return the sum of the cross-entropy over the batch's loss tokens, in float32."""
         noise = self.noise.for_rows(batch) if self.noise is not None else nullcontext()
         with noise:
             return answer_loss(
@@ -193,7 +202,7 @@ class HuggingFaceModel:
             )
 
     def more_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """What the module is given beside the ids. Raises ModelError where packed rows would see each other."""
+        """Return model inputs in addition to the ids. Raise ModelError if packed rows attend to each other."""
         if batch.position_ids_BT is not None:
             positions_BT = batch.position_ids_BT.to(self.device)
             return packed_inputs(positions_BT, isolation=self.isolation, model=self.base)
@@ -201,40 +210,40 @@ class HuggingFaceModel:
 
     @cached_property
     def isolation(self) -> Isolation:
-        """How packed rows are kept apart."""
+        """How attention between packed rows is prevented."""
         return find_isolation(self)
 
     @cached_property
     def is_causal(self) -> bool:
-        """True. Raises ModelError where a token's logits depend on what follows it."""
+        """True; raises ModelError if a token's logits depend on later tokens."""
         check_causal(self)
         return True
 
     def check_loss(self) -> None:
-        """Raises ModelError where the loss of a row would depend on padding, or on the tokens that it predicts."""
+        """Raise ModelError if a row's loss depends on padding or on the tokens that it predicts."""
         logger.debug("the loss depends on nothing that follows: %s", self.is_causal)
 
     def check_packing(self) -> None:
-        """Raises ModelError where rows in one line would see each other."""
+        """Raise ModelError if packed rows attend to each other."""
         logger.debug("packed rows are kept apart by %s", self.isolation)
 
     def prepare_training(self, total_steps: int) -> None:
-        """Plan what depends on the number of optimizer steps."""
+        """Set up what depends on the number of optimizer steps."""
         if self.budget is not None:
             self.budget.plan(total_steps)
 
     def auxiliary_loss(self) -> torch.Tensor | None:
-        """AdaLoRA's penalty, already weighted; None for anything else."""
+        """Return AdaLoRA's weighted regularization loss; None for other adapters."""
         return self.budget.penalty() if self.budget is not None else None
 
     def after_step(self, step: int) -> None:
-        """Move AdaLoRA's budget; gradients of the step must still stand."""
+        """Update AdaLoRA's rank budget. Call it before gradients are cleared."""
         if self.budget is not None:
             self.budget.after_step(step)
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Training mode inside, with NEFTune noise where the file asks for it; the mode before it afterwards."""
+        """Switch to training mode, with NEFTune noise if configured; restore the mode on exit."""
         before = self.module.training
         self.module.train()
         try:
@@ -246,13 +255,17 @@ class HuggingFaceModel:
     # Files
 
     def save_checkpoint(self, folder: Path) -> None:
-        """Write what training changes, exactly."""
+        """Write the trained state, bit for bit."""
         extra = self.budget.tensors() if self.budget is not None else {}
         ranks = self.budget.ranks() if self.budget is not None else None
         write_checkpoint(folder, module=self.module, initial=self.initial, extra=extra, ranks=ranks)
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read it back in place, bit for bit. Raises ResumeError where it does not fit."""
+        """Load the trained state in place.
+
+        Raises:
+            ResumeError: The checkpoint does not match the model.
+        """
         tensors, notes = read_checkpoint(folder)
         first = {name.removeprefix(INITIAL): value for name, value in tensors.items() if name.startswith(INITIAL)}
         check_initial(first, self.initial, folder=folder)
@@ -264,22 +277,22 @@ class HuggingFaceModel:
             self.budget.restore(budget, ranks=notes["ranks"])
 
     def save(self, folder: Path) -> None:
-        """Write the result in the layout of transformers or peft, with the tokenizer."""
+        """Write the model and its tokenizer in the layout of transformers or peft."""
         export(self, folder)
 
-    # What inference does
+    # Inference
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
-        """What the checkpoint's generation_config.json says."""
+        """Content of the checkpoint's generation_config.json."""
         found: dict[str, Any] = self.own_settings.to_dict()
         return {key: value for key, value in found.items() if value is not None}
 
     @property
     def fingerprint(self) -> str:
-        """The same for a trained model in memory and for the files that `save` made of it, unless it was merged.
+        """Hash of what affects outputs; equal for a trained model in memory and its saved files, unless merged.
 
-        Trained weights count by their content, a base model that is used as it is by its files or its Hub commit.
+        Trained weights are hashed by content, an unchanged base model by its files or its Hub commit.
         """
         if self._fingerprint is not None and not self.trainable:
             return self._fingerprint
@@ -291,18 +304,19 @@ class HuggingFaceModel:
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        """Answers in order, each as if it had been generated alone."""
+        """Generate for each request independently of the others; keep the order."""
         if not requests:
             return []
         if options.beams > 1 and options.samples and len(requests) > 1:
-            # transformers draws for all rows of a batch at once: only alone a row's answer is its own.
+            # transformers samples jointly for all rows of a batch, so a row is independent only in a batch by itself.
             return [self.generate([request], options, seed=seed)[0] for request in requests]
         groups = [list(range(len(requests)))]
         longest = max(len(request.input_ids) for request in requests)
         end = longest + max(request.max_new_tokens for request in requests)
         past = self.context_length is not None and end > self.context_length and not may_run_past_context(self.base)
         if past or options.beams > 1:
-            # Rows at their limit run on while others are at work: beams would go on growing, learned positions end.
+            # Rows at their limit continue until the batch ends: beams would keep growing, and learned positions run
+            # out.
             limits = sorted({request.max_new_tokens for request in requests})
             groups = [[i for i, r in enumerate(requests) if r.max_new_tokens == limit] for limit in limits]
         answers: dict[int, Generated] = {}
@@ -327,23 +341,26 @@ class HuggingFaceModel:
 
     @cached_property
     def token_ids(self) -> Sequence[int]:
-        """Tokens that mean text: within the embedding, and not special."""
+        """Token ids inside the embedding that are not special."""
         return ordinary_tokens(self)
 
     @property
     def vocabulary_size(self) -> int:
-        """Logits of a position."""
+        """Number of logits per position."""
         layer = self.base.get_output_embeddings()
         return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
 
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
-        """New tokens that any row of a batch reaches beside a prompt of that length."""
+        """Return the new tokens that every row of a batch can reach after a prompt of this length."""
         return reachable_tokens(self, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        """Read prompts and generate up to the last token; random states are as before afterwards."""
+        """Prefill prompts and generate all new tokens; restore the random state.
+
+        See `GenerativeModel.generate_worst_case` for the arguments.
+        """
         with seeded(0, device=self.device), self.evaluating():
             return generate_worst_case(
                 self,
@@ -355,7 +372,10 @@ class HuggingFaceModel:
             )
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
-        """What a batch should take by the shape of the model."""
+        """Estimate the memory of a batch in bytes from the shape of the model.
+
+        See `GenerativeModel.estimated_bytes` for the arguments.
+        """
         if purpose == "generation":
             return generation_bytes(self.base, rows, prompt_tokens=tokens, new_tokens=new_tokens)
         if purpose == "evaluation":
@@ -364,18 +384,22 @@ class HuggingFaceModel:
         return training_bytes(self.base, rows, tokens=tokens, learned=learned, recomputed=recomputed)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
-        """Seconds of one decode step; random states are as before afterwards."""
+        """Return the seconds of one decode step; restore the random state.
+
+        See `GenerativeModel.time_decode_step` for the arguments.
+        """
         with seeded(0, device=self.device), self.evaluating():
             return time_decode_step(self, rows, length=length, options=options, shared_tokens=shared_tokens)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
+        """Return why rows of up to `tokens` tokens cannot use slots; None if they can."""
         return unsupported(self, options, tokens=tokens) or self.slot_way.reason
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        """Which rows of up to `tokens`, new ones included, can be generated together.
+        """Return which rows of up to `tokens` tokens, including new ones, can share a batch.
 
-        Raises ModelError where beams are asked for that the model would mix up.
+        Raises:
+            ModelError: Beam search is configured, and the model does not support it.
         """
         way = self.short_batch_way
         if way.rows == "one row" and options.beams > 1:
@@ -386,22 +410,22 @@ class HuggingFaceModel:
 
     @cached_property
     def short_batch_way(self) -> BatchWay:
-        """The same as far as short rows show it."""
+        """The same, tested on short rows."""
         return find_batch_way(self)
 
     def forget_rows(self) -> None:
-        """Drop what layers of RecurrentGemma keep of the last batch: a prompt of one token would continue it."""
+        """Clear the state that RecurrentGemma keeps between batches; a one-token prompt would continue from it."""
         for module in self.base.modules():
             if hasattr(module, "conv1d_state"):
                 module.conv1d_state = None
 
     @cached_property
     def slot_way(self) -> SlotWay:
-        """How the model answers in slots, or why it cannot."""
+        """How the model supports slots, or why it does not."""
         return find_way(self)
 
     def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
-        """A grammar in the tokens of this model, where `ends` end an answer. Raises ModelError."""
+        """Return the compiled grammar for this tokenizer, where `ends` are the end tokens. Raise ModelError."""
         key = (text, tuple(ends))
         if key not in self._grammars:
             size = self.vocabulary_size
@@ -411,7 +435,10 @@ class HuggingFaceModel:
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> Slots | ScoringSlots:
-        """Slots for rows of up to `tokens` each, which all begin with `prefix` and go on after it."""
+        """Start continuous batching, by scoring if there are labels.
+
+        See `GenerativeModel.open_slots` for the arguments.
+        """
         if options.labels:
             return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, way=self.slot_way)
         return self.generating_slots(options, slots=slots, tokens=tokens, prefix=prefix, seed=seed)
@@ -419,7 +446,10 @@ class HuggingFaceModel:
     def generating_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> Slots:
-        """The same for answers that are generated, whatever the labels."""
+        """Start continuous batching that generates, even if there are labels.
+
+        See `GenerativeModel.open_slots` for the arguments.
+        """
         return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What a loaded model is: apart from what training changes, and by what it has changed."""
+"""Identity of a loaded model: its fixed part, and the weights that training changed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def changed_tensors(lm: "HuggingFaceModel") -> dict[str, torch.Tensor]:
-    """What distinguishes the weights from those of the base model, by name."""
+    """Return the tensors that differ from the base model, by name."""
     if lm.adapted is not None:
         return adapter_tensors(lm.adapted, initial=lm.initial)
     if lm.trainable or lm.plain:
@@ -25,7 +25,7 @@ def changed_tensors(lm: "HuggingFaceModel") -> dict[str, torch.Tensor]:
 
 
 def identity(lm: "HuggingFaceModel") -> str:
-    """What the model is, apart from what training changes."""
+    """Return a hash of the model without trained weights."""
     config = lm.config
     base: list[Any] = []
     if lm.adapted is not None or not (lm.trainable or lm.plain):
@@ -39,7 +39,7 @@ def identity(lm: "HuggingFaceModel") -> str:
     sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
     dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
     kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]
-    # In 16 bits the rest of the base weights was rounded when an init moved a part of them; files do not round it.
+    # In 16 bits the remaining base weights were rounded when an init moved a part of them; files do not round them.
     moved = bool(lm.initial) and lm.base.dtype != torch.float32
     dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
     return digest(base, dumped, kernels, moved, dtypes, lm.device.type, tokenizer_digest(lm.tokenizer))

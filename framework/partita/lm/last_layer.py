@@ -1,10 +1,11 @@
-"""Prompts are read for the keys and values that they leave, and for the scores of what follows their last token.
+"""Prefill with only the last tokens in the last layer.
 
-The last layer therefore needs the keys of all tokens, but everything after them only for the last one. A hook before it
-first lets the layer run until it has written its keys, stops it there, and then lets the last tokens alone through.
-With few layers that is a good part of reading: of four, a fifth.
+Prefill needs the KV cache of all tokens, but logits of the last one only. So the last layer needs the keys and values
+of all tokens, but everything after them only for the last token. A hook runs the layer until it has written its keys
+and values, stops it, and then passes only the last tokens through. With few layers this saves a good part of prefill:
+with four, a fifth.
 
-Shapes: N prompts, L tokens of the longest, H width.
+Shapes: N prompts, L tokens of the longest, H hidden size.
 """
 
 import inspect
@@ -17,18 +18,18 @@ from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 
 
 class WrittenKeys(Exception):  # noqa: N818 - it is no error
-    """The layer has written its keys and values."""
+    """Raised when the layer has written its keys and values."""
 
 
 class StoppingLayer(SlotLayer):
-    """Stops the forward pass once it has written, while it is told so."""
+    """Stops the forward pass after writing, if `stops` is set."""
 
     stops = False
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write, and raise Written or give what the new tokens see."""
+        """Write keys and values; raise WrittenKeys or return what the new tokens attend to."""
         found = super().update(key_states, value_states, *args, **kwargs)
         if self.stops:
             raise WrittenKeys
@@ -36,10 +37,10 @@ class StoppingLayer(SlotLayer):
 
 
 class LastTokens:
-    """Lets the last tokens of prompts through the last layer, while it is switched on."""
+    """Passes only the last tokens of prompts through the last layer, while enabled."""
 
     def __init__(self, layer: nn.Module, *, number: int) -> None:
-        """`layer` is the last of `number` layers."""
+        """Register the hook; `layer` is the last of `number` layers."""
         self.layer, self.number = layer, number
         self.signature = inspect.signature(layer.forward)
         self.pool: SlotKVCache | None = None
@@ -47,15 +48,22 @@ class LastTokens:
         self.handle = layer.register_forward_pre_hook(self.narrow, with_kwargs=True)
 
     def aim(self, pool: SlotKVCache, ends_N: torch.Tensor, positions_N1: torch.Tensor, mask_N11W: torch.Tensor) -> None:
-        """Switch it on for a pass whose last tokens are these of the L, stand there in their slots, and see W."""
+        """Enable it for one pass.
+
+        Args:
+            pool: The KV cache.
+            ends_N: Index of each prompt's last token in the pass.
+            positions_N1: Position of each last token in its slot.
+            mask_N11W: Attention mask of the last tokens.
+        """
         self.pool, self.ends_N, self.positions_N1, self.mask_N11W = pool, ends_N, positions_N1, mask_N11W
 
     def close(self) -> None:
-        """Leave the layer as it was."""
+        """Remove the hook."""
         self.handle.remove()
 
     def narrow(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments for the last tokens, once the keys of all are written."""
+        """Return the layer's arguments for the last tokens only, after all keys and values are written."""
         if self.pool is None:
             return None
         given = self.signature.bind(*args, **kwargs)
@@ -87,7 +95,7 @@ class LastTokens:
         raise RuntimeError("the last layer writes no keys")
 
     def picked(self, value: Any, *, count: int, length: int) -> Any:
-        """Of a tensor with all tokens of the prompts [N or 1, L, ...], those of the last ones [N, 1, ...]."""
+        """Select the last tokens [N, 1, ...] of a tensor with all tokens of the prompts [N or 1, L, ...]."""
         if isinstance(value, dict):
             return {name: self.picked(one, count=count, length=length) for name, one in value.items()}
         if isinstance(value, tuple):
@@ -101,7 +109,7 @@ class LastTokens:
 
 
 def last_layer(base: Any) -> tuple[nn.Module, int] | None:
-    """The last of a model's layers, and how many there are; None where they cannot be told."""
+    """Return a model's last layer and the number of layers; None if they cannot be identified."""
     number = int(base.config.get_text_config().num_hidden_layers)
     lists = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
     kinds = [found for found in lists if len({type(layer) for layer in found}) == 1]

@@ -1,4 +1,4 @@
-"""Base models: from a folder, the Hub or random weights, in the type and place that the file asks for."""
+"""Loading of base models from a folder, the Hub or random weights, with the configured dtype and device."""
 
 import logging
 import os
@@ -29,9 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 def find_device(parameters: ModelParameters) -> torch.device:
-    """The device that the file asks for; auto is the first accelerator that torch sees. Raises ModelError.
+    """Return the configured device; auto is the first accelerator that torch finds.
 
-    A CUDA device that nothing has used yet gets an allocator that fragments less, and a CPU keeps fewer kernels.
+    On CUDA the allocator is set to expandable segments, if CUDA is not initialized yet. On a CPU the oneDNN kernel
+    cache is limited.
+
+    Raises:
+        ModelError: The device does not exist.
     """
     device = asked_device(parameters)
     if device.type == "cuda":
@@ -42,9 +46,9 @@ def find_device(parameters: ModelParameters) -> torch.device:
 
 
 def grow_segments() -> None:
-    """Let CUDA's allocator grow its segments, unless the user has set it up or it has begun without."""
+    """Enable expandable segments of CUDA's allocator, unless the user configured it or CUDA is initialized."""
     chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    # Elsewhere torch only warns that it cannot.
+    # On other platforms torch only warns that it is not supported.
     able = sys.platform == "linux" and torch.version.hip is None
     begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types there
     if able and not chosen and not begun:
@@ -83,9 +87,17 @@ def load_base(
     device: torch.device,
     plain: bool = False,
 ) -> "PreTrainedModel":
-    """The base model on its device, in evaluation mode; random weights where `source` is None.
+    """Load the base model onto its device, in evaluation mode.
 
-    `plain` leaves out the file's quantisation and rope scaling: weights that were saved have them behind them.
+    Args:
+        config: The config.
+        source: Folder or Hub id; None for random weights.
+        tokenizer: Tokenizer of the model.
+        device: Device of the weights.
+        plain: Whether to ignore quantization and rope scaling of the config, which saved weights already include.
+
+    Raises:
+        ModelError: The model cannot be loaded.
     """
     parameters = config.model_parameters
     scaling = None if plain else parameters.rope_scaling
@@ -131,7 +143,7 @@ def load_base(
 def new_model(
     config: Config, base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast", device: torch.device
 ) -> "PreTrainedModel":
-    """Random weights from the file's seed, drawn on the CPU so that every device starts from the same."""
+    """Create a model with random weights from the seed, drawn on the CPU so that all devices start equal."""
     from transformers import AutoModelForCausalLM
 
     described = scratch_config(base, tokenizer=tokenizer)
@@ -152,7 +164,7 @@ def attention(parameters: ModelParameters) -> str | None:
 
 
 def weights_dtype(config: Config, *, device: torch.device) -> Any:
-    """The type of the base weights. Weights that are trained themselves are held in float32."""
+    """Return the dtype of the base weights; weights that are trained themselves are float32."""
     wanted = config.model_parameters.dtype
     if config.trainer.type != "none" and config.adapter is None:
         if wanted in ("bfloat16", "float16"):
@@ -166,7 +178,7 @@ def weights_dtype(config: Config, *, device: torch.device) -> Any:
 
 
 def check_decoder(described: "PretrainedConfig", *, source: str) -> None:
-    """Raises ModelError on encoders, which transformers would load as a decoder with a warning."""
+    """Raise ModelError for encoders, which transformers would load as a decoder with a warning."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     encoder = described.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(described, "is_decoder", False)
@@ -178,7 +190,7 @@ def check_decoder(described: "PretrainedConfig", *, source: str) -> None:
 
 
 def check_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", *, source: str) -> None:
-    """Raises ModelError where the tokenizer has tokens without an embedding."""
+    """Raise ModelError if the tokenizer has tokens without an embedding."""
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ModelError(
@@ -188,16 +200,16 @@ def check_vocabulary(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFa
 
 
 def keep_scale(model: "PreTrainedModel") -> None:
-    """Keep RWKV from halving its weights in place when it answers, which saved weights and checkpoints would show.
+    """Stop RWKV from halving its weights in place in evaluation mode, which would change saved weights.
 
-    It does so against overflow in float16, and doubles what it computes with them: answers are the same.
+    The halving prevents overflow in float16 and is undone in the computation, so outputs are the same.
     """
     if getattr(model.config, "rescale_every", 0) and model.dtype != torch.float16:
         model.config.rescale_every = 0
 
 
 def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None:
-    """Write the file's rope scaling into a model's config, and make room for the longer context."""
+    """Write the configured rope scaling into a model's config, and extend its maximum length."""
     own = getattr(described, "rope_parameters", None)
     if not own:
         raise ModelError(
@@ -213,7 +225,7 @@ def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None
 
 
 def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | None:
-    """Longest sequence in tokens, those of an adapter taken off; None where the model has no limit."""
+    """Return the maximum sequence length in tokens without virtual tokens; None without limit."""
     described = model.config.get_text_config()
     limit = getattr(described, "max_position_embeddings", None)
     if limit is None or limit < 0:  # XLNet's is -1
@@ -226,7 +238,7 @@ def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | No
 
 @contextmanager
 def quiet_progress() -> Iterator[None]:
-    """No bars while weights are read; the setting is as before afterwards."""
+    """Disable progress bars in this context."""
     from transformers.utils import logging as library
 
     before = library.is_progress_bar_enabled()
@@ -239,5 +251,5 @@ def quiet_progress() -> Iterator[None]:
 
 
 def local_folder(source: str | None) -> Path | None:
-    """The folder that a source is, where it is one."""
+    """Return the path if the source is a local folder, else None."""
     return Path(source) if source is not None and Path(source).is_dir() else None

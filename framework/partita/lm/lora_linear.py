@@ -1,11 +1,12 @@
-"""Plain LoRA layers, forward and backward in one piece: the same sums as peft's own, in fewer passes over memory.
+"""Fused forward and backward of plain LoRA layers: peft's result in fewer passes over memory.
 
-A layer computes x W^T + s (x A^T) B^T with frozen W (Hu et al. 2021, "LoRA", section 4.1). Done operation by operation,
-the update costs as much as a third of the base layer although it has a hundredth of its multiplications: the products
-with a dimension of r are limited by memory, and scaling and adding are passes of their own, there and back. Here both
-directions add the update to the base layer's result while it is multiplied, and r comes first in what is small, as the
-kernels like it. peft stays the owner of the layers, their parameters and their state; whatever is not plain (dropout,
-DoRA, merged, switched off, several adapters, quantised or 16-bit weights, autocast, no gradients) goes its way.
+A layer computes x W^T + s (x A^T) B^T with frozen W (Hu et al. 2021, "LoRA", section 4.1). Computed one operation at a
+time, the update takes up to a third of the time of the base layer with a hundredth of its multiplications: products
+with a dimension of r are memory-bound, and scaling and adding are extra passes, in forward and backward. Here both
+directions add the update to the base layer's result within the matrix product, and r is the first dimension of small
+matrices, which is faster. peft still owns the layers, their parameters and their state, and computes whatever is not
+plain: dropout, DoRA, merged or disabled adapters, several adapters, quantized or 16-bit weights, autocast, no
+gradients.
 
 Shapes: N tokens, I inputs, O outputs, R rank.
 """
@@ -23,7 +24,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 class LoraLinear(torch.autograd.Function):
-    """x W^T + b + s (x A^T) B^T; gradients for x, A and B."""
+    """x W^T + b + s (x A^T) B^T, with gradients for x, A and B."""
 
     @staticmethod
     def forward(
@@ -62,7 +63,7 @@ class LoraLinear(torch.autograd.Function):
 
 
 def fuse_lora(module: nn.Module) -> int:
-    """Let every plain LoRA layer in the module compute in one piece while it is trained; how many there are."""
+    """Replace the forward of every plain LoRA layer in the module; return the number of layers."""
     from peft.tuners.lora.layer import Linear
 
     layers: list[Any] = [layer for layer in module.modules() if type(layer) is Linear]
@@ -74,11 +75,11 @@ def fuse_lora(module: nn.Module) -> int:
 
 @cache
 def fused_class() -> Any:
-    """peft's layer with another forward pass."""
+    """Return peft's layer class with a fused forward."""
     from peft.tuners.lora.layer import Linear
 
     class FusedLinear(Linear):  # type: ignore[misc]
-        """Computes in one piece where it is plain."""
+        """Uses the fused computation if the layer is plain."""
 
         def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             name = None if args or kwargs else plain_adapter(self, x)
@@ -94,7 +95,7 @@ def fused_class() -> Any:
 
 
 def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
-    """The one adapter that acts, where it does nothing but add a product to the base layer's; else None."""
+    """Return the active adapter if it only adds a low-rank product, else None."""
     if not torch.is_grad_enabled() or layer.disable_adapters or layer.merged_adapters:
         return None
     active = [name for name in layer.active_adapters if name in layer.lora_A]

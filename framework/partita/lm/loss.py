@@ -1,14 +1,14 @@
-"""The loss of a batch, with logits only where a label stands.
+"""The loss of a batch, with logits only at loss tokens.
 
-Prompts and padding need no logits, and with a large vocabulary the output layer is most of the work. A hook before the
-output layer lets only those hidden states through that predict a label, so that whatever an architecture does to its
-logits afterwards (scaling, soft caps) still happens.
+Prompts and padding need no logits, and with a large vocabulary most of the computation is in the output layer. A hook
+before the output layer selects the hidden states that predict a label, so whatever an architecture does to its logits
+afterwards (scaling, soft caps) still applies.
 
-Rows are padded on the right and attention looks back only, so that no token sees padding and no attention mask is
-needed. Code from a model's own repository might look at padding all the same: it keeps the mask. Packed rows are kept
-apart by positions that start again with each, which an attention mask of ones or a cache would silently undo.
+Padding is on the right and attention is causal, so no token attends to padding and no attention mask is needed. Remote
+code may use padding nevertheless, so it gets a mask. Packed rows are separated by positions that restart at each row;
+an attention mask of ones or a cache would silently disable that.
 
-Shapes: B lines, T tokens of the longest, K positions that predict a label, H width, V vocabulary.
+Shapes: B lines, T tokens of the longest, K positions that predict a label, H hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ from partita_trainers.base import Batch
 
 
 class AnswerPositions:
-    """Lets chosen positions through to the output layer, all of them where none are chosen.
+    """Passes selected positions to the output layer, or all if none are selected.
 
-    A model that does not name its output layer computes all logits, of which the chosen ones are taken.
+    For a model without a known output layer, all logits are computed, and then selected.
     """
 
     def __init__(self, output_layer: nn.Module | None) -> None:
@@ -36,7 +36,7 @@ class AnswerPositions:
             output_layer.register_forward_pre_hook(self.select)
 
     def select(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Hidden states [B, T, H] to [1, K, H]."""
+        """Select hidden states: [B, T, H] to [1, K, H]."""
         if self.places_K is None:
             return None
         hidden_BTH, *others = inputs
@@ -45,7 +45,7 @@ class AnswerPositions:
 
     @contextmanager
     def only(self, places_K: torch.Tensor) -> Iterator[None]:
-        """Inside, only these places of the flattened batch reach the output layer, in this order."""
+        """Pass only these positions of the flattened batch to the output layer, in this order."""
         self.places_K = places_K
         try:
             yield
@@ -54,9 +54,9 @@ class AnswerPositions:
 
 
 def label_places(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places [K] in the flattened hidden states that predict a label, and those labels [K].
+    """Return the indices [K] of flattened hidden states that predict a label, and those labels [K].
 
-    `virtual_tokens` stand before each row in the hidden states, but not in the batch.
+    `virtual_tokens` precede each row in the hidden states but not in the batch.
     """
     labels_BT = batch.labels_BT[:, 1:]
     row_K, column_K = (labels_BT != -100).nonzero(as_tuple=True)
@@ -73,9 +73,15 @@ def answer_loss(
     virtual_tokens: int = 0,
     more_inputs: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Sum of the cross-entropy over the labels of the batch, float32; 0 with zero gradients where there are none.
+    """Return the sum of the cross-entropy over the labels, float32; 0 with zero gradients without labels.
 
-    `more_inputs` is what the module is given beside the ids.
+    Args:
+        module: The model.
+        batch: The batch.
+        positions: Selects positions before the output layer.
+        device: Device of the model.
+        virtual_tokens: Virtual tokens before each row.
+        more_inputs: Model inputs in addition to the ids.
     """
     places_K, labels_K = label_places(batch, virtual_tokens=virtual_tokens)
     if not len(labels_K):
@@ -87,12 +93,12 @@ def answer_loss(
 
 
 def padding_mask(batch: Batch) -> torch.Tensor:
-    """1 for real tokens, 0 for padding [B, T]."""
+    """Return 1 for real tokens and 0 for padding [B, T]."""
     return (torch.arange(batch.input_ids_BT.shape[1]) < batch.lengths_B[:, None]).long()
 
 
 def connected_zero(module: nn.Module, *, device: torch.device) -> torch.Tensor:
-    """0 that can be differentiated: no forward pass, and no NaN even where weights are infinite."""
+    """Return a differentiable 0 without a forward pass, not NaN even for infinite weights."""
     for parameter in module.parameters():
         if parameter.requires_grad:
             return parameter.flatten()[:0].sum().float()

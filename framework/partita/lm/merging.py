@@ -1,7 +1,7 @@
-"""The weights of base model and adapter together, as a plain model; the model in memory stays as it is.
+"""Merging of an adapter into its base model; the model in memory stays unchanged.
 
-A quantised base comes out in float32. What an adapted quantised layer is, is read off it: it is applied to unit
-vectors, which is exact for every adapter that is linear in its input.
+A quantized base is merged in float32. The weight of a quantized layer with its adapter is computed by applying the
+layer to unit vectors, which is exact for every adapter that is linear in its input.
 """
 
 import copy
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
-    """A new model on the CPU with the adapter added to its weights. Raises ModelError where it cannot be added."""
+    """Return a new model on the CPU with the adapter merged into its weights.
+
+    Raises:
+        ModelError: The adapter cannot be merged.
+    """
     from transformers import AutoModelForCausalLM
 
     base = adapted.get_base_model()
@@ -47,7 +51,7 @@ def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
 
 
 def merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
-    """Every weight of the model by its name without the adapter, on the CPU."""
+    """Return all weights of the model on the CPU, by their names without the adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     weights: dict[str, torch.Tensor] = {}
@@ -73,12 +77,12 @@ def merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """The name that a weight has without peft."""
+    """Return the name of a weight without peft's parts."""
     return name.replace(".modules_to_save.default", "").replace(".base_layer", "")
 
 
 def merged_layer(layer: Any) -> dict[str, torch.Tensor]:
-    """Weight and bias of a layer with its adapter, by name."""
+    """Return weight and bias of a layer with its adapter merged, by name."""
     base = layer.get_base_layer()
     if is_quantized(base):
         return probed_layer(layer)
@@ -88,7 +92,7 @@ def merged_layer(layer: Any) -> dict[str, torch.Tensor]:
 
 
 def probed_layer(layer: Any) -> dict[str, torch.Tensor]:
-    """Weight and bias of a linear layer, from what it makes of zero and of the unit vectors."""
+    """Return weight and bias of a linear layer, from its outputs for zero and for unit vectors."""
     mode = layer.training
     layer.eval()
     base = layer.get_base_layer()

@@ -1,4 +1,4 @@
-"""What is looked at before and after a model of somebody else's is loaded: numbers, kinds of files, what is missing."""
+"""Checks before and after an untrusted model is loaded: sizes, file formats, missing weights."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,16 +18,16 @@ RANGES = {
     "num_key_value_heads": (0, 2**20),
     "max_position_embeddings": (-1, 2**40),
 }
-"""Numbers of a config.json that decide how large a model is: least (-1 stands for no limit) and most, of which no
-model of today has a hundredth."""
+"""Valid ranges of config.json values that determine the size of a model (-1: no limit). The upper bounds are more
+than 100 times those of any current model."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def check_pickles(source: str, *, allowed: bool, key: str, safe: str = "*.safetensors") -> None:
-    """Raise ModelError where the weights in a folder are pickles alone, and the file does not allow those.
+    """Raise ModelError if a folder has only pickled weights and the config does not allow them.
 
-    `safe` is a glob of what is read in their place.
+    `safe` is a glob of the files that are loaded instead.
     """
     folder = Path(source)
     if allowed or not folder.is_dir() or any(folder.glob(safe)):
@@ -41,7 +41,7 @@ def check_pickles(source: str, *, allowed: bool, key: str, safe: str = "*.safete
 
 
 def check_numbers(described: "PretrainedConfig", *, source: str) -> None:
-    """Raise ModelError where a config.json has a size or a token that cannot be."""
+    """Raise ModelError if a config.json has an invalid size or token id."""
     text = described.get_text_config()
     for name, (least, most) in RANGES.items():
         value = getattr(text, name, None)
@@ -58,12 +58,12 @@ def check_numbers(described: "PretrainedConfig", *, source: str) -> None:
 
 
 def check_embedding(text: Any, *, source: str) -> None:
-    """Raise ModelError where the embedding alone would be larger than all weight files of the folder together."""
+    """Raise ModelError if the embedding alone would be larger than all weight files of the folder."""
     rows, width = (getattr(text, name, None) for name in ("vocab_size", "hidden_size"))
     if not (Path(source).is_dir() and isinstance(rows, int) and isinstance(width, int)):
         return
     held = sum(path.stat().st_size for path in Path(source).iterdir() if path.suffix in (".safetensors", *PICKLES))
-    if held and rows * width > 8 * held:  # no format has more than 8 numbers in a byte
+    if held and rows * width > 8 * held:  # no format stores more than 8 numbers per byte
         raise ModelError(
             f"base_model: {source}: its config.json says vocab_size: {rows:,} and hidden_size: {width:,}, and its "
             f"weights have {held:,} bytes; the files do not belong together, or one is damaged"
@@ -71,7 +71,7 @@ def check_embedding(text: Any, *, source: str) -> None:
 
 
 def check_tokens(settings: Any, *, source: str, file: str) -> None:
-    """Raise ModelError where special tokens are no numbers."""
+    """Raise ModelError if special token ids are not numbers."""
     for name in TOKENS:
         value = getattr(settings, name, None)
         several: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
@@ -83,7 +83,7 @@ def check_tokens(settings: Any, *, source: str, file: str) -> None:
 
 
 def check_loaded(found: dict[str, Any], *, source: str) -> None:
-    """Raise ModelError where weights of the model are not in its files: they would be random numbers."""
+    """Raise ModelError if weights are missing in the files: they would be random."""
     missing = sorted(found.get("missing_keys", ()))
     if missing:
         more = f" and {len(missing) - 2:,} more" if len(missing) > 2 else ""

@@ -1,4 +1,4 @@
-"""NEFTune: uniform noise on the embeddings while training (Jain et al. 2023, section 2, algorithm 1)."""
+"""NEFTune: uniform noise on the embeddings in training (Jain et al. 2023, section 2, algorithm 1)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from partita_trainers.base import Batch
 
 
 class EmbeddingNoise:
-    """Adds noise from [-1, 1] times alpha / sqrt(L d) to embeddings of width d, L being the real length of the row.
+    """Adds noise from [-1, 1] times alpha / sqrt(L d) to embeddings of width d, for rows of L tokens.
 
     Shapes: B lines, T tokens of the longest.
 
-    It is silent unless it is switched on, in training mode, and the lengths of the rows are known.
+    It is inactive unless enabled, in training mode, and with known row lengths.
     """
 
     def __init__(self, embedding: nn.Module, *, alpha: float) -> None:
@@ -33,7 +33,7 @@ class EmbeddingNoise:
 
     @contextmanager
     def switched_on(self) -> Iterator[None]:
-        """Inside, noise is added."""
+        """Enable the noise in this context."""
         before, self.on = self.on, True
         try:
             yield
@@ -42,7 +42,7 @@ class EmbeddingNoise:
 
     @contextmanager
     def for_rows(self, batch: Batch) -> Iterator[None]:
-        """Inside, the forward pass is over these rows."""
+        """Set the rows of the forward pass in this context."""
         self.lengths_BT = batch.lengths_B[:, None] if batch.position_ids_BT is None else row_lengths(batch)
         try:
             yield
@@ -51,7 +51,7 @@ class EmbeddingNoise:
 
 
 def row_lengths(batch: Batch) -> torch.Tensor:
-    """For each token of packed rows the length of its row [B, T]; 1 in padding."""
+    """Return the length of its row for each token of packed rows [B, T]; 1 in padding."""
     positions_BT = batch.position_ids_BT
     if positions_BT is None:
         raise AssertionError("only packed rows have positions")

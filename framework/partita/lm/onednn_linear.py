@@ -1,12 +1,12 @@
-"""Products of matrices in float32, by the library that uses all of the processor.
+"""Linear layers in float32 computed by oneDNN.
 
-torch multiplies float32 matrices by MKL, which on processors of other makers than its own leaves the widest vectors
-unused. oneDNN, which torch has as well, uses them: with 512-bit units a layer takes less than half the time. No weight
-is copied or repacked, and the sums are float32 sums in another order.
+torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
+oneDNN, which is part of torch, does: a layer then takes less than half the time. Weights are neither copied nor
+repacked. The products are float32 sums in another order.
 
-oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. It is therefore
-only asked for numbers with few digits, and only by slots, which are filled so that there are few others; and no more
-kernels are kept than a few passes use.
+oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. So it is only used
+for row counts with few significant bits, and only by slots, which are filled so that there are few others. The kernel
+cache is limited to what a few passes use.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -24,22 +24,22 @@ from torch import nn
 from partita_trainers.batch_size.linux import processor
 
 DIGITS = 4
-"""Binary digits of the numbers of rows that kernels are prepared for."""
+"""Significant bits of the row counts that kernels are prepared for."""
 KERNELS = 32
-"""Kernels that are kept. The library's own 1,024 would be gigabytes that no probe for memory has seen."""
+"""Size of the kernel cache. The default of 1,024 would take gigabytes that no memory probe has seen."""
 KERNEL_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 
 current = threading.local()
 
 
 class Least(NamedTuple):
-    """From which sizes on a call of oneDNN is worth what it costs beside the work."""
+    """Minimum sizes for which a call of oneDNN pays off."""
 
     rows: int = 4
     products: int = 2**21
     """Multiplications of a call."""
     weights: int = 2**14
-    """Weights of a layer; with fewer, no number of rows makes it worth it."""
+    """Weights of a layer; with fewer, no number of rows pays off."""
 
 
 LEAST = Least()
@@ -47,7 +47,7 @@ LEAST = Least()
 
 @contextmanager
 def using_onednn(on: bool = True) -> Iterator[None]:
-    """Inside, layers compute in this way, if it is `on`."""
+    """Enable or disable oneDNN for linear layers in this context."""
     before = getattr(current, "on", False)
     current.on = on
     try:
@@ -57,13 +57,13 @@ def using_onednn(on: bool = True) -> Iterator[None]:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose products are oneDNN's inside `wide_products`, where they are many and need no gradient."""
+    """A linear layer that uses oneDNN inside `using_onednn`, for large products without gradients."""
 
     least: Least
     """Set by `widen`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T + b [..., O]."""
+        """Return x W^T + b [..., O]."""
         if not getattr(current, "on", False):
             return super().forward(x)
         rows = x.numel() // max(1, self.in_features)
@@ -76,24 +76,24 @@ class OneDnnLinear(nn.Linear):
 
 
 def keep_few_kernels() -> None:
-    """Keep fewer kernels, unless the user has said how many; oneDNN asks for it before it makes the first."""
+    """Limit oneDNN's kernel cache, unless the user has set it; oneDNN reads the variable at its first kernel."""
     if not any(name in os.environ for name in KERNEL_VARIABLES):
         os.environ[KERNEL_VARIABLES[0]] = str(KERNELS)
 
 
 def rounded(rows: int) -> int:
-    """The next number of four binary digits and zeros: at most an eighth more."""
+    """Round up to a number with four significant bits: at most an eighth more."""
     zeros = max(0, rows.bit_length() - DIGITS)
     return -(-rows >> zeros) << zeros
 
 
 def use_onednn(module: nn.Module) -> int:
-    """Let the plain float32 layers on a CPU compute in this way where it is faster; how many there are."""
+    """Enable oneDNN for plain float32 CPU layers if it is faster; return the number of layers."""
     return widen(module) if is_faster() else 0
 
 
 def widen(module: nn.Module, *, least: Least = LEAST) -> int:
-    """Let the plain float32 layers on a CPU compute in this way, faster or not; how many there are."""
+    """Enable oneDNN for plain float32 CPU layers, even if slower; return the number of layers."""
     plain = [part for part in module.modules() if type(part) is nn.Linear and fits(part, least)]
     for layer in plain:
         layer.__class__ = OneDnnLinear
@@ -110,9 +110,9 @@ def fits(layer: nn.Linear, least: Least) -> bool:
 
 @cache
 def is_faster() -> bool:
-    """Whether the processor has 512-bit vectors that MKL does not use.
+    """Return whether the processor has AVX-512 that MKL does not use.
 
-    The processor decides and not a measurement, so that a job that is killed and goes on gets the same sums.
+    The result depends on the processor and not on a measurement, so that a resumed job computes the same sums.
     """
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False

@@ -1,9 +1,9 @@
-"""How a model keeps rows of one line apart, found out on the model itself.
+"""Test of how a model separates packed rows.
 
-transformers sees from positions that start again where rows begin, as long as there is no attention mask and no cache,
-and most architectures attend accordingly. Some take a mask of pairs of tokens instead, and some cannot do it at all:
-what is recurrent or convolutional carries a row's state into the next one. None of them says so, it only learns
-something else. So two short rows are read in one line and alone, once before training.
+transformers detects packed rows by positions that restart, if there is no attention mask and no cache, and most
+architectures then mask attention between rows. Some need a mask of token pairs instead, and some cannot do it:
+recurrent and convolutional layers carry the state of a row into the next one. None of them raises; they would only
+learn something else. So before training, two short rows are computed in one line and alone.
 
 Shapes: B lines, T tokens of the longest.
 """
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Isolation = Literal["positions", "mask"]
-"""What the model is given beside the ids: positions alone, or a mask of pairs of tokens as well."""
+"""Model inputs in addition to the ids: positions only, or also a mask of token pairs."""
 
 LENGTHS = (7, 9)
 """Tokens of the two rows."""
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-"""Error of the logits against their spread that rounding can explain, by the type of the weights ..."""
+"""Relative error of the logits that rounding can explain, by dtype of the weights ..."""
 ROUGH_TOLERANCE = 0.03
-"""... and for all other types, quantised ones included."""
+"""... and for all other dtypes and quantized weights."""
 ADVICE = "write data.batching: {type: bucket}"
 
 
 def packed_inputs(positions_BT: torch.Tensor, *, isolation: Isolation, model: Any) -> dict[str, torch.Tensor]:
-    """What a forward pass over packed rows is given beside the ids, on the device of `positions_BT`."""
+    """Return the model inputs of packed rows in addition to the ids, on the device of `positions_BT`."""
     if isolation == "positions":
         return {"position_ids": positions_BT}
     return {"position_ids": positions_BT, "attention_mask": pair_mask(positions_BT, model=model)}
 
 
 def pair_mask(positions_BT: torch.Tensor, *, model: Any) -> torch.Tensor:
-    """Which tokens see which, [B, 1, T, T]: those of the same row up to themselves; as numbers to add where needed."""
+    """Return the attention mask [B, 1, T, T], causal within each row; additive unless attention is sdpa."""
     numbers_BT = (positions_BT == 0).cumsum(dim=1)
     seen_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]).tril()[:, None]
     if model.config._attn_implementation == "sdpa":
@@ -54,7 +54,7 @@ def pair_mask(positions_BT: torch.Tensor, *, model: Any) -> torch.Tensor:
 
 
 def find_isolation(lm: "HuggingFaceModel") -> Isolation:
-    """How rows in one line are kept apart by this model. Raises ModelError where they would see each other."""
+    """Return how this model separates packed rows. Raise ModelError if it cannot."""
     name = type(lm.base).__name__
     if lm.virtual_tokens:
         kind = lm.adapted.active_peft_config.peft_type.value.lower()
@@ -77,21 +77,21 @@ def find_isolation(lm: "HuggingFaceModel") -> Isolation:
         if error is not None and error <= limit:
             logger.info("packed rows are kept apart by %s: logits as alone, but for %.1e of their spread", way, error)
             return way
-    told = "takes no positions" if errors[0] is None else f"changes its logits by {min(filter(None, errors)):.0%}"
+    problem = "takes no positions" if errors[0] is None else f"changes its logits by {min(filter(None, errors)):.0%}"
     raise ModelError(
-        f"data.batching.type: rows cannot be packed: {name} {told} where another row stands before one in its line; "
+        f"data.batching.type: rows cannot be packed: {name} {problem} where another row stands before one in its line; "
         f"{ADVICE}"
     )
 
 
 def rounding_limit(lm: "HuggingFaceModel") -> float:
-    """Error of a model's logits, over their spread, that rounding can explain."""
+    """Return the relative error of a model's logits that rounding can explain."""
     exact = not quantized_layers(lm.module)
     return TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
 
 
 def sees_all_before(config: Any) -> bool:
-    """Whether every layer attends to all that stands before a token, so that one mask is right for all of them."""
+    """Return whether every layer has full causal attention, so that one mask is right for all of them."""
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     kinds = getattr(config, "layer_types", None) or ()
     return not any(windows) and all(kind == "full_attention" for kind in kinds)
@@ -99,9 +99,10 @@ def sees_all_before(config: Any) -> bool:
 
 @torch.no_grad()
 def isolation_error(lm: "HuggingFaceModel", isolation: Isolation) -> float | None:
-    """Root mean square difference of the logits of two rows in one line from those alone, over their spread.
+    """Return the root mean square difference between packed and single logits of two rows, over their spread.
 
-    Two lines hold the rows in either order, the second with padding behind it. None where the model refuses the inputs.
+    Two lines contain the rows in either order, followed by a padding token. Returns None if the model rejects the
+    inputs.
     """
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)

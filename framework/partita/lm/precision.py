@@ -1,4 +1,4 @@
-"""Trained parts in float32 inside a model of 16-bit weights, and which of the two a machine computes faster in."""
+"""Trained float32 layers inside a 16-bit model, and the choice of the faster dtype."""
 
 import logging
 from statistics import median
@@ -13,11 +13,11 @@ from partita_trainers.batch_size.clock import now
 logger = logging.getLogger(__name__)
 
 WORTH_ROUNDING = 1.2
-"""How many times faster products must be in bfloat16 for its rounding to be worth it."""
+"""Minimum speedup in bfloat16 that outweighs its rounding."""
 
 
 def faster_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where products of matrices take clearly less time in it than in float32."""
+    """Return bfloat16 if matrix products are clearly faster in it than in float32, else float32."""
     seconds = {dtype: product_seconds(dtype, device=device) for dtype in (torch.float32, torch.bfloat16)}
     times = seconds[torch.float32] / seconds[torch.bfloat16]
     chosen = torch.bfloat16 if times >= WORTH_ROUNDING else torch.float32
@@ -26,7 +26,7 @@ def faster_dtype(device: torch.device) -> torch.dtype:
 
 
 def product_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
-    """Seconds of a product of 64 rows with a layer of 1024 x 1024; the median of a few."""
+    """Return the seconds of a product of 64 rows with a layer of 1024 x 1024, the median of a few."""
     layer = nn.Linear(1024, 1024, bias=False, dtype=dtype, device=device)
     use_onednn(layer)
     rows = torch.ones(64, 1024, dtype=dtype, device=device)
@@ -40,9 +40,9 @@ def product_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
 
 
 def bridge_types(module: nn.Module, *, dtype: torch.dtype) -> None:
-    """Let copies of whole layers that are trained in float32 (norms, `modules_to_save`) take and give `dtype`.
+    """Convert inputs and outputs of float32 copies of whole layers (norms, `modules_to_save`) from and to `dtype`.
 
-    Low-rank adapters need nothing: peft converts around them.
+    Low-rank adapters do not need this: peft converts around them.
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return
@@ -52,7 +52,7 @@ def bridge_types(module: nn.Module, *, dtype: torch.dtype) -> None:
 
 
 def whole_layers(module: nn.Module) -> list[nn.Module]:
-    """Layers that peft copied to train them in full."""
+    """Return the layers that peft copied to train them in full."""
     holders = ("modules_to_save", "ln_tuning_layers")
     found: list[nn.Module] = []
     for layer in module.modules():
@@ -64,7 +64,7 @@ def whole_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def convert(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in the type, through tuples; anything else as it is."""
+    """Convert floating-point tensors, also inside tuples; return other values unchanged."""
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.to(dtype)
     return tuple(convert(part, dtype) for part in value) if isinstance(value, tuple) else value

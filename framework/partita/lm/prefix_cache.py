@@ -1,8 +1,8 @@
-"""Rows that have ended and stay in their slots, for rows of the same name that go on from there.
+"""KV cache of finished rows that keep their slots for later requests of the same row.
 
-What the keys of a token are follows from the tokens before it. So whatever the next prompt of a row has in common with
-the tokens that stand in its slot, from the first one on, need not be read again. The longest prompt that is kept is as
-long as its slot, and slots of rows that stay lie behind those of live rows, in any order.
+The keys and values of a token depend only on the tokens before it. So the part of the next prompt that matches the
+tokens in the row's slot, from the first one on, need not be computed again. A cached prefix fills at most its slot.
+Slots of cached rows follow those of active rows, in any order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,37 +15,38 @@ from partita.lm.slot_kv_cache import SlotKVCache
 
 @dataclass
 class CachedPrefix:
-    """A row that stays."""
+    """A finished row that keeps its slot."""
 
     slot: int
     ids: list[int]
-    """The tokens whose keys and values stand in it: all but the last one of the answer, which nothing has read."""
+    """The tokens with cached keys and values: all but the last new one, which was never an input."""
 
 
 class PrefixCache:
-    """The rows of a pool that stay, by name."""
+    """The finished rows that keep their slots, by row."""
 
     def __init__(self, pool: SlotKVCache) -> None:
         self.pool = pool
         self.rows: dict[int, CachedPrefix] = {}
 
     def keep(self, row: Row, *, slot: int) -> None:
-        """A row that has ended stays in its slot."""
+        """Keep the slot of a finished row."""
         self.rows[row.request.row] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]])
 
     def forget(self, names: Iterable[int]) -> None:
-        """Rows do not stay any longer."""
+        """Release the slots of rows."""
         for name in names:
             self.rows.pop(name, None)
 
     def unread(self, request: SlotRequest) -> int:
-        """Tokens of a prompt that are to be read: those behind the common beginning, and behind what its row holds."""
+        """Return the prompt tokens to prefill, without the shared prefix and the row's cached tokens."""
         return len(request.input_ids) - max(self.pool.place.prefix, self.common(request))
 
     def taken(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
-        """The requests in the order of their slots, from `first` on, and how many tokens of each are to be read.
+        """Return requests in the order of their slots from `first` on, and the number of tokens to prefill of each.
 
-        What they had kept stands there and is theirs; should the pass that reads the rest fail, they are read whole.
+            Cached tokens are moved there and their entries removed; if the prefill fails, the prompts
+        are later computed from the shared prefix on.
         """
         if self.rows:
             prefix = self.pool.place.prefix
@@ -56,7 +57,7 @@ class PrefixCache:
         return requests, unread
 
     def common(self, request: SlotRequest) -> int:
-        """Tokens of a prompt that stand in its row's slot; the last one is always read."""
+        """Return the prompt tokens that are cached in the row's slot; the last one is always computed."""
         kept = self.rows.get(request.row)
         if kept is None:
             return 0
@@ -67,16 +68,16 @@ class PrefixCache:
         return next(place for place, (one, other) in enumerate(zip(ids, kept.ids, strict=False)) if one != other)
 
     def gather(self, requests: Sequence[SlotRequest], *, first: int) -> list[SlotRequest]:
-        """The same requests in the order of their slots, which are those from `first` on; what they have kept is there.
+        """Move the cached tokens of requests into the slots from `first` on; return requests in slot order.
 
-        Others that stay there make room, and those for which there is none do not stay.
+        Other cached rows make room, and are dropped if there is no free slot.
         """
         slots = range(first, first + len(requests))
         mine = {request.row: self.rows[request.row] for request in requests if request.row in self.rows}
         others = {kept.slot: name for name, kept in self.rows.items() if name not in mine}
         places = {kept.slot: name for name, kept in mine.items() if kept.slot in slots}
         left = [request.row for request in requests if request.row not in places.values()]
-        # Those that bring something come first: they leave their slots to others.
+        # Requests with cached tokens first: they free their slots for others.
         left.sort(key=lambda name: name not in mine)
         for slot in slots:
             if slot in places:
@@ -90,7 +91,7 @@ class PrefixCache:
         return [by_name[places[slot]] for slot in slots]
 
     def bring(self, kept: CachedPrefix, *, to: int, other: int | None) -> None:
-        """A row comes to another slot; a row that stays there takes its own."""
+        """Move a cached row to another slot, and a cached row in that slot to its place."""
         start = self.pool.place.prefix
         if other is None:
             self.pool.move([(kept.slot, to)], start=start, end=len(kept.ids))
@@ -101,7 +102,7 @@ class PrefixCache:
         kept.slot = to
 
     def move_away(self, name: int, *, behind: int) -> None:
-        """A row leaves its slot for a free one behind others, or does not stay."""
+        """Move a cached row to a free slot at or after `behind`, or drop it."""
         taken = {kept.slot for kept in self.rows.values()}
         free = next((slot for slot in range(behind, self.pool.place.slots) if slot not in taken), None)
         if free is None:

@@ -1,8 +1,8 @@
-"""Base weights in 4 or 8 bits by bitsandbytes, and why training on them stays right.
+"""Quantization of base weights to 4 or 8 bits with bitsandbytes, safe for training.
 
 On CPUs with AVX512-BF16 bitsandbytes repacks a 4-bit weight at the first forward pass in evaluation mode. The packed
-kernel is fast and has no backward pass: gradients are silently wrong from then on. Weights of a model that trains are
-therefore never repacked; see docs/decisions/0004-qlora-on-cpu.md.
+kernel is fast and has no backward pass: gradients are silently wrong from then on. So weights of a model in training
+are never repacked; see docs/decisions/0004-qlora-on-cpu.md.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
 PACKED_ROWS = 32
-"""The packed CPU kernel works on this many outputs at a time, and asserts on what is left over."""
+"""Number of outputs the packed CPU kernel processes at a time; it fails an assertion for a remainder."""
 
 
 def bitsandbytes_config(quantization: Quantization, *, device: torch.device) -> "BitsAndBytesConfig":
-    """The transformers form of the section."""
+    """Convert the section to the config of transformers."""
     from transformers import BitsAndBytesConfig
 
     skip = list(quantization.skip_modules) if quantization.skip_modules is not None else None
@@ -41,7 +41,7 @@ def bitsandbytes_config(quantization: Quantization, *, device: torch.device) -> 
 
 
 def compute_dtype(quantization: Quantization, *, device: torch.device) -> torch.dtype:
-    """The type that 4-bit layers compute in."""
+    """Return the dtype that 4-bit layers compute in."""
     if quantization.bnb_4bit_compute_dtype != "auto":
         dtype: torch.dtype = getattr(torch, quantization.bnb_4bit_compute_dtype)
         return dtype
@@ -51,7 +51,7 @@ def compute_dtype(quantization: Quantization, *, device: torch.device) -> torch.
 
 
 def choose_kernels(module: nn.Module, *, may_pack: bool) -> None:
-    """Forbid the repacking of 4-bit weights unless it may be done, and where the packed kernel would assert."""
+    """Disable repacking of 4-bit weights unless `may_pack`, and where the packed kernel would fail."""
     layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
     for layer in layers:
         packs = may_pack and layer.out_features % PACKED_ROWS == 0
@@ -59,20 +59,20 @@ def choose_kernels(module: nn.Module, *, may_pack: bool) -> None:
 
 
 def is_quantized(layer: nn.Module) -> bool:
-    """Whether bitsandbytes holds the weight of this layer in 4 or 8 bits."""
-    weight = layer._parameters.get("weight")  # wrappers show the weight of the layer inside as an attribute
+    """Return whether the weight of this layer is held in 4 or 8 bits by bitsandbytes."""
+    weight = layer._parameters.get("weight")  # wrappers expose the weight of the inner layer as an attribute
     return type(weight).__name__ in ("Params4bit", "Int8Params")
 
 
 def quantized_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Layers whose weights are held in 4 or 8 bits, by name."""
+    """Return the layers with 4-bit or 8-bit weights, by name."""
     return [(name, layer) for name, layer in module.named_modules() if is_quantized(layer)]
 
 
 def plain_weight(layer: Any) -> torch.Tensor:
-    """The weight [out, in] of a quantised layer in float32; the layer stays as it is.
+    """Return the weight [out, in] of a quantized layer in float32; the layer stays unchanged.
 
-    peft's own function moves 8-bit weights to and fro, and on a CPU they lose their scales on the way.
+    peft's own function moves 8-bit weights between devices, and on a CPU they lose their scales.
     """
     weight: Any = layer.weight
     if type(weight).__name__ == "Int8Params":
@@ -87,7 +87,7 @@ def plain_weight(layer: Any) -> torch.Tensor:
 
 
 def unpack(layer: Any) -> None:
-    """Undo the repacking of a 4-bit weight, where there was one."""
+    """Undo the repacking of a 4-bit weight, if it was repacked."""
     state = getattr(layer.weight, "quant_state", None)
     if getattr(state, "packing_format_for_cpu", False):
-        layer.state_dict()  # bitsandbytes unpacks in place when a state dict is asked for
+        layer.state_dict()  # bitsandbytes unpacks in place when the state dict is requested

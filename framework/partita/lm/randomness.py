@@ -1,4 +1,4 @@
-"""Random numbers that leave the global state as it was."""
+"""Seeded random numbers that preserve the global random state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int, *, device: torch.device) -> Iterator[None]:
-    """Inside, torch draws from `seed` on the CPU and on `device`; afterwards both go on as if nothing had happened."""
+    """Seed torch on the CPU and on `device` in this context, and restore the random state on exit."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index

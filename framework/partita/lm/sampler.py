@@ -1,8 +1,8 @@
-"""The next token of every row, where each row is at a place of its own in its answer.
+"""Choice of the next token for rows at different positions of their completions.
 
-What looks at a row's own tokens (penalties, n-grams, forbidden words) is done for each row by the library's processors,
-as if it were alone; what only looks at the scores (temperature, top-k and the like) for all rows at once. Sampled
-tokens follow from the row's own random numbers: a row's answer does not depend on its neighbours.
+Processors that depend on a row's tokens (penalties, n-grams, forbidden words) are transformers' own and run per row;
+those that depend on scores only (temperature, top-k and the like) run for all rows at once. Sampling uses random
+numbers of the row, so its output does not depend on the batch.
 
 Shapes: N rows, V vocabulary.
 """
@@ -37,44 +37,43 @@ HISTORY = (
     "encoder_no_repeat_ngram_size",
     "remove_invalid_values",
 )
-"""Options whose effect depends on the tokens of a row."""
+"""Options that depend on the tokens of a row."""
 CLOSE = 2e-5
-"""Distance between the likeliest tokens, over that of the likeliest from the mean, below which sums in another order
-may choose the other one. With 12 layers scores differed by up to 2e-6 of the distance from the mean between two
-libraries, and so the distance of two of them by up to 4e-6."""
+"""Tolerance for near ties, relative to the distance of the highest score from the mean. With 12 layers, scores of two
+math libraries differed by up to 2e-6 of that distance, so the difference of two scores by up to 4e-6."""
 NOT_NUMBERS = "the model's scores are not numbers (NaN)"
 
 
 @dataclass(slots=True)
 class Row:
-    """A row that is being answered."""
+    """The generation state of a row."""
 
     request: SlotRequest
     new: list[int] = field(default_factory=list)
-    """Tokens of its answer so far."""
+    """New tokens so far."""
     logprob: float = 0.0
-    """Log probability of its answer so far."""
+    """Log probability of the new tokens so far."""
     uniforms: Sequence[float] = ()
-    """A random number between 0 and 1 for each of its tokens."""
+    """One random number in [0, 1) per token."""
     processors: Any = None
-    """What changes its scores."""
+    """Logits processors of the row."""
     matcher: Any = None
-    """What its answer is held to."""
+    """Grammar matcher."""
     matched: int = 0
-    """Tokens of its answer that the matcher knows of."""
+    """Number of new tokens that the matcher has consumed."""
     broken: bool = False
     """Whether no token could be chosen."""
     reason: str = NOT_NUMBERS
-    """Why, in that case."""
+    """The reason, if the row is broken."""
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
+        """Number of tokens of the prompt and the completion so far."""
         return len(self.request.input_ids) + len(self.new)
 
 
 class Sampler:
-    """Chooses the next token of rows by the options of the file."""
+    """Chooses the next token of rows."""
 
     def __init__(
         self,
@@ -85,7 +84,15 @@ class Sampler:
         device: torch.device,
         grammar: "Grammar | None" = None,
     ) -> None:
-        """`ends` are the tokens that end an answer, `grammar` what answers are held to."""
+        """Prepare the processors that are shared by all rows.
+
+        Args:
+            options: Generation settings.
+            ends: End tokens.
+            seed: Seed of sampling.
+            device: Device of the scores.
+            grammar: Grammar that constrains the output.
+        """
         self.grammar = grammar
         self.arguments = options.arguments
         self.logprobs = options.logprobs
@@ -98,7 +105,7 @@ class Sampler:
         self.warpers = score_processors(self.arguments, device=device) if self.samples else None
 
     def prepare(self, row: Row) -> None:
-        """What a row needs before its first token."""
+        """Set up random numbers, processors and matcher of a row before its first token."""
         request = row.request
         if self.samples:
             row.uniforms = random_numbers(self.seed, request.key, count=request.max_new_tokens)
@@ -110,13 +117,13 @@ class Sampler:
     def choose(
         self, logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool = False
     ) -> tuple[torch.Tensor, list[int]]:
-        """The next token of each row [N]; -1 where there is none, and the row has the reason.
+        """Return the next token of each row [N], -1 for rows without one, and the rows with a near tie.
 
-        With `doubts` also the rows whose likeliest token other sums of the same numbers could change. Nothing is
-        noted of a row but log probabilities: without those it can be asked for again.
+        Near ties are found only if `doubts` is set. Only log probabilities change the state of a row, so without them
+        the call can be repeated.
         """
         scores_NV = logits_NV.float()
-        means_N = scores_NV.mean(-1) if doubts and not self.samples else None  # before any is taken away
+        means_N = scores_NV.mean(-1) if doubts and not self.samples else None  # before scores are masked
         if self.by_row:
             scores_NV = torch.cat([self.processed(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:
@@ -138,50 +145,50 @@ class Sampler:
         return torch.where(valid_N, tokens_N, -1), close
 
     def processed(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
-        """Scores of a row [1, V], changed by what it has said so far."""
+        """Return the scores of a row [1, V] after the processors that depend on its tokens."""
         ids = torch.tensor([[*row.request.input_ids, *row.new]], device=self.device)
         changed: torch.Tensor = row.processors(ids, scores_V[None])
         return changed
 
     def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens where the cumulative probability passes each row's random number; and whether there is one."""
+        """Sample a token per row by inverse transform; return tokens and whether they are valid."""
         usable_N = scores_NV.amax(-1).isfinite()
         if not usable_N.all():
-            # Some of the library's processors raise at such a row, and all others with it.
+            # Some of transformers' processors raise on such a row, which would fail the whole batch.
             scores_NV = scores_NV.masked_fill(~usable_N[:, None], 0)
         if self.warpers:
             scores_NV = self.warpers(None, scores_NV)
         reached_NV = scores_NV.softmax(-1).cumsum(-1)
         total_N1 = reached_NV[:, -1:]
         chances_N1 = torch.tensor([[row.uniforms[len(row.new)]] for row in rows], device=self.device)
-        # A number of 0.99999997 times the total may round to the total, which nothing passes.
+        # A random number of 0.99999997 times the total may round to the total, which no cumulative sum exceeds.
         sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
         tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
         return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
 
 
 def greedy(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens [N], and whether their scores are numbers [N]."""
+    """Return the tokens with the highest scores [N], and whether the scores are numbers [N]."""
     best_N, tokens_N = scores_NV.max(-1)
     return tokens_N, ~best_N.isnan()
 
 
 def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> torch.Tensor:
-    """Whether another token is as likely as the likeliest but for the last digits [N]."""
+    """Return whether another token is tied with the chosen one within the tolerance [N]."""
     best_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     least_N = best_N - CLOSE * (best_N - means_N).abs()
     return (scores_NV >= least_N[:, None]).sum(-1) > 1
 
 
 def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:
-    """Numbers from 0 to below 1 that only the seed and the key of a row decide."""
+    """Return numbers in [0, 1) that depend only on the seed and the key of a row."""
     chance = np.random.Generator(np.random.Philox(key=row_seed(seed, key)))
     found: list[float] = chance.random(count, dtype=np.float32).tolist()
     return found
 
 
 def row_seed(seed: int, key: bytes) -> int:
-    """The seed of a row, of 128 bits."""
+    """Return the 128-bit seed of a row."""
     digest = hashlib.blake2b(key, digest_size=16, salt=seed.to_bytes(16, "little")).digest()
     return int.from_bytes(digest, "little")
 
@@ -189,12 +196,12 @@ def row_seed(seed: int, key: bytes) -> int:
 def row_processors(
     arguments: dict[str, Any], request: GenerationRequest, *, ends: torch.Tensor
 ) -> "LogitsProcessorList":
-    """The library's processors that look at a row's own tokens, in the library's order.
+    """Return transformers' logits processors that depend on a row's tokens, in transformers' order.
 
     Args:
         arguments: Options by transformers' names.
-        request: The row, whose prompt and limit count as if it were generated alone.
-        ends: Token ids that end an answer, on the device of the scores.
+        request: The row, whose prompt and limit are those of generation by itself.
+        ends: End tokens, on the device of the scores.
     """
     import transformers as library
 
@@ -226,12 +233,12 @@ def row_processors(
 
 
 def is_given(name: str, value: Any) -> bool:
-    """Whether an option is set; token 0 may be forced, and elsewhere 0, False and an empty list mean no."""
+    """Return whether an option is set; 0, False and empty lists are unset, except for forced tokens."""
     return value is not None if name.startswith("forced_") else bool(value)
 
 
 def score_processors(arguments: dict[str, Any], *, device: torch.device) -> "LogitsProcessorList":
-    """The library's processors that look at the scores alone, in the library's order."""
+    """Return transformers' logits processors that depend on scores only, in transformers' order."""
     from transformers import (
         EpsilonLogitsWarper,
         EtaLogitsWarper,

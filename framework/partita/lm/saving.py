@@ -1,7 +1,6 @@
-"""Files of a model: checkpoints that are exact, and results in the layout that transformers and peft read.
+"""Exact checkpoints of a model, and adapters in the layout of peft.
 
-A checkpoint holds what training changes and nothing else. A result is either an adapter that is right on the base
-model as it was, or a plain model.
+A checkpoint contains only what training changes. An exported adapter applies to the original base model.
 """
 
 import copy
@@ -27,10 +26,10 @@ logger = logging.getLogger(__name__)
 CHECKPOINT = "model.safetensors"
 DESCRIPTION = "model.json"
 INITIAL = "initial."
-"""What the names of an adapter's first values begin with in a checkpoint."""
+"""Name prefix of an adapter's initial values in a checkpoint."""
 FORMAT = 1
 SAME_PRODUCT = 1e-3
-"""Relative difference up to which two initialisations took the same out of the base weights."""
+"""Relative difference up to which two initializations count as equal."""
 
 
 def write_checkpoint(
@@ -41,7 +40,15 @@ def write_checkpoint(
     extra: Mapping[str, torch.Tensor],
     **notes: Any,
 ) -> None:
-    """Write trained parameters, an adapter's first values and extra tensors, and JSON notes beside them."""
+    """Write trained parameters, an adapter's initial values and extra tensors, and notes as JSON.
+
+    Args:
+        folder: Folder of the checkpoint.
+        module: The model.
+        initial: Initial values of the adapter.
+        extra: Further tensors by name.
+        notes: JSON values.
+    """
     from safetensors.torch import save_file
 
     tensors = {name: parameter.detach() for name, parameter in trained_parameters(module).items()}
@@ -53,7 +60,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and notes of a checkpoint. Raises ResumeError where it is not complete or not known."""
+    """Return the tensors and notes of a checkpoint. Raise ResumeError if it is incomplete or of another format."""
     from safetensors.torch import load_file
 
     for name in (CHECKPOINT, DESCRIPTION):
@@ -67,7 +74,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, An
 
 @torch.no_grad()
 def restore_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor], *, folder: Path) -> None:
-    """Copy tensors into the trained parameters, in place. Raises ResumeError unless names and shapes are the same."""
+    """Copy tensors into the trained parameters, in place. Raise ResumeError unless names and shapes match."""
     trained = trained_parameters(module)
     missing, unknown = sorted(trained.keys() - tensors.keys()), sorted(tensors.keys() - trained.keys())
     if missing or unknown:
@@ -91,9 +98,9 @@ def summary(names: list[str]) -> str:
 
 
 def check_initial(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], *, folder: Path) -> None:
-    """Raises ResumeError where the base weights lost something else than they did when the checkpoint was made.
+    """Raise ResumeError if the init moved something else out of the base weights than in the checkpoint.
 
-    An SVD may come out with other signs or rounding on another machine; what counts is the product of the factors.
+    An SVD may differ in signs or rounding on another machine; what counts is the product of the factors.
     """
     if saved.keys() != own.keys():
         raise ResumeError(f"{folder} started from another adapter.init; write the one that the run began with")
@@ -111,14 +118,14 @@ def check_initial(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Ten
 
 
 def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapping[str, torch.Tensor]) -> None:
-    """Write the adapter in peft's layout, right on the base model as it was before any initialisation."""
+    """Write the adapter in peft's layout, for the base model as it was before initialization."""
     from safetensors.torch import save_file
 
     own = adapted.active_peft_config.base_model_name_or_path
     adapted.active_peft_config.base_model_name_or_path = base
     try:
         with warnings.catch_warnings():
-            # AdaLoRA may leave a matrix without any rank, which peft takes for a part of a matrix.
+            # AdaLoRA can prune all ranks of a matrix, which peft takes for a shard of a matrix.
             warnings.filterwarnings("ignore", message="Adapter .*have invalid shape")
             adapted.save_pretrained(str(folder), save_embedding_layers=False)
         if initial:
@@ -130,10 +137,9 @@ def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapp
 
 
 def adapter_tensors(adapted: "PeftModel", *, initial: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The adapter's weights as they are saved, on the CPU.
+    """Return the adapter's weights as they are saved, on the CPU.
 
-    With `initial` they are those of a LoRA of twice the rank, right on the unchanged base:
-    B A - B0 A0 = [B, -B0] [A; A0].
+    With `initial` they are those of a LoRA of twice the rank, for the unchanged base: B A - B0 A0 = [B, -B0] [A; A0].
     """
     from peft import get_peft_model_state_dict
 
@@ -150,7 +156,7 @@ def adapter_tensors(adapted: "PeftModel", *, initial: Mapping[str, torch.Tensor]
 
 
 def plain_lora_settings(adapted: "PeftModel") -> Any:
-    """The peft config of that LoRA of twice the rank, with the scale that it had."""
+    """Return the peft config of that LoRA of twice the rank, with the same scale."""
     settings: Any = copy.deepcopy(adapted.active_peft_config)
     growth = 2**0.5 if settings.use_rslora else 2
     settings.r *= 2

@@ -1,13 +1,12 @@
-"""Labels by their probability: of a few answers, each token of each is scored, and nothing is generated.
+"""Choice of labels by their probability: every token of every label is scored, and nothing is generated.
 
-The score of a label is the sum of the log probabilities of its tokens and of the end behind them, whichever token the
-model ends with. It is not divided by the number of tokens: it is the probability of the whole answer, and those of all
-answers that there are add up to one. Prompts are read once; behind each, the tokens of all labels are read in one more
-pass, as a tree in which labels share what they begin with and each token sees only those before it in its label (Miao
-et al. 2023, "SpecInfer", section 4.2).
+The score of a label is the sum of the log probabilities of its tokens and of any end token after them. It is not
+normalized by length: it is the probability of the whole answer, and the probabilities of all possible answers sum to
+one. Prompts are prefilled once. The tokens of all labels are then computed in one more pass, as a tree in which labels
+share prefixes and a token attends only to its ancestors (Miao et al. 2023, "SpecInfer", section 4.2).
 
-Shapes: N rows, V vocabulary, T tokens of the tree, C = 1 + T places at which something comes next: the end of the
-prompt, then the tokens of the tree; L tokens of the longest prompt, E tokens that end an answer.
+Shapes: N rows, V vocabulary, T tokens of the tree, C = 1 + T contexts: the end of the prompt, then the tokens of the
+tree; L tokens of the longest prompt, E end tokens.
 """
 
 from collections.abc import Sequence
@@ -25,20 +24,20 @@ if TYPE_CHECKING:
     from partita.lm.huggingface import HuggingFaceModel
 
 MOST_ELEMENTS = 2**27
-"""Logits of trees that are held at a time."""
+"""Maximum number of logits of trees held at a time."""
 NO_END = "decoder.scoring: the model has no token that ends an answer; remove scoring"
 
 
 class LabelTree:
-    """The tokens of labels, where labels share what they begin with."""
+    """The tokens of labels, as a tree in which labels share prefixes."""
 
     def __init__(self, labels: Sequence[Sequence[int]]) -> None:
-        """`labels` are tokens. A token comes after the one before it in its label."""
+        """Build the tree of `labels`, each given by its tokens."""
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        """Place of the token before each; -1 for the first of a label."""
+        """Index of each token's parent; -1 for the first token of a label."""
         self.paths = [self.add(ids) for ids in labels]
-        """Places of the tokens of each label."""
+        """Indices of the tokens of each label."""
 
     def add(self, ids: Sequence[int]) -> list[int]:
         path: list[int] = []
@@ -54,14 +53,14 @@ class LabelTree:
 
     @property
     def depths(self) -> list[int]:
-        """How many tokens of a label stand before each."""
+        """Number of ancestors of each token."""
         found: list[int] = []
         for parent in self.parents:
             found.append(0 if parent < 0 else found[parent] + 1)
         return found
 
     def seen(self) -> torch.Tensor:
-        """Which tokens each token sees, itself included [T, T]."""
+        """Return which tokens each token attends to, including itself [T, T]."""
         seen_TT = torch.eye(len(self.tokens), dtype=torch.bool)
         for place, parent in enumerate(self.parents):
             if parent >= 0:
@@ -70,7 +69,7 @@ class LabelTree:
 
 
 class ScoringSlots:
-    """Keeps the contract of `partita.lm.base.AnsweringSlots`: rows are answered as soon as they are read."""
+    """Implements `partita.lm.base.AnsweringSlots` by scoring labels: rows finish with prefill."""
 
     live: Sequence[Any] = ()
 
@@ -84,7 +83,16 @@ class ScoringSlots:
         prefix: Sequence[int],
         way: SlotWay,
     ) -> None:
-        """`way` tells what the model allows."""
+        """Allocate slots and prefill the prefix.
+
+        Args:
+            lm: The model.
+            options: Generation settings with labels.
+            slots: Number of slots.
+            tokens: Maximum length of a row, prompt and new tokens.
+            prefix: Tokens that all prompts start with.
+            way: What the model supports.
+        """
         self.lm, self.options = lm, options
         ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
         if not ends:
@@ -101,40 +109,40 @@ class ScoringSlots:
         self.seen_TT = self.tree.seen().to(lm.device)
         self.ends_E = torch.tensor(ends, device=lm.device)
         self.rows = max(1, min(self.slots.read_tokens // width, MOST_ELEMENTS // (width * lm.vocabulary_size)))
-        """Rows whose trees are read in one pass."""
+        """Number of rows whose trees are computed in one pass."""
 
     def readable(self, tokens: int, most: int) -> int:
-        """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
+        """Return how many prompts to prefill in one pass, from 1 to `most`."""
         return self.slots.readable(tokens, most)
 
     def read_length(self, tokens: int) -> int:
-        """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
+        """Return the padded prefill length per prompt if the longest has `tokens` after the prefix."""
         return self.slots.read_length(tokens)
 
     def unread(self, request: SlotRequest) -> int:
-        """Tokens of a prompt that are to be read: those behind the prefix, for no row keeps any."""
+        """Return the number of prompt tokens after the prefix: nothing is cached."""
         return self.slots.unread(request)
 
     def forget(self, row: int) -> None:
-        """No row keeps anything."""
+        """Do nothing: nothing is cached."""
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model to its previous state."""
         self.slots.close()
 
     def step(self) -> list[SlotAnswer]:
-        """Nothing is left to do for any row."""
+        """Return nothing: no row needs another step."""
         return []
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
-        """Read prompts, then the labels behind each, and choose."""
+        """Prefill prompts, score the labels of each, and choose."""
         crowded = [request for request in requests if request.max_new_tokens < self.longest]
         asked = [request for request in requests if request.max_new_tokens >= self.longest]
         answers = [SlotAnswer(request, None, error=self.no_room(request)) for request in crowded]
         return [*answers, *map(self.answer, asked, self.scores(asked))] if asked else answers
 
     def scores(self, requests: Sequence[SlotRequest]) -> list[list[float]]:
-        """Scores of all labels for each row."""
+        """Return the scores of all labels for each row."""
         prefix = self.slots.prefix
         prompts = [list(request.input_ids[prefix:]) for request in requests]
         first_NV = self.slots.forward(prompts, first=0, start=prefix)
@@ -150,7 +158,13 @@ class ScoringSlots:
         return found
 
     def read_labels(self, lengths: Sequence[int], *, first: int, start: int) -> torch.Tensor:
-        """Logits [N, T, V] of the tree behind prompts in slots from `first` on, which end before token `start`."""
+        """Return logits [N, T, V] of the tree after prompts in slots from `first` on.
+
+        Args:
+            lengths: Length of each prompt in tokens.
+            first: First slot.
+            start: Position of the tree in the slots, after the longest prompt.
+        """
         rows, device = len(lengths), self.lm.device
         lengths_N1 = torch.tensor(lengths, device=device)[:, None]
         positions_NT = lengths_N1 + self.depths_T
@@ -162,7 +176,7 @@ class ScoringSlots:
         return self.slots.run(self.tokens_T.expand(rows, -1), positions_NT, mask)
 
     def sums(self, first_NV: torch.Tensor, later_NTV: torch.Tensor) -> list[list[float]]:
-        """Scores of all labels for each row, from what comes next after the prompt and after each token."""
+        """Return the scores of all labels for each row, from the logits after the prompt and after each token."""
         logits_NCV = torch.cat([first_NV[:, None], later_NTV], dim=1).float()
         totals_NC = logits_NCV.logsumexp(-1)
         tokens_NT = logits_NCV[:, self.contexts_T, self.tokens_T] - totals_NC[:, self.contexts_T]
@@ -172,22 +186,22 @@ class ScoringSlots:
         scores = [
             tokens_NT[:, path].sum(1) + ends_NC[:, last] for path, last in zip(self.tree.paths, lasts, strict=True)
         ]
-        # JSON knows no infinity, which is the score of what a model excludes.
+        # JSON has no infinity, the score of an impossible label.
         found: list[list[float]] = torch.stack(scores, dim=1).clamp(min=-1e30).tolist()
         return found
 
     def answer(self, request: SlotRequest, scores: Sequence[float]) -> SlotAnswer:
-        """The most probable label, the first of those that are equal."""
+        """Return the most probable label, the first one of a tie."""
         if any(score != score for score in scores):
             return SlotAnswer(request, None, error=NOT_NUMBERS)
         best = max(range(len(scores)), key=lambda place: scores[place])
         texts = [label.text for label in self.options.labels]
         logprob = scores[best] if self.options.logprobs else None
-        told = dict(zip(texts, scores, strict=True))
-        return SlotAnswer(request, Generated((), texts[best], "stop", logprob, scores=told))
+        by_label = dict(zip(texts, scores, strict=True))
+        return SlotAnswer(request, Generated((), texts[best], "stop", logprob, scores=by_label))
 
     def no_room(self, request: SlotRequest) -> str:
-        """Why a row cannot be scored."""
+        """Return why a row cannot be scored."""
         return (
             f"the prompt has {len(request.input_ids):,} tokens and the context leaves room for "
             f"{request.max_new_tokens:,} more, but the longest label has {self.longest:,}"
@@ -195,6 +209,6 @@ class ScoringSlots:
 
 
 def before_end(label: Label, *, ends: Sequence[int]) -> tuple[int, ...]:
-    """The tokens of a label up to the first that ends an answer."""
+    """Return the tokens of a label before its first end token."""
     end = next((place for place, token in enumerate(label.ids) if token in ends), len(label.ids))
     return label.ids[:end]

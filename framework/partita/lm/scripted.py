@@ -1,6 +1,6 @@
-"""A language model that answers what it is told: for tests, without files, network or waiting.
+"""A language model with scripted answers, for tests without files, network or waiting.
 
-It keeps the whole contract of `GenerativeModel`. What it learns is the frequency of tokens: one bias per token.
+It implements `GenerativeModel`. It learns token frequencies: one bias per token.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
 
 Answer = str | Exception
-"""What stands for a prompt: its answer, or an error to raise."""
+"""The answer to a prompt, or an error to raise."""
 
 
 class TokenFrequencies(nn.Module):
-    """Logits that are the same after every prefix: [B, T] ids to [B, T, V]."""
+    """Logits independent of the prefix: [B, T] ids to [B, T, V]."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class TokenFrequencies(nn.Module):
 class ScriptedModel:
     """Answers prompts by a function or a table from prompt text to answer.
 
-    A table's value may be an exception, and a function may raise: the whole batch fails with it. A prompt that is not
-    in the table raises LookupError. `calls` and `rows` count generate calls and the rows in them.
+    An exception in the table, or raised by the function, fails the whole batch. A prompt that is not in the table
+    raises LookupError. `calls` and `rows` count generate calls and the rows in them.
     """
 
     def __init__(
@@ -54,35 +54,35 @@ class ScriptedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with what was learned."""
+        """Hash of the biases."""
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in self.module.parameters())
         return f"scripted-{hashlib.sha256(weights).hexdigest()[:16]}"
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Sum of the cross-entropy over the batch's loss tokens."""
+        """Return the sum of the cross-entropy over the batch's loss tokens."""
         logits = module(batch.input_ids_BT)[:, :-1].reshape(-1, len(self.tokenizer))
         labels = batch.labels_BT[:, 1:].reshape(-1)
         return nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
 
     def auxiliary_loss(self) -> torch.Tensor | None:
-        """None."""
+        """Return None: there is no auxiliary loss."""
         return None
 
     def check_loss(self) -> None:
-        """Nothing is padded."""
+        """Do nothing: there is no padding."""
 
     def check_packing(self) -> None:
-        """No token sees another one."""
+        """Do nothing: tokens do not attend to each other."""
 
     def prepare_training(self, total_steps: int) -> None:
-        """Nothing depends on the number of steps."""
+        """Do nothing: the number of steps has no effect."""
 
     def after_step(self, step: int) -> None:
-        """Nothing happens between steps."""
+        """Do nothing after an optimizer step."""
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Training mode inside, the mode before it afterwards."""
+        """Switch to training mode, and restore the mode on exit."""
         before = self.module.training
         self.module.train()
         try:
@@ -100,7 +100,7 @@ class ScriptedModel:
         )
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read the biases. Raises ResumeError where they are absent."""
+        """Load the biases. Raise ResumeError if they are missing."""
         from safetensors.torch import load_file
 
         file = folder / "model.safetensors"
@@ -117,47 +117,47 @@ class ScriptedModel:
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        """The told answers, cut as a real model would cut them."""
+        """Return the scripted answers, cut as a real model would cut them."""
         self.calls += 1
         self.rows += len(requests)
         return [self.generated(request, options) for request in requests]
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        """Rows of any lengths."""
+        """Return that rows of any length can share a batch."""
         return PADDED
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Its answers are told whole."""
+        """Return that slots are not supported."""
         return "the answers are scripted"
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> AnsweringSlots:
-        """There are none."""
+        """Raise NotImplementedError: slots are not supported."""
         raise NotImplementedError("the answers are scripted")
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Nothing changes: there is no mode."""
+        """Return a context manager without effect: there is no mode."""
         return nullcontext()
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
-        """Nothing: there is no checkpoint."""
+        """Empty: there is no checkpoint."""
         return {}
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Its characters."""
+        """Token ids that are not special."""
         special = set(self.tokenizer.all_special_ids)
         return [token for token in range(len(self.tokenizer)) if token not in special]
 
     @property
     def vocabulary_size(self) -> int:
-        """Its characters and special tokens."""
+        """Number of tokens, including special ones."""
         return len(self.tokenizer)
 
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
-        """What the context leaves."""
+        """Return the new tokens that fit the context."""
         return (
             new_tokens if self.context_length is None else max(1, min(new_tokens, self.context_length - prompt_tokens))
         )
@@ -165,15 +165,15 @@ class ScriptedModel:
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        """It takes no time and no memory."""
+        """Return a constant time per row; nothing is generated."""
         return Timing(prefill_seconds=1e-6 * rows, decode_seconds=1e-6)
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
-        """A byte a token."""
+        """Return one byte per token."""
         return rows * (tokens + new_tokens)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
-        """It takes no time."""
+        """Return a constant time."""
         return 1e-6
 
     def generated(self, request: GenerationRequest, options: GenerationOptions) -> Generated:

@@ -1,11 +1,10 @@
-"""Attention of single new tokens to the slots of their rows, for CPUs.
+"""Attention of single new tokens to slots, for CPUs.
 
-The library's kernel works on one head of one row at a time, and for a single token most of that is overhead: here all
-rows are multiplied in one batch, those of like length together. Tokens that all rows begin with are seen by all rows in
-one product of matrices (Juravsky et al. 2024, "Hydragen", section 3.1), and stand in the first slot alone. Prompts are
-read by the library's kernel.
+The sdpa kernel processes one head of one row at a time, and for a single token most of that is overhead. Here all rows
+are multiplied in one batch, grouped by similar length. The shared prefix is stored in the first slot only, and all rows
+attend to it in one matrix product (Juravsky et al. 2024, "Hydragen", section 3.1). Prefill uses the sdpa kernel.
 
-Shapes: N rows, H heads of keys, G query heads for each of them, W tokens, P tokens of the common beginning, D width.
+Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, P prefix tokens, D head size.
 """
 
 import threading
@@ -22,22 +21,22 @@ from partita.lm.slot_kv_cache import CacheLayout
 
 NAME = "partita_slots"
 CHUNKS, SMALLEST_CHUNK = 4, 16
-"""Parts that rows of different lengths are cut into at most, and the fewest rows of one."""
+"""Maximum number of chunks of rows of different lengths, and minimum number of rows in a chunk."""
 WORTH_CUTTING = 0.85
-"""Share of the work that is left from which on rows are not cut into chunks."""
+"""Rows are not split into chunks if more than this fraction of the work would remain."""
 
 current = threading.local()
 
 
 def attends(base: Any) -> bool:
-    """Whether a model's attention can be this one."""
+    """Return whether a model's attention can be replaced."""
     usual: bool = base.config._attn_implementation == "sdpa"
     return usual and base.device.type == "cpu" and base.dtype == torch.float32
 
 
 @contextmanager
 def attending(base: Any, place: CacheLayout) -> Iterator[None]:
-    """Inside, the model attends to slots in this way where it can."""
+    """Use this attention for slots in this context, if the model supports it."""
     before = base.config._attn_implementation
     if not attends(base):
         yield
@@ -61,7 +60,18 @@ def slot_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Keeps the contract of the library's attention functions."""
+    """Compute attention with the interface of transformers' attention functions.
+
+    Args:
+        module: The attention layer.
+        query: Queries [N, H * G, L, D].
+        key: Keys [N, H, W, D].
+        value: Values [N, H, W, D].
+        attention_mask: Additive mask [N, 1, L, W], or None outside of slots.
+        dropout: Dropout probability, used outside of slots only.
+        scaling: Factor of the scores; None for 1 / sqrt(D).
+        kwargs: Passed to the sdpa function outside of slots.
+    """
     place: CacheLayout | None = getattr(current, "place", None)
     if place is None or attention_mask is None or kwargs.get("position_bias") is not None:
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -95,7 +105,8 @@ def read(
     mask: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """What tokens of prompts see [N, L, H, D]; the common beginning is put before a few rows at a time."""
+    """Return the attention output of prompt tokens [N, L, H, D]; the shared prefix is prepended to a few rows at a
+    time."""
     apart = place.prefix_in_first_slot and place.prefix > 0
     rows = max(1, place.copied_tokens // key_NHWD.shape[2]) if apart else len(query_NHLD)
     parts = []
@@ -107,7 +118,7 @@ def read(
                 torch.cat([common_HPD.expand(len(own), -1, -1, -1), own[:, :, place.prefix :]], dim=2)
                 for common_HPD, own in zip(beginning(place, keys, values), (keys, values), strict=True)
             )
-        # The library would copy keys and values once for each query head.
+        # Without grouping, sdpa would copy keys and values once per query head.
         grouped = query_NHLD.shape[1] != keys.shape[1]
         seen = mask if len(mask) == 1 else mask[part]
         parts.append(
@@ -122,17 +133,17 @@ def read(
 def beginning(
     place: CacheLayout, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values that all rows begin with [H, P, D]: of the layer that was written last, or the first row's."""
+    """Return keys and values of the shared prefix [H, P, D], of the layer written last or of the first row."""
     if place.prefix_in_first_slot and place.layer is not None:
         key_NHWD, value_NHWD = place.layer.keys, place.layer.values
     return key_NHWD[0, :, : place.prefix], value_NHWD[0, :, : place.prefix]
 
 
 class SharedPrefix:
-    """What all rows see of the P tokens that they begin with, in two products of matrices for each head."""
+    """Attention of all rows to the P shared prefix tokens, in two matrix products per head."""
 
     def __init__(self, query_NHGD: torch.Tensor, key_HPD: torch.Tensor, value_HPD: torch.Tensor) -> None:
-        """Scores of all rows for these tokens."""
+        """Compute the scores of all rows for the prefix."""
         self.rows, self.heads, self.group, _ = query_NHGD.shape
         tokens = key_HPD.shape[1]
         self.tokens, self.value_HPD = tokens, value_HPD
@@ -142,25 +153,25 @@ class SharedPrefix:
         self.shares_HNGP = torch.empty_like(scores_HNP).view(self.heads, self.rows, self.group, tokens)
 
     def shares(self, scores_NHGW: torch.Tensor, chunk: slice) -> torch.Tensor:
-        """Shares of the rows' own tokens; those of the common ones are kept for `taken`."""
+        """Return the attention weights of a chunk for its own tokens; keep those for the prefix."""
         shares = torch.cat([self.scores_NHGP[chunk], scores_NHGW], dim=-1).softmax(-1)
         self.shares_HNGP[:, chunk] = shares[..., : self.tokens].transpose(0, 1)
         return shares[..., self.tokens :]
 
     def taken(self) -> torch.Tensor:
-        """What all rows take from the values of the common tokens [N, H, G, D]."""
+        """Return the output of all rows from the values of the prefix [N, H, G, D]."""
         taken_HND = torch.bmm(self.shares_HNGP.flatten(1, 2), self.value_HPD)
         return taken_HND.view(self.heads, self.rows, self.group, -1).transpose(0, 1)
 
 
 def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Products of matrices [N, H, ...] in one batch; views of slots are not copied."""
+    """Multiply matrices [N, H, ...] in one batch without copying views of slots."""
     rows, heads = left.shape[:2]
     return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).view(rows, heads, left.shape[2], right.shape[3])
 
 
 def chunks(lengths: list[int]) -> list[tuple[int, int, int]]:
-    """First row, end and tokens of the longest row of what is taken together."""
+    """Split rows into chunks of similar length; return first row, end and longest row of each."""
     whole = [(0, len(lengths), max(lengths))]
     size = max(SMALLEST_CHUNK, -(-len(lengths) // CHUNKS))
     cut = [

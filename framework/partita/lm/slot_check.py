@@ -1,8 +1,8 @@
-"""Whether rows can be answered in slots by a model, found out on the model itself.
+"""Test of whether a model supports slots.
 
-Most models of the library take a mask and positions for each row, and a cache that is not theirs. None of them says so,
-and one that does not would only answer something else. So a few short rows are read and continued in slots and alone,
-token by token and then all at once, before the first answer.
+Most models of transformers accept a mask and positions per row, and a custom cache. None of them declares it, and one
+that does not would only produce different output. So before the first generation, a few short rows are computed in
+slots and alone, token by token and then all at once, and the logits are compared.
 """
 
 import logging
@@ -25,19 +25,19 @@ logger = logging.getLogger(__name__)
 
 PREFIX = 3
 LENGTHS = (9, 5, 7)
-"""Tokens of the prompts, the common beginning included."""
+"""Tokens of the prompts, including the shared prefix."""
 STEPS = 2
 TOO_SMALL = (
     f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory beside the model; free some, or write "
     "quantization: {bits: 4} or a smaller base_model"
 )
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size", "floor_scale")
-"""Where configurations say up to how many tokens a model needs no mask and no scale of its own: it would take them from
-the longest row. The last three are those of GPT-Neo, Doge and Llama 4."""
+"""Config keys with the number of tokens up to which a model needs no mask and no scale that depend on the longest row.
+The last three are those of GPT-Neo, Doge and Llama 4."""
 
 
 def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: int) -> str | None:
-    """What stands against slots without trying them."""
+    """Return a reason against slots that needs no test; None if there is none."""
     config = lm.base.config
     text = config.get_text_config()
     attention = getattr(config, "_attn_implementation", None)
@@ -66,9 +66,10 @@ def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: i
 
 
 def find_way(lm: "HuggingFaceModel") -> SlotWay:
-    """How a model answers in slots, or why it cannot.
+    """Return how a model supports slots, or why it does not.
 
-    Raises OutOfMemory, which says nothing about the model.
+    Raises:
+        OutOfMemory: Even the short rows do not fit, which says nothing about the model.
     """
     reason = None
     for way in ways(lm):
@@ -88,14 +89,14 @@ def find_way(lm: "HuggingFaceModel") -> SlotWay:
 
 
 def ways(lm: "HuggingFaceModel") -> list[SlotWay]:
-    """What is tried, the best first."""
+    """Return the candidates, the best first."""
     lean = [True, False] if attends(lm.base) else [False]
     return [SlotWay(narrows, here) for narrows in (True, False) for here in lean]
 
 
 @torch.no_grad()
 def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
-    """Root mean square difference of logits in slots from those alone, over their spread; the worst pass counts."""
+    """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)
     rows = [ordinary[torch.randint(len(ordinary), (length + STEPS,), generator=chance)].tolist() for length in LENGTHS]
@@ -132,9 +133,9 @@ def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
 
 
 def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor]]:
-    """Logits after the prompt and each further token of every row, and after the last ones that are read again at once.
+    """Return logits of every row after the prompt, after each further token, and after recomputing the last ones.
 
-    The first prompt is read alone, behind the prefix.
+    The first prompt is prefilled alone, after the prefix.
     """
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     prompts = [row[PREFIX:-STEPS] for row in rows]

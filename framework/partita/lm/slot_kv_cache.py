@@ -1,10 +1,10 @@
-"""Keys and values of rows that are answered at the same time, each row in a slot of its own.
+"""A preallocated KV cache of slots, one row per slot.
 
-The pool is allocated once and stays: nothing is concatenated or copied from step to step, a layer writes the keys of
-new tokens in place and attends to a view of the slots in use. Slots may begin with the same tokens: those are read
-once, and stand in the first slot; where attention does not look there for them, they are copied to all others.
+The cache is allocated once: nothing is concatenated or copied between steps. A layer writes the keys and values of new
+tokens in place and attends to a view of the active slots. A shared prefix is computed once and stored in the first
+slot; if the attention cannot read it there, it is copied to all other slots.
 
-Shapes: S slots, T tokens of a slot, N rows of a pass, W tokens of the longest of them, L tokens read in a pass.
+Shapes: S slots, T tokens of a slot, N rows of a pass, W tokens of the longest of them, L tokens of a pass.
 """
 
 import math
@@ -16,26 +16,26 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 COPIED_TOKENS = 4096
-"""Tokens of prompts and their common beginning that are put side by side at once while prompts are read."""
+"""Maximum number of tokens, including the prefix, that are concatenated at a time during prefill."""
 
 
 class CacheLayout:
-    """Where the next forward pass writes, and what it sees: the same for all layers."""
+    """Where the next forward pass writes, and what it attends to; shared by all layers."""
 
     def __init__(self, *, slots: int, tokens: int) -> None:
         self.slots, self.tokens = slots, tokens
         self.copied_tokens = COPIED_TOKENS
         self.prefix = 0
-        """Tokens that all slots begin with."""
+        """Length of the shared prefix in tokens."""
         self.prefix_in_first_slot = False
-        """Whether they stand in the first slot alone."""
+        """Whether the prefix is stored in the first slot only."""
         self.layer: SlotLayer | None = None
         """The layer that was written last, during a pass."""
         self.chunks: Sequence[tuple[int, int, int]] = ()
         self.read(0, 1, start=0)
 
     def read(self, first: int, rows: int, *, start: int) -> None:
-        """The pass reads L tokens of each of these slots, from token `start` on."""
+        """Set up a pass over L tokens of each of these slots, from token `start` on."""
         self.first, self.rows, self.start = first, rows, start
         self.positions_NL: torch.Tensor | None = None
         self.width = 0
@@ -44,9 +44,13 @@ class CacheLayout:
     def extend(
         self, first: int, positions_NL: torch.Tensor, *, width: int, chunks: Sequence[tuple[int, int, int]] = ()
     ) -> None:
-        """The pass reads L tokens of each of N slots, at positions of each slot's own, and sees `width` tokens of them.
+        """Set up a pass over L tokens of each of N slots, at positions per slot.
 
-        `chunks` are first row, end and width of rows that see less together.
+        Args:
+            first: First slot.
+            positions_NL: Positions in the slot.
+            width: Number of positions that are attended to.
+            chunks: First row, end and width of rows that attend to fewer positions.
         """
         self.first, self.rows = first, len(positions_NL)
         self.positions_NL, self.width = positions_NL, width
@@ -54,7 +58,7 @@ class CacheLayout:
         self.indices = {}
 
     def index(self, heads: int) -> torch.Tensor:
-        """Where the N * L tokens stand in a pool of so many heads that is seen as [S * heads * T]: [N * heads * L]."""
+        """Return the indices [N * heads * L] of the pass in a cache viewed as [S * heads * T]."""
         found = self.indices.get(heads)
         if found is None:
             assert self.positions_NL is not None
@@ -65,7 +69,7 @@ class CacheLayout:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values [S, heads, T, width of a head] of a layer."""
+    """Keys and values [S, heads, T, head size] of a layer."""
 
     is_sliding = False
 
@@ -76,7 +80,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.values: torch.Tensor
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Zeros: what no row has written is masked, but no mask helps against what is not a number."""
+        """Allocate zeros: unwritten positions are masked, but a mask does not remove NaN."""
         slots, tokens = self.place.slots, self.place.tokens
         self.keys, self.values = (
             untouched_zeros((slots, states.shape[1], tokens, states.shape[3]), like=states)
@@ -87,7 +91,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write, and give what the new tokens see."""
+        """Write keys and values; return those that the new tokens attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self.place
@@ -105,23 +109,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[slots, :, : place.width], self.values[slots, :, : place.width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Only asked where no mask is given, and then nothing stands before what is read."""
+        """Return the mask size; called only without a mask, when there are no earlier tokens."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens before those that are read."""
+        """Return the number of tokens before the pass."""
         return self.place.start
 
     def get_max_length(self) -> int:
-        """Tokens of a slot."""
+        """Return the number of tokens of a slot."""
         return self.place.tokens
 
 
 class SlotKVCache(Cache):  # type: ignore[misc]
-    """The slots of all layers."""
+    """The KV cache of all layers."""
 
     def __init__(self, *, slots: int, tokens: int) -> None:
-        """Nothing is allocated before the first forward pass."""
+        """Set up the cache; memory is allocated in the first forward pass."""
         self.place = CacheLayout(slots=slots, tokens=tokens)
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.place))
 
@@ -136,28 +140,32 @@ class SlotKVCache(Cache):  # type: ignore[misc]
             held[1:, :, :tokens] = held[:1, :, :tokens]
 
     def move(self, moves: list[tuple[int, int]], *, start: int, end: int) -> None:
-        """Copy tokens `start` to `end` of slots to others: pairs of where from and where to."""
+        """Copy tokens `start` to `end` between slots, given as pairs of source and target."""
         for held in self.held if moves else ():
             for source, target in moves:
                 held[target, :, start:end] = held[source, :, start:end]
 
     def swap(self, one: int, other: int, *, start: int, end: int) -> None:
-        """Exchange tokens `start` to `end` of two slots."""
+        """Swap tokens `start` to `end` of two slots."""
         for held in self.held:
             before = held[one, :, start:end].clone()
             held[one, :, start:end] = held[other, :, start:end]
             held[other, :, start:end] = before
 
     def clear(self, slot: int, *, start: int) -> None:
-        """Make all that stands in a slot from token `start` on a number again."""
+        """Zero a slot from token `start` on, which removes NaN."""
         for held in self.held:
             held[slot, :, start:] = 0
 
 
 def untouched_zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tensor:
-    """Zeros; in a CPU's memory, pages that nothing is written to take no room. Raises MemoryError.
+    """Allocate zeros; on a CPU, untouched pages take no memory.
 
-    Of a mapping, because the C library would ask for huge pages, and a single token would take a whole one.
+    The memory is mapped directly, because the C library would request huge pages, of which a single token takes a whole
+    one.
+
+    Raises:
+        MemoryError: The allocation failed.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape)

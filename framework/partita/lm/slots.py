@@ -1,13 +1,13 @@
-"""Rows that are answered at the same time by a model of the library, each in its slot.
+"""Continuous batching with a KV cache of slots, one row per slot.
 
-Prompts are read in groups, then all rows make a token in each step. A row that has ended leaves at once, the last row
-takes its slot, and another prompt can be read. Greedy answers are those that the library's `generate` gives to each row
-alone. Where the model's sums are faster than the library's and differ in their last digits, and a token hangs on those
-digits, its row is read again with the library's sums before the token is chosen. A row may stay in its slot when it
-has ended: of the next prompt of its name only what is new is read, and it is read again whole in the same case.
+Prompts are prefilled in groups, then every active row decodes one token per step. A finished row leaves at once: the
+last row moves to its slot, and another prompt can be prefilled. Greedy output equals that of transformers' `generate`
+for each row by itself. The faster oneDNN matrix products differ from torch's in the last digits: where two tokens are
+tied within those digits, the row is recomputed with torch's products before the token is chosen. A finished row can
+keep its slot. Then only the new part of its next prompt is prefilled, and near ties are recomputed in the same way.
 
-Shapes: N rows, L tokens of the longest prompt of a group after the common beginning, V vocabulary, W tokens of the
-longest row in use.
+Shapes: N rows, L tokens of the longest prompt of a group after the prefix, V vocabulary, W tokens of the longest active
+row.
 """
 
 import logging
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_TOKENS = {"cpu": 1024}
-"""Tokens of prompts that are read in one pass, by device ..."""
+"""Number of prompt tokens per prefill pass, by device type ..."""
 READ_TOKENS_ELSEWHERE = 16_384
-"""... and on all others. More would be no faster, and take more memory."""
+"""... and for all others. More tokens are not faster and take more memory."""
 SHORTEST_PASS = 64
-"""Tokens that a row is read again by at once, at least."""
+"""Minimum number of tokens per pass when a row is recomputed."""
 MOST_AGAIN = 0.25
-"""Tokens that are read again, over all that were read, beyond which faster sums are no gain ..."""
+"""Maximum share of recomputed tokens; beyond it the faster products do not pay off ..."""
 FEW_ROWS = 8
-"""... once so many rows were: a single row may hang on last digits by chance."""
+"""... if more rows than this were recomputed. A single row may have near ties by chance."""
 
 
 class SlotWay(NamedTuple):
-    """How rows can be answered in slots by a model."""
+    """How a model supports slots."""
 
     narrows_reads: bool = False
-    """Whether only last tokens go through the last layer while prompts are read."""
+    """Whether only last tokens go through the last layer during prefill."""
     shares_prefix: bool = False
-    """Whether what all prompts begin with stands in the first slot alone."""
+    """Whether the KV cache of the shared prefix is stored in the first slot only."""
     reason: str | None = None
-    """Why they cannot."""
+    """Why slots are not supported."""
 
 
 class Slots:
-    """Keeps the contract of `partita.lm.base.AnsweringSlots`."""
+    """Implements `partita.lm.base.AnsweringSlots` by generation."""
 
     def __init__(
         self,
@@ -71,19 +71,27 @@ class Slots:
         exact: bool = False,
         shortest_pass: int = SHORTEST_PASS,
     ) -> None:
-        """`way` tells what the model allows.
+        """Allocate slots and prefill the prefix.
 
-        With `exact` all sums are the library's, whatever the options. A row is read again in passes of at least
-        `shortest_pass` tokens.
+        Args:
+            lm: The model.
+            options: Generation settings.
+            slots: Number of slots.
+            tokens: Maximum length of a row, prompt and new tokens.
+            prefix: Tokens that all prompts start with.
+            seed: Seed of sampling.
+            way: What the model supports.
+            exact: Whether to always use torch's matrix products.
+            shortest_pass: Minimum number of tokens per pass when a row is recomputed.
         """
         self.lm, self.options = lm, options
         self.prefix = len(prefix)
         self.ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
         grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
-        # Numbers that are told, and random choices among thousands of tokens, show the last digits of every sum.
+        # Reported log probabilities, and sampling among thousands of tokens, expose the last digits of every sum.
         self.wide = lm.wide and not (exact or options.logprobs or options.samples)
         self.careful = not (options.logprobs or options.samples)
-        """Whether rows that stay are read again where a token hangs on last digits."""
+        """Whether rows that keep their slot are recomputed at near ties."""
         self.chooser = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         found = last_layer(lm.base) if way.narrows_reads else None
@@ -99,7 +107,7 @@ class Slots:
             self.read_prefix(list(prefix))
 
     def read_prefix(self, prefix: list[int]) -> None:
-        """Every slot begins with these tokens."""
+        """Prefill the shared prefix of all slots."""
         try:
             with self.sums_of_the_library():
                 self.forward([prefix], first=0, start=0)
@@ -111,7 +119,7 @@ class Slots:
         self.pool.place.prefix = len(prefix)
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model to its previous state."""
         if self.tokens_again:
             logger.debug("%s tokens were read again with the sums of the library", f"{self.tokens_again:,}")
         if self.narrow is not None:
@@ -119,34 +127,34 @@ class Slots:
 
     @property
     def read_tokens(self) -> int:
-        """Tokens of prompts that are best read in one pass."""
+        """Number of prompt tokens per prefill pass."""
         return READ_TOKENS.get(self.lm.device.type, READ_TOKENS_ELSEWHERE)
 
     def readable(self, tokens: int, most: int) -> int:
-        """How many prompts of up to so many tokens after the prefix are best read in one pass, 1 to `most`."""
+        """Return how many prompts to prefill in one pass, from 1 to `most`."""
         count = max(1, min(self.read_tokens // tokens, most))
         return 1 << (count.bit_length() - 1) if self.wide else count
 
     def read_length(self, tokens: int, *, start: int | None = None) -> int:
-        """Tokens that are read of each prompt, with its padding, where the longest has so many after the prefix."""
+        """Return the padded prefill length per prompt if the longest has `tokens` after `start` or the prefix."""
         room = self.pool.place.tokens - (self.prefix if start is None else start)
         return min(rounded(tokens), room) if self.wide else tokens
 
     @property
     def live(self) -> Sequence[Row]:
-        """Rows that are being answered."""
+        """Active rows."""
         return self.rows
 
     def unread(self, request: SlotRequest) -> int:
-        """Tokens of a prompt that are to be read: those behind the prefix, and behind what its row has kept of it."""
+        """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
         return self.kept.unread(request)
 
     def forget(self, row: int) -> None:
-        """A row that has ended stays no longer."""
+        """Release the slot that a finished row keeps."""
         self.kept.forget([row])
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
-        """Read prompts, all in one pass, and choose the first token of each; answers that have ended with it."""
+        """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
         requests, unread = self.kept.taken(requests, first=first)
         prompts = [list(request.input_ids) for request in requests]
@@ -164,14 +172,14 @@ class Slots:
         return self.take(tokens_N, new)
 
     def step(self) -> list[SlotAnswer]:
-        """Another token of every row; answers that have ended with it."""
+        """Decode one token for every active row; return rows that ended with it."""
         lengths = [row.length for row in self.rows]
         logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
         self.tokens_N = self.choose(logits_NV, self.rows, first=0)
         return self.take(self.tokens_N, self.rows)
 
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
-        """The next tokens of rows in slots from `first` on, by the library's sums where their last digits decide."""
+        """Return the next token of each row [N], recomputed with torch's products at near ties."""
         doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
         tokens_N, doubtful = self.chooser.choose(logits_NV, rows, doubts=doubts)
         for place in doubtful:
@@ -188,10 +196,10 @@ class Slots:
         return tokens_N
 
     def recompute(self, row: Row, *, slot: int) -> torch.Tensor:
-        """Read a row, its answer so far included, with the library's sums; logits of what comes next [1, V].
+        """Recompute a row, including its new tokens, with torch's products; return its next logits [1, V].
 
-        No more tokens at once than were read at once before, so that it fits in memory as well; of rows that stay
-        always as many, so that nothing in these sums hangs on what was read with them.
+        A pass is not larger than earlier passes, so that it fits in memory. For rows that keep their slot the pass size
+        is constant, so that the result does not depend on other rows.
         """
         ids = [*row.request.input_ids, *row.new]
         self.rows_again += 1
@@ -204,7 +212,7 @@ class Slots:
 
     @contextmanager
     def sums_of_the_library(self) -> Iterator[None]:
-        """In this context nothing is computed in the faster way."""
+        """Disable the oneDNN products in this context."""
         before, self.wide = self.wide, False
         try:
             yield
@@ -212,7 +220,7 @@ class Slots:
             self.wide = before
 
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
-        """Read prompts into the slots from `first` on, behind `start` tokens that stand there; logits [N, V]."""
+        """Prefill prompts into slots from `first` on, after `start` cached tokens; return logits [N, V]."""
         length = self.read_length(max(map(len, prompts)), start=start)
         positions_L = torch.arange(start, start + length, device=self.lm.device)
         self.pool.place.read(first, len(prompts), start=start)
@@ -220,9 +228,9 @@ class Slots:
         return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=start + length)
 
     def go_on(self, prompts: Sequence[Sequence[int]], unread: int, *, first: int) -> torch.Tensor:
-        """Read at least the last `unread` tokens of whole prompts, whose slots hold those before; logits [N, V].
+        """Prefill at least the last `unread` tokens of prompts whose earlier tokens are cached; return logits [N, V].
 
-        All prompts end together, so that what is read besides is what stands there already.
+        All prompts end at the last position of the pass, so shorter ones recompute some cached tokens.
         """
         length = self.read_length(unread)
         starts = [max(self.prefix, len(prompt) - length) for prompt in prompts]
@@ -237,9 +245,17 @@ class Slots:
     def read(
         self, parts: Sequence[Sequence[int]], positions_NL: torch.Tensor, mask: torch.Tensor | None, *, width: int
     ) -> torch.Tensor:
-        """Read parts of prompts at these positions of their slots, and see so many tokens; logits [N, V]."""
+        """Prefill parts of prompts at these positions of their slots; return logits [N, V].
+
+        Args:
+            parts: Tokens of each row.
+            positions_NL: Positions in the slot.
+            mask: Attention mask [N, 1, L, W], or None for a causal mask.
+            width: Number of positions of each slot that are attended to.
+        """
         length = positions_NL.shape[1]
-        # No other token: one that the model has no numbers for would reach the row through attention, masked or not.
+        # Pad with the last token: a token for which the model computes NaN would reach the row through attention,
+        # masked or not.
         padded = [[*part, *[part[-1]] * (length - len(part))] for part in parts]
         ids_NL = torch.tensor(padded, device=self.lm.device)
         ends_N = torch.tensor([len(part) - 1 for part in parts], device=self.lm.device)
@@ -256,7 +272,7 @@ class Slots:
             self.narrow.pool = None
 
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
-        """The last token of each of the first N slots, which then hold so many; logits [N, V]."""
+        """Decode the last token of each of the first N slots, given the new lengths; return logits [N, V]."""
         rows = len(lengths)
         idle = min(rounded(rows), self.pool.place.slots) - rows if self.wide else 0
         if idle:
@@ -271,7 +287,7 @@ class Slots:
 
     @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """A forward pass over the pool; logits."""
+        """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()
         try:
             with attending(self.lm.base, self.pool.place), using_onednn(self.wide):
@@ -287,14 +303,14 @@ class Slots:
         return logits
 
     def mask(self, positions_NL: torch.Tensor, *, width: int) -> torch.Tensor:
-        """What is added to attention scores so that tokens see only what stands before them [N, 1, L, W]."""
+        """Return the additive causal attention mask [N, 1, L, W]."""
         places_W = torch.arange(width, device=self.lm.device)
         later_NLW = places_W > positions_NL[:, :, None]
         zeros = torch.zeros(later_NLW.shape, dtype=self.lm.base.dtype, device=self.lm.device)
         return zeros.masked_fill_(later_NLW, -torch.inf)[:, None]
 
     def take(self, tokens_N: torch.Tensor, rows: Sequence[Row]) -> list[SlotAnswer]:
-        """Add a token to each of the rows, and let those go that have ended."""
+        """Append a token to each row, and remove finished rows."""
         ended: dict[int, SlotAnswer] = {}
         for row, token in zip(rows, tokens_N.tolist(), strict=True):
             if token < 0:
@@ -317,7 +333,7 @@ class Slots:
         return list(ended.values())
 
     def has_ended(self, row: Row) -> bool:
-        """Whether a row's last token was its last."""
+        """Return whether a row ended with its last token."""
         if row.new[-1] in self.ends or len(row.new) >= row.request.max_new_tokens:
             return True
         if not self.options.stop:
@@ -326,7 +342,7 @@ class Slots:
         return first_stop(text, self.options.stop) is not None
 
     def leave(self, places: set[int]) -> None:
-        """Rows leave their slots, and the last rows take them; a row that stays takes theirs."""
+        """Free the slots of rows and move the last rows into them; rows that keep their cache swap with those."""
         left = len(self.rows) - len(places)
         movers = [place for place in range(left, len(self.rows)) if place not in places]
         moves = list(zip(movers, sorted(place for place in places if place < left), strict=True))

@@ -1,7 +1,7 @@
-"""The bytes that each token of a tokenizer writes.
+"""The bytes of each token of a tokenizer.
 
-Three kinds are told apart by the decoder: byte-level tokens spell bytes in an alphabet of their own, byte-fallback
-tokens name one byte, and all others write what they add behind another token when both are decoded.
+The decoder distinguishes three kinds: byte-level tokens spell bytes in a special alphabet, byte-fallback tokens name
+one byte, and for all others the bytes are what they add when decoded after another token.
 """
 
 import json
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast", *, size: int) -> list[bytes]:
-    """Bytes of the first `size` ids; none for special tokens and for ids without a token."""
+    """Return the bytes of the first `size` ids; empty for special tokens and for ids without a token."""
     kinds = decoder_kinds(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     alphabet = byte_level_alphabet()
     added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
@@ -35,32 +35,32 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast", *, size: int) -> list[byte
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Tokens that are no text."""
+    """Return the ids of special tokens."""
     marked = {place for place, token in tokenizer.added_tokens_decoder.items() if token.special}
     return marked | set(tokenizer.all_special_ids)
 
 
 def decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
-    """Names of all steps of a decoder of the tokenizers library."""
+    """Return the names of all steps of a decoder of the tokenizers library."""
     if decoder is None:
         return set()
     return {decoder["type"]}.union(*map(decoder_kinds, decoder.get("decoders", ())))
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for (Radford et al. 2019, in their published code)."""
+    """Return the byte of each character of byte-level tokens (Radford et al. 2019, in their published code)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
 
 
 def is_byte_name(token: str) -> bool:
-    """Whether a token is one such as `<0x0A>`."""
+    """Return whether a token has the form `<0x0A>`."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def texts_behind_another(tokenizer: "PreTrainedTokenizerFast", places: Sequence[int]) -> list[str]:
-    """What each token adds to the text of the first one: a text alone may lose the space that it begins with."""
+    """Return what each token adds to the text of the first one: decoded alone, a leading space may be removed."""
     if not places:
         return []
     decode = tokenizer.backend_tokenizer.decode_batch

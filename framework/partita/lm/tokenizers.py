@@ -1,8 +1,7 @@
-"""Tokenizers: read from a model's folder, or made for a new model.
+"""Tokenizers: loaded from a model, or trained for a new model.
 
-A new model's tokenizer depends on the texts and the settings alone, so that the same file and data give the same ids.
-Every tokenizer that leaves this module is fast, has an end token where the model has one, and a pad token that needs no
-new embedding.
+The tokenizer of a new model depends only on texts and settings, so the same config and data give the same ids. All
+tokenizers are fast, have an end token if the model has one, and a pad token that needs no new embedding.
 """
 
 import json
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 CHARACTER = r"[\s\S]"
 WORD = r" ?\w+| ?[^\w\s]|\s"
-"""A word or a mark with the space before it, so that decoding gives the text back."""
+"""A word or a punctuation mark with the space before it, so that decoding restores the text."""
 
 
 def load_tokenizer(
@@ -36,10 +35,18 @@ def load_tokenizer(
     saved: Path | None = None,
     kept: Path | None = None,
 ) -> "PreTrainedTokenizerFast":
-    """The tokenizer in the folder `saved`, else the base model's, else one trained on `texts()` (new models).
+    """Load the tokenizer of `saved` or of the base model, or train one for a new model.
 
-    `folder` is where a relative `base_model` starts. With `kept` a trained one is saved in that folder, and read from
-    there ever after: weights know the tokens of one tokenizer only. Raises ModelError.
+    Args:
+        config: The config.
+        folder: Folder that a relative `base_model` refers to.
+        texts: Returns the training texts.
+        saved: Folder of a saved model.
+        kept: Folder in which a trained tokenizer is saved, and from which it is loaded afterwards, since weights work
+            with one tokenizer only.
+
+    Raises:
+        ModelError: The tokenizer cannot be loaded or trained.
     """
     if saved is not None:
         return read_tokenizer(str(saved))
@@ -60,11 +67,11 @@ def load_tokenizer(
 def read_tokenizer(
     source: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerFast":
-    """The fast tokenizer of a folder or Hub id, with a pad token."""
+    """Load the fast tokenizer of a folder or Hub id, with a pad token. Raise ModelError."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_intact(source, weights=False)
-    # AutoTokenizer replaces this class by that of some architectures, such as qwen2, which cuts text by its own rules.
+    # AutoTokenizer replaces this class by that of some architectures, such as qwen2, with other splitting rules.
     reader = PreTrainedTokenizerFast if declared_class(source) == "TokenizersBackend" else AutoTokenizer
     with loading(source, part="tokenizer"):
         tokenizer = reader.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
@@ -74,7 +81,7 @@ def read_tokenizer(
 
 
 def declared_class(source: str) -> str | None:
-    """Return the class that a local folder names for its tokenizer; None where it names none, or is damaged."""
+    """Return the tokenizer class named in a local folder; None if there is none or the file is damaged."""
     try:
         settings = json.loads((Path(source) / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -83,7 +90,7 @@ def declared_class(source: str) -> str | None:
 
 
 def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "PreTrainedTokenizerFast":
-    """The tokenizer, padding with its end or unknown token where it has no pad token; its size stays as it is."""
+    """Set the end or unknown token as pad token if there is none; the vocabulary stays unchanged."""
     if tokenizer.pad_token_id is None:
         pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
         if pad_token is None:
@@ -93,7 +100,7 @@ def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "Pre
 
 
 def train_tokenizer(base: NewModel, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """A new tokenizer of the kind that `base` names, with at most `vocab_size` tokens."""
+    """Create a tokenizer of the configured type, with at most `vocab_size` tokens."""
     longest = base.context_length if isinstance(base, ScratchModel) else None
     if base.tokenizer == "byte":
         return byte_tokenizer(max_length=longest)
@@ -105,7 +112,7 @@ def train_tokenizer(base: NewModel, texts: Iterable[str]) -> "PreTrainedTokenize
 
 
 def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast":
-    """One token a byte of UTF-8: 256 of them, `<pad>` and `</s>`."""
+    """Create a tokenizer with one token per UTF-8 byte, `<pad>` and `</s>`."""
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -115,7 +122,7 @@ def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast
 
 
 def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
-    """Byte-level byte-pair encoding (Radford et al. 2019, section 2.2) trained on the texts."""
+    """Train byte-level byte-pair encoding (Radford et al. 2019, section 2.2)."""
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
@@ -146,7 +153,7 @@ def byte_level(model: Any) -> "Backend":
 
 
 def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Backend":
-    """One token for each of the most frequent pieces that `pattern` cuts; ties in the order of the alphabet."""
+    """Create one token for each of the most frequent pieces of `pattern`; ties in alphabetical order."""
     from tokenizers import Regex, decoders
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
@@ -172,7 +179,7 @@ def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Ba
 
 
 def wrap(backend: "Backend", *, max_length: int | None, unknown: str | None = None) -> "PreTrainedTokenizerFast":
-    """A transformers tokenizer around a backend whose vocabulary holds the special tokens."""
+    """Wrap a backend, whose vocabulary contains the special tokens, in a transformers tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     names = {"pad_token": PAD, "eos_token": END} | ({"unk_token": unknown} if unknown else {})
@@ -184,7 +191,7 @@ def wrap(backend: "Backend", *, max_length: int | None, unknown: str | None = No
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """A hash of everything by which the tokenizer turns text into ids: vocabulary, rules, special tokens, template."""
+    """Return a hash of everything that affects token ids: vocabulary, rules, special tokens, chat template."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # These two are settings of the last call, not of the tokenizer.
     rules = {key: value for key, value in backend.items() if key not in ("padding", "truncation")}

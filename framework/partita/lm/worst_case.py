@@ -1,10 +1,10 @@
-"""Generation at its worst, for measuring: all prompts as long as the longest, every new token generated.
+"""Worst case of generation, for measuring: all prompts have the maximum length, and every new token is generated.
 
-The memory of a batch peaks either while its prompts are read, or in the last decode steps, when the cache is longest.
-Both are run as `generate` runs them, with the file's own options; the steps between are left out where the cache can
-simply be made longer, and run where it cannot (state spaces, sliding windows, prompt learning).
+The memory of a batch peaks either in prefill, or in the last decode steps, when the KV cache is longest. Both run as in
+`generate`, with the configured options. The steps between are skipped if the cache can simply be extended, and run
+otherwise (state space models, sliding windows, prompt learning).
 
-Shapes: B rows, S tokens of a prompt, L places of the cache.
+Shapes: B rows, S tokens of a prompt, L positions of the KV cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from partita.lm.slots import Slots
 
 STEPS = 3
-"""Decode steps at the end that are run, of which the first is not timed."""
+"""Number of final decode steps to run; the first is not timed."""
 TIMED_STEPS = 4
-"""Decode steps of a speed measurement, of which the first is not timed ..."""
+"""Number of decode steps in a speed measurement; the first is not timed ..."""
 ENOUGH_SECONDS = 0.25
-"""... fewer where two took so long."""
+"""... fewer if two took this long."""
 NO_TOKEN = -1
-"""An end of answers that never comes."""
+"""An end token that never occurs."""
 FULLER = 1.02
-"""How many times more tokens a pass of shorter prompts reads for it to count."""
+"""Minimum ratio of tokens by which a pass of shorter prompts must exceed one of the longest to be run as well."""
 
 
 class ForwardClock:
-    """A stopping criterion of transformers that stops nothing: it notes the time after every token."""
+    """A stopping criterion of transformers that never stops: it records the time after every token."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,7 +49,7 @@ class ForwardClock:
 
     @property
     def seconds(self) -> list[float]:
-        """Of the prompts, then of each decode step."""
+        """Seconds of prefill, then of each decode step."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
@@ -62,11 +62,18 @@ def generate_worst_case(
     options: GenerationOptions,
     shared_tokens: int = 0,
 ) -> Timing:
-    """Read `rows` prompts of S tokens and decode at the full length of the cache; nothing is kept.
+    """Prefill `rows` prompts of S tokens and decode at the full length of the KV cache.
 
-    With more than one row, one prompt is a token shorter where such rows can be answered together: rows of different
-    lengths need a mask, which takes memory and time. All prompts begin with the same `shared_tokens`, which
-    only slots make use of. Raises what the device raises.
+    With more than one row, one prompt is a token shorter if the model can batch such rows: rows of different lengths
+    need a mask, which takes memory and time. Exceptions of the device are passed on.
+
+    Args:
+        lm: The model.
+        rows: Batch size.
+        prompt_tokens: S, the length of each prompt in tokens.
+        new_tokens: New tokens per row.
+        options: Generation settings.
+        shared_tokens: Number of prompt tokens shared by all rows; used by slots only.
     """
     if lm.why_no_slots(options, tokens=prompt_tokens + new_tokens) is None:
         shared = held_once(shared_tokens, length=prompt_tokens)
@@ -97,15 +104,20 @@ def generate_worst_case(
 def time_decode_step(
     lm: "HuggingFaceModel", rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0
 ) -> float:
-    """Seconds of a decode step with `length` places in the cache, without reading prompts where that can be left out.
+    """Return the seconds of a decode step with `length` cached tokens, without prefill where possible.
 
-    All rows begin with the same `shared_tokens`, which only slots make use of. The shortest of some steps counts:
-    what else runs on the machine only ever makes one longer.
+    The fastest of several steps counts: other load on the machine only makes steps slower. Exceptions of the device are
+    passed on.
 
-    Raises what the device raises.
+    Args:
+        lm: The model.
+        rows: Batch size.
+        length: Tokens in the KV cache of each row.
+        options: Generation settings.
+        shared_tokens: Number of cached tokens shared by all rows; used by slots only.
     """
     if lm.context_length is not None:
-        # Learned positions end there: a step beyond is an error, on a GPU one that breaks the device.
+        # Learned positions end there: a step beyond fails, on a GPU in a way that breaks the device context.
         length = max(1, min(length, lm.context_length - TIMED_STEPS))
     if lm.why_no_slots(options, tokens=length + TIMED_STEPS) is None:
         with worst_slots(lm, rows, tokens=length + TIMED_STEPS, new_tokens=2 * TIMED_STEPS, options=options) as worst:
@@ -129,7 +141,7 @@ def time_decode_step(
 
 
 def held_once(shared_tokens: int, *, length: int) -> int:
-    """Tokens that slots read and hold once, of those that prompts of this length begin with."""
+    """Return the number of shared tokens that slots compute and store once, for prompts of this length."""
     found = min(shared_tokens, length - 1)
     return found if found >= SHORTEST_PREFIX else 0
 
@@ -137,9 +149,9 @@ def held_once(shared_tokens: int, *, length: int) -> int:
 def slots_worst_case(
     lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared: int
 ) -> Timing:
-    """The same in slots: with all of them full a group of prompts is read, and the last steps are made.
+    """Measure the worst case in slots: prefill a group of prompts with all slots full, then the last decode steps.
 
-    Of prompts that begin alike the rest is read, and its seconds are told as if it were the whole.
+    Only the rest after a shared prefix is prefilled; its seconds are scaled to the whole prompt.
     """
     tokens = prompt_tokens + new_tokens
     with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options, shared=shared) as worst:
@@ -152,7 +164,7 @@ def slots_worst_case(
 
 
 class WorstSlots:
-    """Slots that are used as a job uses them at its worst, without keeping anything."""
+    """Slots in the worst case of a job; no state is kept."""
 
     def __init__(self, slots: "Slots", rows: int, *, new_tokens: int) -> None:
         self.slots, self.device = slots, slots.lm.device
@@ -164,18 +176,18 @@ class WorstSlots:
             slots.chooser.prepare(row)
 
     def read(self, tokens: int) -> float:
-        """Read as many prompts of this length as are read in one pass; seconds that all would take."""
+        """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
         slots, rows = self.slots, len(self.rows)
         count = slots.readable(tokens, rows)
         shorter = next((less for less in range(tokens - 1, 0, -1) if slots.readable(less, rows) > count), 0)
         more = slots.readable(shorter, rows) if shorter else 0
         if more * shorter > FULLER * count * tokens:
-            # More prompts of up to this length would not have fitted the pass; shorter ones will.
+            # A pass that holds only `count` prompts of this length may hold more tokens of shorter ones.
             self.read_group(more, tokens=shorter)
         return self.read_group(count, tokens=tokens) * len(self.rows) / count
 
     def read_group(self, count: int, *, tokens: int) -> float:
-        """Read so many prompts of this length in one pass, the last a token shorter; its seconds."""
+        """Prefill `count` prompts of this length in one pass, the last one a token shorter; return its seconds."""
         started = now(self.device)
         prompts = [self.ids_B[torch.arange(row, row + tokens) % len(self.ids_B)].tolist() for row in range(count)]
         if count > 1:
@@ -185,7 +197,7 @@ class WorstSlots:
         return now(self.device) - started
 
     def fill(self, shared: int) -> None:
-        """Put something into every place that a slot has; so many tokens are the same in all of them."""
+        """Fill every position of every slot; the first `shared` tokens are the prefix."""
         place = self.slots.pool.place
         place.prefix = shared
         start = shared if place.prefix_in_first_slot else 0
@@ -196,7 +208,8 @@ class WorstSlots:
             held[1:, :, start:].zero_()
 
     def decode(self, steps: int, *, length: int) -> float:
-        """Seconds of the shortest step with so many tokens in each slot; the first counts only where it is alone."""
+        """Return the seconds of the fastest step from `length` tokens per slot; the first counts only if it is the only
+        one."""
         seconds = []
         ids_B1 = self.ids_B[:, None].to(self.device)
         for step in range(steps):
@@ -221,7 +234,16 @@ def worst_slots(
     options: GenerationOptions,
     shared: int = 0,
 ) -> Iterator[WorstSlots]:
-    """Slots for so many rows, with `shared` tokens that all begin with read."""
+    """Create slots for `rows` rows, with a prefix of `shared` tokens.
+
+    Args:
+        lm: The model.
+        rows: Number of slots.
+        tokens: Maximum length of a row, prompt and new tokens.
+        new_tokens: New tokens per row.
+        options: Generation settings.
+        shared: Length of the prefix in tokens.
+    """
     prefix = [lm.token_ids[place % len(lm.token_ids)] for place in range(shared)]
     slots = lm.generating_slots(options, slots=rows, tokens=tokens, prefix=prefix, seed=0)
     try:
@@ -233,7 +255,7 @@ def worst_slots(
 def worst_requests(
     lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
 ) -> list[GenerationRequest]:
-    """Prompts of random tokens, all of the same length but the last, which is one shorter where `way` allows it."""
+    """Return prompts of random tokens and equal length, except the last, which is one shorter if `way` allows it."""
     ordinary = torch.tensor(lm.token_ids)
     chance = torch.Generator().manual_seed(rows)
     ids_BS = ordinary[torch.randint(len(ordinary), (rows, prompt_tokens), generator=chance)].tolist()
@@ -243,7 +265,7 @@ def worst_requests(
 
 
 def ordinary_tokens(lm: "HuggingFaceModel") -> Sequence[int]:
-    """Token ids that mean text: within the embedding, and not special."""
+    """Return the token ids inside the embedding that are not special."""
     embedded = lm.base.get_input_embeddings().weight.shape[0]
     special = set(lm.tokenizer.all_special_ids)
     found = [token for token in range(min(len(lm.tokenizer), embedded)) if token not in special]
@@ -251,7 +273,7 @@ def ordinary_tokens(lm: "HuggingFaceModel") -> Sequence[int]:
 
 
 def can_skip(lm: "HuggingFaceModel", options: GenerationOptions) -> bool:
-    """Whether decode steps may be left out: not where virtual tokens or a second, unguided cache take part."""
+    """Return whether decode steps can be skipped: not with virtual tokens or a second cache for guidance."""
     return not lm.virtual_tokens and options.arguments.get("guidance_scale") in (None, 1, 1.0)
 
 
@@ -265,7 +287,16 @@ def run(
     clock: ForwardClock,
     cache: Any = None,
 ) -> Any:
-    """Generate exactly `new_tokens`, whatever the model would like; the cache comes back."""
+    """Generate exactly `new_tokens` tokens; return the KV cache.
+
+    Args:
+        lm: The model.
+        inputs: The padded prompts, as keyword arguments of `generate`.
+        options: Generation settings.
+        new_tokens: New tokens per row.
+        clock: Records the time of each token.
+        cache: KV cache to continue from.
+    """
     from transformers import EosTokenCriteria, StoppingCriteriaList
 
     ids_BS = inputs["input_ids"]
@@ -275,7 +306,7 @@ def run(
     settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
     settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}
-    never = EosTokenCriteria(NO_TOKEN)  # takes the place of the library's own
+    never = EosTokenCriteria(NO_TOKEN)  # replaces the library's own criterion
     found = lm.base.generate(
         **inputs,
         **held,
@@ -287,7 +318,7 @@ def run(
 
 
 def lengthen(cache: Any, length: int) -> bool:
-    """Fill a cache with zeros up to L places a row, layer by layer; False where it is not a plain, growing one."""
+    """Extend a KV cache with zeros to L positions, layer by layer; return False if it is not a plain growing cache."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     if type(cache) is not DynamicCache or any(type(layer) is not DynamicLayer for layer in cache.layers):
@@ -303,7 +334,7 @@ def lengthen(cache: Any, length: int) -> bool:
 
 
 def longer(inputs: dict[str, Any], length: int) -> dict[str, Any]:
-    """Inputs whose first `length - 1` places stand in the cache already."""
+    """Return inputs whose first `length - 1` positions are in the KV cache."""
     ids_BS, mask_BS = inputs["input_ids"], inputs["attention_mask"]
     ids_BL = ids_BS.new_full((len(ids_BS), length), int(ids_BS[0, -1]))
     mask_BL = mask_BS.new_ones(len(mask_BS), length)
@@ -312,7 +343,7 @@ def longer(inputs: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 def reachable_tokens(lm: "HuggingFaceModel", *, prompt_tokens: int, new_tokens: int) -> int:
-    """New tokens that a row beside the longest prompt can reach, where the model has an end."""
+    """Return the new tokens that any row can reach after the longest prompt, within the context length."""
     room = lm.context_length
     if room is None or prompt_tokens + new_tokens <= room or may_run_past_context(lm.base):
         return new_tokens
