@@ -1,1 +1,1 @@
-"""Which batch sizes a run needs, with what they are tried, and where they are kept."""
+"""Selection of batch sizes: what is probed, and where results are cached."""

@@ -1,4 +1,4 @@
-"""The sizes of a run: those that it began with, or found before its first step."""
+"""The batch sizes of a run: recorded by the run, or found before its first step."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,12 +40,22 @@ def run_sizes(
     examinations: Mapping[str, EvalDataset],
     begun: Mapping[str, Any],
 ) -> BatchSizes:
-    """Sizes of all that a run does.
+    """Return the batch sizes of everything that a run does.
 
-    `shape` is that of the training rows, None where nothing is trained. `begun` holds the records of a run that has
-    taken steps already: it goes on as it began. Otherwise training comes first, and while the state of its optimizers
-    is on the device, what will have to run beside it. Raises OutOfMemory where not even one row fits, and ConfigError
-    where a custom trainer does not say what to try.
+    Training is probed first. Evaluation and generation are then probed while the optimizer state is on the device, as
+    they will run next to it.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The pipeline of the run.
+        sizing: Finds batch sizes.
+        shape: Lengths and batching of the training rows; None without training.
+        examinations: Evaluation datasets by name.
+        begun: Recorded sizes of a run that has taken steps, which are reused; otherwise empty.
+
+    Raises:
+        OutOfMemory: Not even one row fits.
+        ConfigError: A custom trainer does not define a probe.
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
     needed = needs_trial(pipeline, begun)
@@ -68,7 +78,7 @@ def run_sizes(
 
 
 def needs_trial(pipeline: Pipeline, begun: Mapping[str, Any]) -> bool:
-    """Whether any size has to be found."""
+    """Return whether any size has to be found."""
     trainer = pipeline.config.trainer
     return not begun and "auto" in (trainer.batch_size, trainer.eval_batch_size)
 
@@ -77,7 +87,15 @@ def needs_trial(pipeline: Pipeline, begun: Mapping[str, Any]) -> bool:
 def training_trial(
     trainer: Trainer, pipeline: Pipeline, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
 ) -> Iterator[Probe | None]:
-    """The trainer's trial, where there is training and a size is to be found beside it or for it."""
+    """Set up the trainer's probe in this context, if a size is to be found for training or next to it.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The pipeline of the run.
+        shape: Lengths and batching of the training rows; None without training.
+        needed: Whether any size has to be found.
+        process_group: The ranks that probe together.
+    """
     if shape is None or not needed:
         yield None
         return
@@ -100,7 +118,7 @@ def training_trial(
         packed=isinstance(shape.batching, PackBatching),
         process_group=process_group,
     )
-    # A class of the user's may lack the method; what is evaluated beside its training is then tried without it.
+    # A custom trainer may lack the method; evaluation is then probed without training state on the device.
     declare = getattr(trainer, "probe", None)
     with (declare(work) if declare is not None else None) or nullcontext() as trial:
         yield trial
@@ -109,7 +127,14 @@ def training_trial(
 def evaluation_sizes(
     pipeline: Pipeline, sizing: BatchSizeTuner, examinations: Mapping[str, EvalDataset], *, sizes: BatchSizes
 ) -> BatchSizes:
-    """`sizes` with those of evaluations and of generated answers, where there are any."""
+    """Return `sizes` completed by those of evaluation and generation, if there are any.
+
+    Args:
+        pipeline: The pipeline of the run.
+        sizing: Finds batch sizes.
+        examinations: Evaluation datasets by name.
+        sizes: The sizes found so far.
+    """
     if not examinations or evaluates_never(pipeline):
         return sizes
     held = [examination.encoded for examination in examinations.values()]
@@ -124,7 +149,7 @@ def evaluation_sizes(
 
 
 def answering_sizes(pipeline: Pipeline, rows: Rows, *, sizing: BatchSizeTuner) -> BatchSizes:
-    """Sizes of answers to these rows, and of their evaluation where they have answers."""
+    """Return the sizes for generation, and for evaluation if the rows have answers."""
     lengths, shared = asked_prompts(pipeline, [rows], process_group=sizing.process_group)
     sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
     if not has_answers(rows, pipeline.config):
@@ -139,7 +164,7 @@ def evaluates_never(pipeline: Pipeline) -> bool:
 
 
 def generates(pipeline: Pipeline) -> bool:
-    """Whether answers are generated during the run or at its end."""
+    """Return whether the run generates, in between or at its end."""
     trainer = pipeline.config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         return True
@@ -149,7 +174,7 @@ def generates(pipeline: Pipeline) -> bool:
 def asked_prompts(
     pipeline: PipelineParts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[np.ndarray, int]:
-    """Tokens of each row's prompt, 0 for rows without one; and how many all prompts of a source begin with.
+    """Return the prompt length of each row in tokens (0 without a prompt), and the length of the shared prefix.
 
     The ranks of `process_group` share the work.
     """
@@ -159,5 +184,5 @@ def asked_prompts(
 
 
 def most_learned(sources: Sequence[TokenizedDataset]) -> int:
-    """Most learned tokens of a row."""
+    """Return the maximum number of loss tokens of a row."""
     return max(int(encoded.loss_tokens.max(initial=0)) for encoded in sources)

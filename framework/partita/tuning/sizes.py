@@ -1,4 +1,4 @@
-"""The batch sizes of a model in memory: written in the file, known from before, or found now."""
+"""Batch sizes of a loaded model: set in the config, cached, or found by probing."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,40 +29,40 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 logger = logging.getLogger(__name__)
 
 FRAGMENTATION = 2.2
-"""How much more than it holds a process takes where the C library manages memory as it likes; measured on Linux."""
+"""Ratio of process memory to allocated memory with the default malloc; measured on Linux."""
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 ROWS_THAT_COUNT = 4096
-"""Data of more rows than this is alike in its choice of a size."""
+"""Data with more rows than this is treated alike when a size is chosen."""
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sizes by what they are for; None where there is no such work."""
+    """Batch sizes by purpose; None if there is no such work."""
 
     generation: BatchSize | None = None
     evaluation: BatchSize | None = None
     training: BatchSize | None = None
 
     def found(self) -> dict[str, BatchSize]:
-        """Those that there are."""
+        """Return the sizes that are set, by purpose."""
         named = {"generation": self.generation, "evaluation": self.evaluation, "training": self.training}
         return {name: size for name, size in named.items() if size is not None}
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """As JSON, for the manifest."""
+        """Return the sizes as JSON, for the manifest."""
         return {name: size.record() for name, size in self.found().items()}
 
 
 class TunedPipeline(Protocol):
-    """What sizes are found for; an `Assembly` is one."""
+    """What sizes are found for, for example a `Pipeline`."""
 
     @property
     def config(self) -> Config:
-        """The whole file."""
+        """The config."""
 
     @property
     def folder(self) -> Path:
-        """Where its relative paths start."""
+        """Folder that relative paths refer to."""
 
     @property
     def lm(self) -> GenerativeModel:
@@ -70,28 +70,28 @@ class TunedPipeline(Protocol):
 
     @property
     def generation(self) -> GenerationOptions:
-        """How answers are made."""
+        """Generation settings."""
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens of an answer at most."""
+        """Maximum number of new tokens."""
 
 
 @dataclass(frozen=True)
 class KnownBatchSize:
-    """A size of this process."""
+    """A size that is known in this process."""
 
     size: BatchSize
     rows: int
-    """Rows of the data that it was found for."""
+    """Number of rows it was found for."""
     key: Mapping[str, Any]
-    """Where it is kept between runs."""
+    """Its key in the cache."""
 
 
 class BatchSizeTuner:
-    """Finds sizes for one model, and remembers them.
+    """Finds batch sizes for one model, and remembers them.
 
-    A size that was found for longer prompts serves shorter ones. One that turned out too large stays at what fitted.
+    A size found for longer prompts is reused for shorter ones. A size that ran out of memory is lowered to what fitted.
     """
 
     def __init__(
@@ -102,9 +102,13 @@ class BatchSizeTuner:
         fresh: bool = False,
         process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
-        """`cache` keeps sizes between runs; with `fresh` those that it holds are not looked at.
+        """Set up the tuner.
 
-        The ranks of `process_group` look for a size together, and come to the same.
+        Args:
+            pipeline: Config, model and generation settings.
+            cache: Stores sizes between runs.
+            fresh: Whether to ignore cached sizes.
+            process_group: The ranks that look for a size together and get the same one.
         """
         self.pipeline, self.cache, self.fresh = pipeline, cache, fresh
         self.config, self.lm = pipeline.config, pipeline.lm
@@ -115,11 +119,11 @@ class BatchSizeTuner:
         self.device = str(self.lm.device)
         self.known: dict[Purpose, KnownBatchSize] = {}
         self.limits: dict[Purpose, BatchLimit] = {}
-        """What jobs have come to since."""
+        """Limits of running jobs, lowered when memory runs out."""
         self.beside_training = False
-        """Whether the state of optimizers is on the device now."""
+        """Whether the optimizer state is on the device."""
 
-    # Where sizes come from
+    # Origin of sizes
 
     def generation(
         self,
@@ -129,9 +133,13 @@ class BatchSizeTuner:
         rows: int | None = None,
         max_new_tokens: int | None = None,
     ) -> BatchSize:
-        """Rows that are answered at a time. `lengths` are tokens of prompts, 0 for those that are not asked.
+        """Return the batch size of generation.
 
-        All prompts begin with the same `shared_tokens`. `rows` is the caller's wish, over the file's.
+        Args:
+            lengths: Length of each prompt in tokens, 0 for rows that are not generated for.
+            shared_tokens: Number of prompt tokens shared by all rows.
+            rows: Size set by the caller, which overrides the config.
+            max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
         """
         asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
         given = self.written("generation", rows) or self.single_row(len(asked))
@@ -146,7 +154,13 @@ class BatchSizeTuner:
         return self.find(trial, options=kind)
 
     def evaluation(self, lengths: np.ndarray, most_learned: int, *, rows: int | None = None) -> BatchSize:
-        """Rows of a forward pass without gradients. `lengths` are tokens of rows with their answers."""
+        """Return the batch size of evaluation, a forward pass without gradients.
+
+        Args:
+            lengths: Length of each row in tokens, including its answer.
+            most_learned: Maximum number of loss tokens of a row.
+            rows: Size set by the caller, which overrides the config.
+        """
         given = self.written("evaluation", rows) or self.single_row(len(lengths))
         if given is not None:
             return given
@@ -154,9 +168,9 @@ class BatchSizeTuner:
         return self.find(trial, options=[bucket(most_learned)])
 
     def training(self, probe: Probe, shape: TrainingShape) -> BatchSize:
-        """Rows of a batch of training; a divisor of the rows of a step where the file fixes those.
+        """Return the batch size of training; it divides the rows per step if the config sets those.
 
-        Batches that are filled with tokens hold no more rows than a step, on average.
+        With batches filled by tokens, a batch has on average no more rows than a step.
         """
         trainer = self.config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
@@ -180,7 +194,7 @@ class BatchSizeTuner:
         return found
 
     def written(self, purpose: Purpose, rows: int | None) -> BatchSize | None:
-        """The size that the caller or the file gives as a number."""
+        """Return the size if the caller or the config sets a number, else None."""
         trainer = self.config.trainer
         chosen: int | str = trainer.batch_size
         if purpose != "training" and trainer.eval_batch_size is not None:
@@ -189,7 +203,7 @@ class BatchSizeTuner:
         return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
 
     def single_row(self, rows: int) -> BatchSize | None:
-        """For a single row there is nothing to find; for none at all neither."""
+        """Return size 1 for at most one row, which needs no probe; else None."""
         return BatchSize(rows=1, origin="default", device=self.device) if rows <= 1 else None
 
     def find(
@@ -200,8 +214,18 @@ class BatchSizeTuner:
         sizes: Sizes = candidate_sizes,
         max_rows: int | None = None,
     ) -> BatchSize:
-        """The size in memory, else the one of an earlier run, tried once more, else a new one."""
-        # What jobs have come to since may differ between ranks, and with it what is known.
+        """Return the known size, else the verified size of an earlier run, else a new one.
+
+        Args:
+            probe: Measures sizes.
+            options: Further settings that affect the size.
+            sizes: Returns the candidate sizes.
+            max_rows: Upper limit of the size.
+
+        Raises:
+            OtherRankError: Rank 0 failed to find a size.
+        """
+        # Limits lowered by jobs may differ between ranks, and so may the known sizes.
         known = self.process_group.run_on_rank_zero(lambda: self.remembered(probe, options), "a known batch size")
         if known is not None:
             return known
@@ -218,7 +242,14 @@ class BatchSizeTuner:
         return found
 
     def search(self, bench: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
-        """The size of an earlier run, tried once more, else a new one; the ranks that follow are told."""
+        """Return the verified size of an earlier run, else a new one; broadcast it to the other ranks.
+
+        Args:
+            bench: Runs the probe.
+            key: Key of the size in the cache.
+            max_rows: Upper limit of the size.
+            sizes: Returns the candidate sizes.
+        """
         found = None
         try:
             earlier = None if self.fresh else self.cache.load(key)
@@ -231,7 +262,7 @@ class BatchSizeTuner:
             bench.end(found)
 
     def remembered(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
-        """A size of this process for work of the same kind that is no harder, and not far larger."""
+        """Return a known size for work of the same kind that is not harder and not far larger."""
         known = self.known.get(probe.purpose)
         if known is None:
             return None
@@ -243,7 +274,7 @@ class BatchSizeTuner:
         return None if harder or larger or held_down or other else size
 
     def key(self, probe: Probe, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
-        """All that decides a size, as JSON."""
+        """Return everything that determines a size, as JSON."""
         config = self.config
         sections = ("base_model", "model_parameters", "adapter", "quantization", "trust_remote_code")
         trainer = config.trainer.model_dump(mode="json", include={"memory_budget", "gradient_checkpointing"})
@@ -272,17 +303,17 @@ class BatchSizeTuner:
             "options": list(options),
         }
 
-    # How sizes are used
+    # Use of sizes
 
     def limit(self, purpose: Purpose, size: BatchSize) -> BatchLimit:
-        """What cuts the batches of jobs; it stays where running out of memory has brought it."""
+        """Return the limit that splits batches of jobs; it stays lowered after memory ran out."""
         known = self.limits.get(purpose)
         if known is None or not known.out_of_memory or known.rows > size.rows:
             known = self.limits[purpose] = BatchLimit(size.rows)
         return known
 
     def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
-        """What a job may put on the device at once."""
+        """Return the batch budget of a job."""
         room = None
         if size.max_fitting is not None and size.rows >= size.max_fitting and size.prompt_tokens is not None:
             room = size.rows * (size.prompt_tokens + (size.new_tokens or 0))
@@ -295,7 +326,7 @@ class BatchSizeTuner:
 
     @contextmanager
     def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[Capacity]:
-        """Around work of that purpose. There is a size for all that a run does."""
+        """Guard memory during work of a purpose and yield its budget; a size must have been found."""
         if size is None:
             raise AssertionError(f"no batch size was looked for, for {purpose}")
         capacity = self.capacity(purpose, size)
@@ -303,7 +334,7 @@ class BatchSizeTuner:
             yield capacity
 
     def guard(self, size: BatchSize) -> AbstractContextManager[None]:
-        """Around work in batches of a size: memory is guarded, and managed strictly where it is short."""
+        """Return a context manager that guards memory, with exact memory management if memory is short."""
         fitting = [probe for probe in size.probes if probe.verdict == "fits"]
         short = False
         if fitting and size.budget_bytes is not None:
@@ -311,14 +342,14 @@ class BatchSizeTuner:
         return self.memory.guard(exact=short)
 
     def after(self, sizes: BatchSizes) -> BatchSizes:
-        """The sizes as they are now that work was done: those that were too large, with what fitted.
+        """Return the sizes after work: those that ran out of memory are lowered to what fitted.
 
-        Later jobs begin with that, in this process and in others.
+        Later jobs start with the lowered sizes, in this process and in others.
         """
         return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.found().items()})
 
     def training_was_cut(self, size: BatchSize, *, rows: int) -> BatchSize:
-        """The size of a training whose batches were cut: the plan keeps it, later runs begin with what fitted."""
+        """Mark a training size whose batches were split: the plan keeps it, later runs start with what fitted."""
         known = self.known.get("training")
         if known is not None and known.size == replace(size, max_tokens=None):
             self.cache.save(known.key, replace(known.size, rows=min(size.rows, rows), out_of_memory=True))
@@ -337,7 +368,7 @@ class BatchSizeTuner:
 
 
 def divisors_of(step_rows: int) -> Sizes:
-    """Divisors of the rows of a step, up to a largest one: batches of such sizes fill it exactly."""
+    """Return candidate sizes that divide the rows of a step, so that batches fill it exactly."""
 
     def sizes(largest: int) -> list[int]:
         return [rows for rows in range(1, min(largest, step_rows) + 1) if step_rows % rows == 0]

@@ -1,7 +1,7 @@
-"""How the training rows of a run are batched, for any size that may be found: policies, volumes, steps.
+"""Batching of the training rows of a run for any candidate size: policy, volume, steps.
 
-R is the size that is looked for: rows of a batch, lines where rows are packed, and with a token budget the longest rows
-that it holds. A row of the greatest length, or a full line, is what a size is tried with.
+The size R that is looked for is the number of rows of a batch, of lines if rows are packed, and with a token budget the
+number of longest rows that fit. It is probed with rows of the maximum length, or full lines.
 """
 
 from dataclasses import dataclass, replace
@@ -20,43 +20,43 @@ from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTr
 from partita_trainers.batch_size.probe import BatchSize, Volume
 
 SAMPLED_ROWS = 20_000
-"""Rows whose lengths stand for those of larger data."""
+"""Maximum number of rows whose lengths are sampled."""
 TRIED_ROWS = 8
-"""The size at which the most learned tokens of a batch are looked for."""
+"""The size used to find the maximum number of loss tokens of a batch."""
 
 
 @dataclass(frozen=True)
 class TrainingShape:
-    """Training rows by their lengths, and the batching that they get."""
+    """Lengths of the training rows, and how they are batched."""
 
     batching: Batching
-    """Not auto."""
+    """The resolved batching, not auto."""
     reason: str
-    """Why it was chosen, where the file says auto; else empty."""
+    """Why auto resolved to it; else empty."""
     lengths: np.ndarray
-    """Tokens of each row."""
+    """Length of each row in tokens."""
     learned: np.ndarray
-    """Learned tokens of each row."""
+    """Loss tokens of each row."""
     seed: int
     order: Order | None = None
     length_limit: int | None = None
-    """Tokens of a row at most, where the file says so."""
+    """Maximum row length in tokens, if configured."""
     more_rows: bool = False
-    """Whether these are the first rows of a stream only."""
+    """Whether these are only the first rows of a stream."""
     ranks: int = 1
-    """Processes that share the batches of a step."""
+    """Number of processes that share the batches of a step."""
     begun: int | None = None
-    """Batches of a step that the run has begun with, by another number of processes perhaps."""
+    """Batches per step with which the run started, possibly on another number of processes."""
     sampled_rows: int = SAMPLED_ROWS
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a batch is filled up to a number of tokens, so that its rows vary."""
+        """Whether a batch is filled up to a number of tokens, so that its number of rows varies."""
         return isinstance(self.batching, TokenBudgetBatching | PackBatching)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row, or of a line where rows are packed."""
+        """Length of the longest row in tokens, or of a line if rows are packed."""
         longest = int(self.lengths.max())
         if self.more_rows:
             longest = self.length_limit or longest
@@ -66,7 +66,7 @@ class TrainingShape:
 
     @cached_property
     def most_learned(self) -> int:
-        """Most learned tokens of a row; with packed rows of a line, with a token budget for each longest row in it."""
+        """Maximum loss tokens of a row; per line if packed, per longest row in the batch with a token budget."""
         single = int(self.learned.max(initial=0))
         if not self.counts_tokens:
             return single
@@ -83,7 +83,7 @@ class TrainingShape:
 
     @property
     def most_rows(self) -> int:
-        """The size beyond which all rows would be in one batch, of a stream those of a window."""
+        """The size at which all rows, or for a stream those of a window, are in one batch."""
         if self.more_rows:
             return int(getattr(self.batching, "window", FIXED_WINDOW))
         if not self.counts_tokens:
@@ -92,34 +92,36 @@ class TrainingShape:
 
     @property
     def written(self) -> int | None:
-        """The size that a token budget of the file comes to; None where it gives none."""
+        """The size given by a token budget of the config; None without one."""
         if not isinstance(self.batching, TokenBudgetBatching) or self.batching.max_tokens == "auto":
             return None
         return max(1, self.batching.max_tokens // self.longest)
 
     def max_tokens(self, size: int) -> int | None:
-        """Tokens of a batch with a token budget, of a line where rows are packed; None for other batchings."""
+        """Return the tokens of a batch with a token budget, or of a line if packed; else None."""
         if isinstance(self.batching, TokenBudgetBatching):
             return size * self.longest if self.batching.max_tokens == "auto" else self.batching.max_tokens
         return self.longest if isinstance(self.batching, PackBatching) else None
 
     def with_tokens(self, size: BatchSize) -> BatchSize:
-        """The size with the tokens that it comes to, unless it says so already."""
+        """Return the size with its number of tokens, unless that is set."""
         return size if size.max_tokens is not None else replace(size, max_tokens=self.max_tokens(size.rows))
 
     def policy(self, size: int, *, max_tokens: int | None = None) -> Policy:
-        """The policy at a size; `max_tokens` is what a run was begun with."""
+        """Return the batching policy for a size; `max_tokens` is the recorded value of a run."""
         return build_policy(self.batching, batch_size=size, max_tokens=max_tokens or self.max_tokens(size))
 
     def most_for(self, step_rows: int) -> int:
-        """The largest size whose batches hold no more rows than a step should, on average."""
+        """Return the largest size whose batches have on average no more rows than a step."""
         if not self.counts_tokens:
             return step_rows
         return max(1, int(step_rows * float(self.lengths.mean()) / self.longest))
 
     def batches_per_step(self, trainer: object, size: BatchSize) -> int:
-        """M, on all ranks together: as the run was begun; else as the file says, or so many that a step holds the rows
-        that the file says, on average.
+        """Return the batches per step over all ranks.
+
+        A recorded value of the run comes first, then the config, then the number with which a step has on average the
+        configured rows.
         """
         if self.begun is not None:
             return self.begun
@@ -142,7 +144,7 @@ class TrainingShape:
         return self.ranks * max(1, round(wanted / self.ranks))
 
     def rows_of_a_rank(self, step_rows: int) -> int:
-        """Rows of a step that each process takes. Raises DataError where they cannot be shared evenly."""
+        """Return the rows of a step per process. Raise DataError if they cannot be shared evenly."""
         if self.counts_tokens or step_rows % self.ranks == 0:
             return step_rows // self.ranks or 1
         below = step_rows // self.ranks * self.ranks
@@ -153,7 +155,7 @@ class TrainingShape:
         )
 
     def lengths_of_epoch(self) -> np.ndarray:
-        """Tokens of each row of the first epoch: of a mix, some rows may be in it more than once, or not at all."""
+        """Return the length of each row of the first epoch, in which a mix may repeat or skip rows."""
         if self.order is None:
             return self.lengths
         rows_of_epoch: np.ndarray = self.lengths[self.order(0, np.random.default_rng(self.seed))]
@@ -161,7 +163,7 @@ class TrainingShape:
 
     @cached_property
     def sample(self) -> np.ndarray:
-        """Rows at even distances that stand for larger data, the longest one among them."""
+        """Evenly spaced rows that represent larger data, including the longest one."""
         count = len(self.lengths)
         sampled = min(count, self.sampled_rows)
         rows: np.ndarray = np.arange(sampled) * count // max(1, sampled)
@@ -170,9 +172,9 @@ class TrainingShape:
         return rows
 
     def volume(self, size: int) -> Volume:
-        """Batches and padded tokens of an epoch, as the planner makes them; of large data, foretold from a part."""
+        """Return batches and padded tokens of an epoch as planned; extrapolated from a sample for large data."""
         lengths = self.lengths[self.sample]
-        # What is left out costs little at any size, and would be all at some.
+        # Dropped batches cost little at any size, but at some sizes they would be all.
         batching = self.batching.model_copy(update={"drop_last": False} if hasattr(self.batching, "drop_last") else {})
         policy = build_policy(batching, batch_size=size, max_tokens=self.max_tokens(size))
         planner = IndexedPlanner(lengths, policy=policy, batches_per_step=1, seed=self.seed)
@@ -197,11 +199,21 @@ def training_shape(
     ranks: int = 1,
     begun: int | None = None,
 ) -> TrainingShape:
-    """How the rows of a run are batched; auto is resolved by lengths.
+    """Return how the rows of a run are batched; auto is resolved by the row lengths.
 
-    With `more_rows` these are the first ones of a stream; none of it is longer than global_max_sequence_length, where
-    that is written, and sizes are looked for with it. Those that are longer than data.batching.max_tokens are passed
-    over, as they will be. Raises DataError where none is left.
+    The rows of a stream are at most global_max_sequence_length long, and sizes are probed with that if it is set. Rows
+    longer than data.batching.max_tokens are skipped, as in training.
+
+    Args:
+        config: The config.
+        encoded: The tokenized rows.
+        order: Order of rows in an epoch, for mixed data.
+        more_rows: Whether these are only the first rows of a stream.
+        ranks: Number of processes that share the batches of a step.
+        begun: Recorded number of batches per step.
+
+    Raises:
+        DataError: No row is left.
     """
     batching, reason, lengths, learned = config.data.batching, "", encoded.lengths, encoded.loss_tokens
     most_tokens = getattr(batching, "max_tokens", None)
@@ -215,7 +227,7 @@ def training_shape(
             )
     seen = lengths if order is None else lengths[order(0, np.random.default_rng(config.seed))]
     if isinstance(config.trainer, HogwildTrainer):
-        batching = FixedBatching(type="fixed", shuffle=False)  # its workers take them by chance
+        batching = FixedBatching(type="fixed", shuffle=False)  # its workers draw rows at random
     if isinstance(batching, AutoBatching):
         trainer = config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
