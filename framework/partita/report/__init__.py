@@ -1,1 +1,1 @@
-"""Measurements in words, tables and pictures."""
+"""Measurements as text, tables and charts."""

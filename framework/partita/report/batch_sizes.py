@@ -1,6 +1,6 @@
-"""Batch sizes in words: the sentence, the table and the points of the charts, for the terminal and for pages.
+"""Batch sizes as a sentence, a table and points of charts, for the terminal and for pages.
 
-Needs no heavy library. Memory is in powers of 1000, as in the file.
+This module needs no heavy library. Memory is in powers of 1000, as in the config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,31 +10,31 @@ from partita_schema.counted import counted
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 PREFILL_TITLES = {"generation": "prefill s", "evaluation": "forward s", "training": "step s"}
-"""What `prefill_seconds` is, by purpose."""
+"""Column title of `prefill_seconds`, by purpose."""
 IN_SIGHT = 0.25
-"""Share of the budget that has to be taken for the budget to be drawn."""
+"""Minimum fraction of the budget in use for the budget to be drawn."""
 
 
 @dataclass(frozen=True)
 class ProbeTable:
-    """The sizes that were tried, in the order they were."""
+    """The sizes that were probed, in order."""
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
     used: Sequence[bool]
-    """Whether the row is about the size that is used."""
+    """Whether the row is the size in use."""
 
 
 def heading(purpose: str, size: BatchSize) -> str:
-    """One sentence: the size, where it comes from, and what it was measured for."""
+    """Return one sentence: the size, its origin, and what it was measured for."""
     facts = [f"{name} {rows:,}" for name, rows in (("fits", size.max_fitting), ("best", size.best)) if rows is not None]
     found = f"{purpose}: {counted(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
-    told = [text for text in (worst_case(purpose, size), token_limit(size), allowance(size), refusal(size)) if text]
-    return f"{found}, {origin(size)}" + (f"; {', '.join(told)}" if told else "")
+    notes = [text for text in (worst_case(purpose, size), token_limit(size), allowance(size), refusal(size)) if text]
+    return f"{found}, {origin(size)}" + (f"; {', '.join(notes)}" if notes else "")
 
 
 def origin(size: BatchSize) -> str:
-    """Where the size comes from."""
+    """Describe the origin of the size."""
     if size.origin == "file":
         return "as the file says"
     if size.origin == "default":
@@ -44,7 +44,7 @@ def origin(size: BatchSize) -> str:
 
 
 def worst_case(purpose: str, size: BatchSize) -> str:
-    """The longest rows; empty where they are not known."""
+    """Describe the longest rows; empty if they are not known."""
     if size.prompt_tokens is None:
         return ""
     if purpose != "generation":
@@ -61,13 +61,13 @@ def allowance(size: BatchSize) -> str:
 
 
 def refusal(size: BatchSize) -> str:
-    """Empty unless the device ran out of memory after the size had been found."""
+    """Return a note if memory ran out after the size was found; else empty."""
     in_a_probe = any(probe.verdict == "out of memory" for probe in size.probes)
     return "memory ran out since" if size.out_of_memory and not in_a_probe else ""
 
 
 def probe_table(purpose: str, size: BatchSize) -> ProbeTable:
-    """What was tried; columns that would say nothing new are left out."""
+    """Return the table of probes, without columns that add nothing."""
     columns: dict[str, list[str]] = {
         "rows": [f"{probe.rows:,}" for probe in size.probes],
         "peak": [memory(probe.used_bytes) for probe in size.probes],
@@ -86,24 +86,24 @@ def probe_table(purpose: str, size: BatchSize) -> ProbeTable:
 
 
 def memory_points(size: BatchSize) -> list[tuple[ProbeResult, int]]:
-    """Probes whose memory was measured, with the bytes that the device gave for them; the smallest first."""
+    """Return probes with measured memory, and the bytes taken from the device; the smallest first."""
     taken = [(probe, probe.used_bytes if probe.taken_bytes is None else probe.taken_bytes) for probe in size.probes]
     return sorted(((probe, held) for probe, held in taken if held is not None), key=lambda point: point[0].rows)
 
 
 def refused_rows(size: BatchSize) -> list[int]:
-    """Sizes at which the device ran out of memory."""
+    """Return the sizes at which the device ran out of memory."""
     return sorted({probe.rows for probe in size.probes if probe.verdict == "out of memory"})
 
 
 def speed_points(size: BatchSize) -> list[tuple[int, float]]:
-    """(rows, rows of the data a second) of all sizes whose speed is known; the smallest first."""
+    """Return (rows, rows per second) for all sizes with a known speed; the smallest first."""
     probed = {probe.rows: probe.rows_per_second for probe in size.probes if probe.rows_per_second is not None}
     return sorted((probed | dict(size.throughputs)).items())
 
 
 def most_rows(size: BatchSize) -> int:
-    """The most rows that something is known of: where charts end."""
+    """Return the largest number of rows with any data, where charts end."""
     return max(
         [probe.rows for probe in size.probes]
         + [rows for rows, _ in size.throughputs]
@@ -112,7 +112,7 @@ def most_rows(size: BatchSize) -> int:
 
 
 def budget_in_sight(size: BatchSize) -> int | None:
-    """The budget; None where a chart that shows it could show nothing else, or where there is none."""
+    """Return the budget; None without one, or if showing it would squeeze the rest of a chart."""
     highest = max((held for _, held in memory_points(size)), default=0)
     if size.budget_bytes is None or (highest < IN_SIGHT * size.budget_bytes and not refused_rows(size)):
         return None
@@ -120,12 +120,12 @@ def budget_in_sight(size: BatchSize) -> int | None:
 
 
 def measured(sizes: Mapping[str, BatchSize]) -> dict[str, BatchSize]:
-    """Those of which there is something to draw."""
+    """Return the sizes with data to draw."""
     return {name: size for name, size in sizes.items() if memory_points(size) or speed_points(size)}
 
 
 def memory(held: float | None) -> str:
-    """Bytes to three digits; empty for None."""
+    """Format bytes with three digits; empty for None."""
     if held is None:
         return ""
     for unit, power in (("kB", 10**3), ("MB", 10**6), ("GB", 10**9)):
@@ -135,7 +135,7 @@ def memory(held: float | None) -> str:
 
 
 def digits(number: float | None) -> str:
-    """Three digits, or all of those before the point; empty for None."""
+    """Format a number with three digits, or all digits before the decimal point; empty for None."""
     if number is None:
         return ""
     for places, limit in ((4, 0.0995), (3, 0.9995), (2, 9.995), (1, 99.95)):

@@ -1,4 +1,4 @@
-"""What `partita doctor` reports: versions, devices, memory, disk, the Hub, and what is not installed."""
+"""Report of `partita doctor`: versions, devices, memory, disk, Hub, and missing packages."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.linux import cgroup_room, cgroup_total, meminfo, processor
 
 HUB_SECONDS = 3.0
-"""Seconds after which the Hub counts as out of reach, name resolution included."""
+"""Timeout for the Hub in seconds, including name resolution."""
 GIB = 2**30
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?(?:extra == .(?P<extra>\w+).)?")
 EXTRAS = {
@@ -30,50 +30,50 @@ EXTRAS = {
     "ray": "backend: {type: ray}",
     "retrieval": "prompt.retrieval: {type: semantic}",
 }
-"""What each extra of the package is for."""
+"""Purpose of each extra of the package."""
 DEVELOPMENT_EXTRAS = ("dev", "docs")
-"""Extras for work on partita itself, which are not reported."""
+"""Extras for development of partita, which are not reported."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package that partita needs, or can use."""
+    """A required or optional package."""
 
     name: str
     least: str
-    """Lowest version that works; empty for any."""
+    """Minimum version; empty for any."""
     extra: str
-    """The extra that installs it; empty for one that is always needed."""
+    """The extra that installs it; empty for a required package."""
     installed: str | None
-    """The version here; None where it is missing."""
+    """The installed version; None if it is missing."""
 
     @property
     def fits(self) -> bool:
-        """Whether it is here in a version that works."""
+        """Whether it is installed in a supported version."""
         return self.installed is not None and numbers(self.installed) >= numbers(self.least)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The state of a machine."""
+    """The result of examining a machine."""
 
     system: str
     """Versions of partita and Python, and the operating system."""
     requirements: tuple[Requirement, ...]
     devices: tuple[str, ...]
     problems: tuple[str, ...]
-    """What keeps partita from working, each with what to do."""
+    """Problems that keep partita from working, each with a fix."""
     memory: str
     disk: tuple[tuple[str, str, int], ...]
     """Name, folder and free bytes."""
     hub: str
 
     def record(self) -> dict[str, Any]:
-        """The diagnosis as JSON."""
+        """Return the diagnosis as JSON."""
         return asdict(self)
 
     def lines(self) -> Iterator[str]:
-        """The diagnosis for a terminal."""
+        """Yield the diagnosis as lines for a terminal."""
         yield self.system
         yield "packages:"
         width = max(len(one.name) for one in self.requirements)
@@ -96,7 +96,7 @@ class Diagnosis:
 
 
 def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
-    """Look at this machine. Takes a few seconds, at most `hub_seconds` of them for the Hub."""
+    """Examine this machine. Takes a few seconds, at most `hub_seconds` of them for the Hub."""
     found = tuple(requirements())
     devices, failures = look_for_devices()
     unfit = [
@@ -119,7 +119,7 @@ def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
 
 
 def requirements() -> Iterator[Requirement]:
-    """What the installed package asks for, development tools aside."""
+    """Yield the requirements of the installed package, except development tools."""
     try:
         lines = requires("partita") or []
     except PackageNotFoundError:
@@ -140,13 +140,13 @@ def installed(name: str) -> str | None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a version, up to what is no number."""
+    """Return the leading numbers of a version."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def look_for_devices() -> tuple[list[str], list[str]]:
-    """Return the devices that torch can use, and what keeps it from working."""
+    """Return the devices that torch can use, and problems with torch or devices."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -168,7 +168,7 @@ def look_for_devices() -> tuple[list[str], list[str]]:
 
 
 def memory() -> str:
-    """Main memory: what is free of what there is, within the limits of this process."""
+    """Describe free and total memory, within the limits of this process."""
     free, total = meminfo("MemAvailable"), meminfo("MemTotal")
     if free is None or total is None:
         return "not known"
@@ -178,7 +178,7 @@ def memory() -> str:
 
 
 def disk() -> Iterator[tuple[str, str, int]]:
-    """Where partita and its libraries write, with what is free there."""
+    """Yield the folders that partita and its libraries write to, with free bytes."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     places = {
         "current folder": Path.cwd(),
@@ -192,7 +192,7 @@ def disk() -> Iterator[tuple[str, str, int]]:
 
 
 def ask_hub(*, seconds: float) -> str:
-    """Say whether the Hub answers, without ever waiting longer than `seconds`."""
+    """Describe whether the Hub answers, within `seconds`."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "not asked: HF_HUB_OFFLINE is set"
     parts = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -205,13 +205,13 @@ def ask_hub(*, seconds: float) -> str:
         try:
             urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds).close()
         except urllib.error.HTTPError:
-            pass  # it has answered
+            pass  # an HTTP error is an answer
         except (OSError, ValueError) as error:
             outcome.append(f"{host} cannot be reached: {getattr(error, 'reason', error)}")
             return
         outcome.append(f"{host} answers in {time.monotonic() - started:.1f} s")
 
-    # A thread, because looking up a name has no time limit.
+    # In a thread, because name resolution has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,4 +1,4 @@
-"""What pages begin with: one file each, without scripts, readable in light and in dark."""
+"""The beginning of HTML pages: one file each, no scripts, for light and dark mode."""
 
 HEAD = """\
 <!DOCTYPE html>
@@ -16,4 +16,4 @@ body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 syst
 h1 { font-size: 1.5rem; }
 h2 { font-size: 1.15rem; margin-top: 2.5rem; border-bottom: 1px solid var(--faint); }
 """
-"""Up to the styles of a page's own, which come next."""
+"""HTML up to the styles of the page, which follow."""

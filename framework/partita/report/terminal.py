@@ -22,16 +22,16 @@ from partita.report.text_chart import ASCII, UNICODE, Chart, Letters, draw
 from partita_trainers.batch_size.probe import BatchSize
 
 WIDEST = 80
-"""Columns that charts and text take at most."""
+"""Maximum number of columns of charts and text."""
 SIDE_BY_SIDE = 60
-"""Columns from which on two charts stand beside each other."""
+"""Minimum number of columns for two charts side by side."""
 HEIGHT = 7
 GAP = 3
 TIE = "\N{NO-BREAK SPACE}"
 
 
 def print_sizes(sizes: Mapping[str, BatchSize], console: Console) -> None:
-    """All sizes, in the letters that the console's encoding knows, at most 80 columns wide."""
+    """Print all sizes, in characters of the console's encoding, at most 80 columns wide."""
     letters = ASCII if console.options.ascii_only else UNICODE
     width = min(console.width, WIDEST)
     for number, (purpose, size) in enumerate(sizes.items()):
@@ -48,17 +48,17 @@ def print_sizes(sizes: Mapping[str, BatchSize], console: Console) -> None:
 
 
 def print_lines(text: str, console: Console, *, style: str | None = None) -> None:
-    """Plainly: no markup, no colours for numbers, and every letter; a narrow terminal breaks lines itself."""
+    """Print without markup, highlighting or cropping; a narrow terminal wraps lines itself."""
     console.print(text, style=style, markup=False, highlight=False, no_wrap=True, overflow="ignore", crop=False)
 
 
 def paces(size: BatchSize) -> str:
-    """The speeds that were compared; a size and its speed are never parted by a line's end."""
+    """List the speeds that were compared; a line break never separates a size from its speed."""
     return ", ".join(f"{digits(speed)}{TIE}at{TIE}{rows:,}" for rows, speed in sorted(size.throughputs))
 
 
 def print_table(table: ProbeTable, console: Console, *, letters: Letters) -> None:
-    """Numbers to the right, the verdict to the left; the size that is used is bold where there is such a thing."""
+    """Print numbers right-aligned and the verdict left-aligned, with the size in use in bold."""
     columns = list(zip(table.titles, *table.rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     for number, row in enumerate((table.titles, *table.rows)):
@@ -70,7 +70,7 @@ def print_table(table: ProbeTable, console: Console, *, letters: Letters) -> Non
 
 
 def charts(size: BatchSize, *, width: int, letters: Letters) -> list[str]:
-    """Memory and speed over rows, beside each other where there is room, and what their signs mean."""
+    """Return memory and speed over rows, side by side if there is room, and a legend."""
     both = [chart for chart in (memory_chart(size), speed_chart(size)) if chart.bars or chart.signs]
     beside = len(both) == 2 and width >= SIDE_BY_SIDE
     each = (width - GAP) // 2 if beside else min(width, WIDEST // 2)
@@ -104,12 +104,12 @@ def speed_chart(size: BatchSize) -> Chart:
 
 
 def marks(size: BatchSize) -> dict[str, int]:
-    """What is pointed at: the best size first, which stands for both where they are one."""
+    """Return the marked sizes; the best one is first and represents both if they are equal."""
     return {name: rows for name, rows in (("best", size.best), ("fits", size.max_fitting)) if rows is not None}
 
 
 def legend(size: BatchSize, letters: Letters) -> str:
-    """The signs that were used, in one line."""
+    """Return the legend of the marks in use, in one line."""
     pointed = [f"{letters.marks[name]} {name} {rows:,}" for name, rows in marks(size).items()]
     if size.best is not None and size.best == size.max_fitting:
         pointed = [f"{letters.marks['best']} best and fits {size.best:,}"]

@@ -1,4 +1,4 @@
-"""A page of how batch sizes were found: one file, without scripts, readable in light and in dark."""
+"""HTML page of batch size tuning: one file, no scripts, for light and dark mode."""
 
 from collections.abc import Mapping
 
@@ -59,7 +59,7 @@ tr.used { font-weight: 700; background: var(--shade); }
 
 
 def page(sizes: Mapping[str, BatchSize], *, title: str, pictures: Mapping[str, str]) -> str:
-    """HTML with a section for each size; `pictures` holds the SVG of those that have one."""
+    """Return HTML with a section for each size; `pictures` contains SVG by purpose."""
     parts = [
         {
             "name": name,

@@ -1,6 +1,6 @@
-"""Pictures and a page of how batch sizes were found, by the ending of the file.
+"""Plots and page of batch size tuning, by file suffix.
 
-matplotlib draws them, and is loaded when it is needed.
+matplotlib is imported when needed.
 """
 
 import re
@@ -50,7 +50,7 @@ STYLE: "dict[RcKeyType, Any]" = {
     "xtick.labelcolor": INK,
     "ytick.color": FAINT,
     "ytick.labelcolor": INK,
-    # Letters stay letters, which can be searched and read aloud; names of parts are the same in every run.
+    # Text stays text, which can be searched and read aloud; ids are the same in every run.
     "svg.fonttype": "none",
     "svg.hashsalt": "partita",
     "font.family": "sans-serif",
@@ -59,7 +59,7 @@ DOTS_PER_INCH = 150
 
 
 def check_plot(path: Path) -> None:
-    """Raises DataError where no plot can be written under this name, and PartitaError where matplotlib is missing."""
+    """Raise DataError for an unsupported file suffix, and PartitaError if matplotlib is missing."""
     if path.suffix.lower() not in WRITERS:
         ending = f"the ending {path.suffix!r}" if path.suffix else "no ending"
         raise DataError(f"{path} has {ending}; plots are written as .png, .svg or .html")
@@ -68,10 +68,12 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(path: Path, sizes: Mapping[str, BatchSize], *, title: str) -> None:
-    """Write a picture or a page under `path`; the file is complete or as it was before.
+    """Write a plot or a page to `path` atomically.
 
-    Raises DataError where nothing was measured that a picture could show, and WriteError where the file cannot be
-    written.
+    Raises:
+        DataError: The suffix is not supported, or there is nothing to draw.
+        PartitaError: matplotlib is missing.
+        WriteError: The file cannot be written.
     """
     check_plot(path)
     if not measured(sizes) and path.suffix.lower() != ".html":
@@ -103,7 +105,7 @@ def html(sizes: Mapping[str, BatchSize], title: str) -> str:
 
 
 def inline(name: str, size: BatchSize) -> str:
-    """An SVG to stand in a page: without a background, in the page's ink, its parts named unlike any other's."""
+    """Return an SVG to embed in a page: transparent, in the text color, with unique ids."""
     text = rendered({name: size}, "", format="svg", transparent=True).decode()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
@@ -115,34 +117,34 @@ WRITERS: Mapping[str, Callable[[Mapping[str, BatchSize], str], str | bytes]] = {
 
 
 def rendered(sizes: Mapping[str, BatchSize], title: str, *, format: str, transparent: bool) -> bytes:
-    """The figure as a file."""
+    """Render the figure as a file."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
         target = BytesIO()
         drawn = figure(measured(sizes), title)
-        # Without a date and a version, the same sizes make the same file.
+        # Without a date and a version, the same sizes produce the same file.
         unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type")) if format == "svg" else {"Software": None}
         drawn.savefig(target, format=format, dpi=DOTS_PER_INCH, transparent=transparent, metadata=unsigned)
     return target.getvalue()
 
 
 def figure(sizes: Mapping[str, BatchSize], title: str) -> "Figure":
-    """A line of two panels for each size: memory, and speed, over rows."""
+    """Create a figure with a row of two panels for each size: memory and speed over rows."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(10, 3.5 * len(sizes) + (0.4 if title else 0)), layout="constrained")
+    drawn = Figure(figsize=(10, 3.5 * len(sizes) + (0.4 if title else 0)), layout="constrained")
     if title:
-        made.suptitle(title, x=0.01, ha="left", fontsize=13)
-    panels = made.subplots(len(sizes), 2, squeeze=False)
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=13)
+    panels = drawn.subplots(len(sizes), 2, squeeze=False)
     for (name, size), (left, right) in zip(sizes.items(), panels, strict=True):
         draw_memory(left, size, purpose=name)
         draw_speed(right, size, purpose=name)
-    return made
+    return drawn
 
 
 def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
-    """Probes as points, out of memory as crosses at the budget, and what the search foretells between them."""
+    """Draw probes as points, out of memory as crosses at the budget, and the predicted memory between them."""
     from matplotlib.ticker import EngFormatter
 
     points, budget = memory_points(size), budget_in_sight(size)
@@ -173,7 +175,7 @@ def scatter(axes: "Axes", points: list[tuple[ProbeResult, int]], *, marker: str,
 def foretold_line(
     points: list[tuple[ProbeResult, int]], *, most_rows: int, limit: float
 ) -> tuple[list[float], list[float]]:
-    """Rows and bytes, on straight lines through the points, and beyond them up to `most_rows` or to `limit`."""
+    """Return rows and bytes on straight lines through the points, extrapolated to `most_rows` or to `limit`."""
     known = [(probe.rows, float(held)) for probe, held in points]
     first, last = known[0][0], known[-1][0]
     ends = max(last, most_rows)
@@ -185,7 +187,7 @@ def foretold_line(
 
 
 def draw_speed(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
-    """Rows of the data a second."""
+    """Draw rows per second."""
     points = speed_points(size)
     axes.set_title(f"{purpose}: rows a second")
     if points:
@@ -196,7 +198,7 @@ def draw_speed(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
 
 
 def finish(axes: "Axes", size: BatchSize) -> None:
-    """What both panels share: rows by powers of two, the best size and the largest that fits, the legend."""
+    """Set up what both panels share: logarithmic rows, the best size and the largest that fits, the legend."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
