@@ -70,8 +70,8 @@ class AdaloraBudget:
         device = next(self.adapted.parameters()).device
         for mean in MEANS:
             start = f"rank_budget.{mean}."
-            found = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-            setattr(allocator, mean, {name: tensor.to(device) for name, tensor in found.items()})
+            values = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+            setattr(allocator, mean, {name: tensor.to(device) for name, tensor in values.items()})
         self.settings.rank_pattern = ranks
 
 

@@ -33,7 +33,17 @@ Batches = Callable[[], Iterable[Batch]]
 
 
 def prepare_init(model: "PreTrainedModel", settings: Any, adapter: schema.Adapter, *, batches: Batches | None) -> None:
-    """Check and prepare the base model for an init, before the adapter is added. Raise ModelError."""
+    """Check and prepare the base model for an init, before the adapter is added.
+
+    Args:
+        model: The base model.
+        settings: The peft config, which CorDA's analysis may change.
+        adapter: The adapter section.
+        batches: Returns training batches.
+
+    Raises:
+        ModelError: The init does not work on this model, or needs batches and there are none.
+    """
     if not isinstance(adapter, schema.LoraAdapter):
         return
     eight_bits = any(type(layer).__name__ == "Linear8bitLt" for layer in model.modules())
@@ -95,6 +105,7 @@ def start_from_words(adapted: "PeftModel", adapter: schema.PromptTuningAdapter, 
 
 
 def needed(batches: Batches | None, *, init: str) -> Batches:
+    """Return `batches`, or raise ModelError if there are none."""
     if batches is None:
         raise ModelError(f"adapter.init: {init} looks at training batches, and there are none here; write another init")
     return batches
@@ -232,7 +243,16 @@ def make_up_for_rounding(
 def loftq(
     weight: torch.Tensor, *, bits: int, rank: int, iterations: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return rounded weights Q and factors A [r, in], B [out, r], so that Q + B A approximates the weights."""
+    """Round weights and fit low-rank factors, so that Q + B A approximates the weights.
+
+    Args:
+        weight: Weights [out, in].
+        bits: Bits of the rounding.
+        rank: Rank r of the factors.
+        iterations: Number of alternations between rounding and fitting.
+
+    Returns the rounded weights Q [out, in] and the factors A [r, in] and B [out, r].
+    """
     low_rank = torch.zeros_like(weight)
     for _ in range(iterations):
         rounded = normal_float(weight - low_rank, bits=bits)

@@ -119,7 +119,17 @@ def try_out(adapted: "PeftModel") -> None:
 
 
 def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":
-    """Load the adapter of a folder or Hub id; `pickles` allows pickled weights."""
+    """Load the adapter of a folder or Hub id onto a model.
+
+    Args:
+        model: The base model.
+        source: Folder or Hub id of the adapter.
+        trainable: Whether the adapter requires gradients.
+        pickles: Whether pickled weights are allowed.
+
+    Raises:
+        ModelError: The adapter cannot be loaded.
+    """
     from peft import PeftConfig, PeftModel
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
@@ -128,7 +138,7 @@ def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pick
     check_pickles(source, allowed=pickles, key="adapter", safe="adapter_model.safetensors")
     with loading(source, part="adapter", key="adapter"), logged_warnings():
         if getattr(PeftConfig.from_pretrained(source), "megatron_config", None):
-            # peft would import any module of the given name.
+            # peft would import any module that the config names as megatron_core.
             raise ModelError(
                 f"adapter: {source}: its adapter_config.json has a megatron_config, which is not supported"
             )
@@ -150,13 +160,13 @@ def hold_in_float32(adapted: "PeftModel", *, own: set[int]) -> bool:
 
 def check_type(adapted: "PeftModel", adapter: schema.Adapter, *, source: str) -> None:
     """Raise ModelError if a loaded adapter has another type than the config."""
-    found = str(adapted.active_peft_config.peft_type.value)
+    loaded = str(adapted.active_peft_config.peft_type.value)
     wanted = adapter.peft_type.upper() if isinstance(adapter, schema.PeftAdapter) else NAMES[adapter.type][0]
-    if found != wanted:
+    if loaded != wanted:
         types = {name: ours for ours, (name, _) in NAMES.items()}
         raise ModelError(
-            f"adapter.type: the adapter in {source} is {found}; "
-            f"write type: {types.get(found, f'peft, peft_type: {found}')}"
+            f"adapter.type: the adapter in {source} is {loaded}; "
+            f"write type: {types.get(loaded, f'peft, peft_type: {loaded}')}"
         )
 
 
@@ -254,6 +264,7 @@ def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any]) -> "PeftConfi
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
+    """Suggest the most similar known name, or list all."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
@@ -285,7 +296,7 @@ def linear_names(model: nn.Module) -> str:
 @contextmanager
 def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
     """Convert exceptions of peft into a ModelError, and log its warnings."""
-    found = linear_names(model)
+    linear_layers = linear_names(model)
     try:
         with logged_warnings():
             yield
@@ -295,7 +306,7 @@ def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
             key = "target_modules" if not getattr(adapter, "layers_to_transform", None) else "layers_to_transform"
             value = getattr(adapter, key, None)
             shown = list(value) if isinstance(value, tuple) else value
-            raise ModelError(f"adapter.{key}: {shown} matches no module; the model has {found}") from error
+            raise ModelError(f"adapter.{key}: {shown} matches no module; the model has {linear_layers}") from error
         raise ModelError(f"adapter: {adapter.type} does not fit this model: {text[:400]}") from error
 
 

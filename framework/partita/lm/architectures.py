@@ -82,12 +82,19 @@ def attention_shape(base: ScratchModel) -> tuple[int, int, int]:
 
 
 def default_intermediate_size(architecture: str, *, width: int) -> int:
-    """Return 4 times the hidden size, or 8/3 of it with a gate, rounded up to a multiple of 32."""
+    """Return 4 times the hidden size, or with a gate 8/3 of it, a multiple of 32: as many weights."""
     return 4 * width if architecture in UNGATED else -(-8 * width // 96) * 32
 
 
 def architecture_shape(base: ScratchModel, *, inner: int, key_value_heads: int, head_dim: int) -> dict[str, Any]:
-    """Return the config keys that have another name or exist only in this architecture."""
+    """Return the config keys that have another name or exist only in this architecture.
+
+    Args:
+        base: The new model's section.
+        inner: Intermediate size of the feed-forward layers.
+        key_value_heads: Number of key/value heads.
+        head_dim: Head size.
+    """
     name = base.architecture
     if name == "gpt2":
         return {"n_inner": inner}

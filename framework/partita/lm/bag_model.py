@@ -57,7 +57,13 @@ class BagLanguageModel:
     def __init__(
         self, described: EmbeddingBagModel, *, tokenizer: "PreTrainedTokenizerFast", labels: Sequence[Label], seed: int
     ) -> None:
-        """Initialize random weights. `labels` are the answers with their tokens.
+        """Initialize random weights.
+
+        Args:
+            described: The model's section.
+            tokenizer: Tokenizer of the prompts.
+            labels: The answers with their tokens.
+            seed: Seed of the weights.
 
         Raises:
             ModelError: There are fewer than two labels.
@@ -145,9 +151,9 @@ class BagLanguageModel:
             raise ResumeError(f"{folder / WEIGHTS} is missing; the checkpoint is not complete")
         weights = load_file(folder / WEIGHTS)
         for name, tensor in self.module.state_dict().items():
-            found = weights.get(name)
-            if found is None or found.shape != tensor.shape:
-                seen = "nothing" if found is None else tuple(found.shape)
+            saved = weights.get(name)
+            if saved is None or saved.shape != tensor.shape:
+                seen = "nothing" if saved is None else tuple(saved.shape)
                 raise ResumeError(
                     f"{folder / WEIGHTS}: {name} is {seen} and this file has {tuple(tensor.shape)}: other labels, "
                     "tokens or sizes; start a new run"
@@ -174,14 +180,14 @@ class BagLanguageModel:
 
     def answers(self, requests: Sequence[GenerationRequest], options: GenerationOptions) -> list[Generated]:
         """Return the most probable label of each prompt, with all log probabilities if labels are scored."""
-        found: list[Generated] = []
+        answers: list[Generated] = []
         rows = max(1, MOST_ELEMENTS // (self.described.embedding_dim * len(self.labels)))
         for start in range(0, len(requests), rows):
             ids_K, starts_N1 = self.bags_of([request.input_ids for request in requests[start : start + rows]])
             with torch.no_grad():
                 logits_NC = self.module.separate(ids_K, starts_N1[:-1])
-            found += [self.answer(scores, options) for scores in logits_NC.double().log_softmax(-1).tolist()]
-        return found
+            answers += [self.answer(scores, options) for scores in logits_NC.double().log_softmax(-1).tolist()]
+        return answers
 
     def answer(self, scores: Sequence[float], options: GenerationOptions) -> Generated:
         """Return the label with the highest score, the first one of a tie. Raise ModelError for NaN."""

@@ -285,7 +285,7 @@ class GenerativeModel(LanguageModel, Protocol):
     ) -> AnsweringSlots:
         """Start continuous batching. Call it only if `why_no_slots` returns None.
 
-        The model stays in evaluation mode until the slots are closed.
+        The model must be in evaluation mode while the slots are used.
 
         Args:
             options: Generation settings.

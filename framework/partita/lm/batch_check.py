@@ -62,7 +62,7 @@ def find_batch_way(lm: "HuggingFaceModel") -> BatchWay:
     name = type(lm.base).__name__
     rows = random_rows(lm)
     alone = [logits_of(lm, [row]) for row in rows]
-    if any(found is None for found in alone):
+    if any(logits is None for logits in alone):
         return BatchWay("one row", f"{name} cannot be checked: it does not continue rows of random tokens")
     padded = largest_error(lm, rows, alone)
     if padded <= rounding_limit(lm):
@@ -180,10 +180,10 @@ def logits_of(lm: "HuggingFaceModel", rows: list[list[int]]) -> torch.Tensor | N
         with lm.evaluating():
             lm.forget_rows()
             inputs = prompt_inputs(lm, requests, beams=1)
-            found = lm.base.generate(**inputs, generation_config=settings, logits_processor=forced)
+            output = lm.base.generate(**inputs, generation_config=settings, logits_processor=forced)
     except REFUSALS as refusal:
         if is_out_of_memory(refusal):
             raise OutOfMemory(TOO_SMALL) from refusal
         logger.debug("%s rows in a batch: %s", len(rows), refusal)
         return None
-    return torch.stack([step.double() for step in found.logits], dim=1)
+    return torch.stack([step.double() for step in output.logits], dim=1)

@@ -56,14 +56,14 @@ class Continuation:
         followed = Counter(character for token in vocabulary for character in token[:-1])
         single = [token for token in vocabulary if len(token) == 1 and unicodedata.category(token)[0] in "LNPS"]
         candidates = (*CONTROLS, *sorted(single, key=lambda token: (followed[token], token)))
-        found: list[str] = []
+        anchors: list[str] = []
         for candidate in candidates:
             ids = self.anchor_ids(candidate)
             if ids and self._tokenizer.unk_token_id not in ids and ids != self.anchor_ids(candidate * 2):
-                found.append(candidate)
-            if len(found) == MAX_ANCHORS:
+                anchors.append(candidate)
+            if len(anchors) == MAX_ANCHORS:
                 break
-        return found
+        return anchors
 
     def anchor_ids(self, anchor: str) -> list[int]:
         """Return the tokens of an anchor."""

@@ -59,11 +59,18 @@ def bags_of(
 
 
 def bag(tokens_T: np.ndarray, ngrams: int, vocabulary: int, buckets: int) -> np.ndarray:
-    """Return the tokens, then the buckets of n-grams of 2, 3 ... tokens."""
-    found, hashes = [tokens_T], tokens_T.astype(np.uint64)
+    """Return the tokens, then the hash buckets of n-grams of 2, 3 ... tokens.
+
+    Args:
+        tokens_T: Tokens of a text.
+        ngrams: Maximum length of an n-gram in tokens.
+        vocabulary: Number of tokens, added to the buckets.
+        buckets: Number of hash buckets.
+    """
+    parts, hashes = [tokens_T], tokens_T.astype(np.uint64)
     for length in range(2, min(ngrams, len(tokens_T)) + 1):
         # The hash of an n-gram is that of all its tokens but the last, mixed with the last one.
         hashes = (hashes[:-1] + np.uint64(1)) * MIX + tokens_T[length - 1 :].astype(np.uint64)
         places = ((hashes * MIX) >> UPPER) % np.uint64(buckets)
-        found.append(places.astype(np.int64) + vocabulary)
-    return np.concatenate(found)
+        parts.append(places.astype(np.int64) + vocabulary)
+    return np.concatenate(parts)

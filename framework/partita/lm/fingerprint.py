@@ -46,8 +46,8 @@ def tensors_digest(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str:
     """Return a hash of named tensors, bit for bit."""
     import torch
 
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for name, tensor in tensors:
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+        checksum.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        checksum.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()[:16]

@@ -90,13 +90,13 @@ def listed(settings: Mapping[str, Any]) -> str:
 
 def bad_words_ids(words: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast") -> list[list[int]]:
     """Return the token ids of each word, at the start of a text and after a space."""
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     for word in words:
         for text in (word, f" {word}"):
             ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in found:
-                found.append(ids)
-    return found
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    return sequences
 
 
 class RowLimits:
@@ -108,6 +108,14 @@ class RowLimits:
     def __init__(
         self, limits: Sequence[int], *, stop: Sequence[str], prompt_length: int, tokenizer: "PreTrainedTokenizerFast"
     ) -> None:
+        """Set up the criterion for a batch.
+
+        Args:
+            limits: Maximum number of new tokens of each row.
+            stop: Stop strings.
+            prompt_length: Length of the padded prompts in tokens.
+            tokenizer: Decodes the tokens.
+        """
         self.limits = limits
         self.stop = stop
         self.prompt_length = prompt_length
@@ -115,6 +123,7 @@ class RowLimits:
         self.tail = max((len(text.encode()) for text in stop), default=0) + 4
 
     def __call__(self, input_ids: torch.Tensor, scores: Any = None) -> torch.Tensor:
+        """Return which rows have ended [B], or [B * beams] in beam search."""
         new_BN = input_ids[:, self.prompt_length :]
         beams = len(new_BN) // len(self.limits)
         limits_B = torch.tensor(self.limits, device=new_BN.device).repeat_interleave(beams)
@@ -177,7 +186,14 @@ class BeamScores:
         prompt_length: int,
         ends: torch.Tensor,
     ) -> None:
-        """`prompt_length` includes padding."""
+        """Create the processors of each row.
+
+        Args:
+            options: Generation settings.
+            requests: Prompts with their limits.
+            prompt_length: Length of the padded prompts in tokens.
+            ends: End tokens, on the device of the scores.
+        """
         self.requests = requests
         self.prompt_length = prompt_length
         self.processors = [row_processors(options.arguments, request, ends=ends) for request in requests]
@@ -187,12 +203,12 @@ class BeamScores:
         if not any(self.processors):
             return scores
         beams = len(input_ids) // len(self.requests)
-        found = []
+        processed = []
         for place, new in enumerate(input_ids[:, self.prompt_length :]):
             prompt = torch.tensor(self.requests[place // beams].input_ids, device=new.device)
             ids = torch.cat([prompt, new])[None]
-            found.append(self.processors[place // beams](ids, scores[place : place + 1]))
-        return torch.cat(found)
+            processed.append(self.processors[place // beams](ids, scores[place : place + 1]))
+        return torch.cat(processed)
 
 
 def generate_batch(
@@ -252,7 +268,14 @@ def generate_batch(
 def score_processor(
     options: GenerationOptions, requests: Sequence[GenerationRequest], *, chooser: Sampler, prompt_length: int
 ) -> RowChoices | BeamScores:
-    """Return the logits processor of a batch: it chooses tokens, except in beam search."""
+    """Return the logits processor of a batch: it chooses tokens, except in beam search.
+
+    Args:
+        options: Generation settings.
+        requests: Prompts with their limits.
+        chooser: Chooses the tokens.
+        prompt_length: Length of the padded prompts in tokens.
+    """
     if options.beams > 1:
         return BeamScores(options, requests, prompt_length=prompt_length, ends=chooser.ends)
     return RowChoices(chooser, requests, prompt_length=prompt_length)
@@ -261,7 +284,14 @@ def score_processor(
 def generation_settings(
     options: GenerationOptions, *, max_new_tokens: int, end_ids: Sequence[int], tokenizer: "PreTrainedTokenizerFast"
 ) -> "GenerationConfig":
-    """Return transformers' generation config for what `score_processor` does not do."""
+    """Return transformers' generation config for what `score_processor` does not do.
+
+    Args:
+        options: Generation settings.
+        max_new_tokens: Maximum number of new tokens of the batch.
+        end_ids: End tokens.
+        tokenizer: Names the special tokens.
+    """
     from transformers import GenerationConfig
 
     names = ["guidance_scale"]
@@ -367,10 +397,10 @@ def prompt_inputs(lm: "HuggingFaceModel", requests: Sequence[GenerationRequest],
 
 def end_token_ids(model: "PreTrainedModel", *, tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
     """Return all end tokens of the checkpoint's generation settings, its config and its tokenizer."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
-        found.update([value] if isinstance(value, int) else value or ())
-    return tuple(sorted(found))
+        ids.update([value] if isinstance(value, int) else value or ())
+    return tuple(sorted(ids))
 
 
 def quiet_settings(model: "PreTrainedModel") -> Any:

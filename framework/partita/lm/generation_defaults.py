@@ -162,24 +162,24 @@ def effective_generation(generation: Generation, checkpoint: Mapping[str, Any]) 
         ModelError: A value of the checkpoint is not valid.
     """
     shipped, not_applied = read_checkpoint(checkpoint) if generation.defaults == "checkpoint" else ({}, {})
-    found = {key: Setting(value, "checkpoint") for key, value in shipped.items()}
-    found |= {key: Setting(value, "file") for key, value in written(generation)}
-    if "bad_words" in found:
-        found.pop("bad_words_ids", None)
-    found = {"do_sample": Setting(False, "default"), "num_beams": Setting(1, "default")} | found
-    if found["do_sample"].value:
-        found.setdefault("top_k", Setting(0, "default"))
+    merged = {key: Setting(value, "checkpoint") for key, value in shipped.items()}
+    merged |= {key: Setting(value, "file") for key, value in written(generation)}
+    if "bad_words" in merged:
+        merged.pop("bad_words_ids", None)
+    merged = {"do_sample": Setting(False, "default"), "num_beams": Setting(1, "default")} | merged
+    if merged["do_sample"].value:
+        merged.setdefault("top_k", Setting(0, "default"))
     without_effect = {
-        *(SAMPLING if not found["do_sample"].value else ()),
-        *(BEAMS if found["num_beams"].value == 1 else ()),
-        *(key for key, setting in found.items() if key in NEUTRAL and setting.value == NEUTRAL[key]),
+        *(SAMPLING if not merged["do_sample"].value else ()),
+        *(BEAMS if merged["num_beams"].value == 1 else ()),
+        *(key for key, setting in merged.items() if key in NEUTRAL and setting.value == NEUTRAL[key]),
     }
-    if generation.logprobs and found["num_beams"].value > 1:
+    if generation.logprobs and merged["num_beams"].value > 1:
         raise ModelError(
-            f"generation.logprobs: the checkpoint's {FILE_NAME} says num_beams {found['num_beams'].value}, and beams "
+            f"generation.logprobs: the checkpoint's {FILE_NAME} says num_beams {merged['num_beams'].value}, and beams "
             "come without log probabilities; write num_beams: 1"
         )
-    return EffectiveGeneration({key: value for key, value in found.items() if key not in without_effect}, not_applied)
+    return EffectiveGeneration({key: value for key, value in merged.items() if key not in without_effect}, not_applied)
 
 
 def written(generation: Generation) -> Iterator[tuple[str, Any]]:
@@ -293,16 +293,16 @@ def cached_file(config: Config, source: str, name: str) -> Path | None:
     """Return the path of a Hub model's file in the local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(source, name, revision=config.model_parameters.revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(source, name, revision=config.model_parameters.revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
     """Return the settings in a file; old checkpoints have them in config.json among other keys."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ModelError(f"{path} holds no JSON object")
-    return found if name == FILE_NAME else {key: value for key, value in found.items() if key in TYPES}
+    return settings if name == FILE_NAME else {key: value for key, value in settings.items() if key in TYPES}

@@ -133,7 +133,14 @@ def loading(source: str, *, part: str, key: str = "base_model") -> Iterator[None
 
 
 def explain(error: Exception, *, source: str, part: str, key: str) -> str:
-    """Return one line: what failed, for which source, and what to do."""
+    """Return one line: what failed, for which source, and what to do.
+
+    Args:
+        error: What the library raised.
+        source: Folder or Hub id.
+        part: What was being loaded, such as weights.
+        key: Config key to name in the message.
+    """
     text = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
     for marks, remedy in REMEDIES:
         if any(mark in text for mark in marks):
@@ -212,5 +219,6 @@ def quiet_libraries() -> None:
 
 
 def drop_advice(record: logging.LogRecord) -> bool:
+    """Return whether to keep a log record, as a logging filter."""
     said = record.getMessage()
     return not any(part in said for part in NOT_NEEDED)

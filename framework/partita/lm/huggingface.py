@@ -131,7 +131,16 @@ def new_adapter(
     tokenizer: "PreTrainedTokenizerFast",
     batches: Callable[[], Iterable[Batch]] | None,
 ) -> Any:
-    """Add a new adapter to the base model, initialized from the seed of the config."""
+    """Add a new adapter to the base model, initialized from the seed of the config.
+
+    Args:
+        base: The base model.
+        adapter: The adapter section.
+        config: The config.
+        source: Folder or Hub id of the base model; None for random weights.
+        tokenizer: Tokenizer of the model.
+        batches: Returns training batches, for adapter inits that depend on data.
+    """
 
     def original_weights() -> dict[str, torch.Tensor]:
         cpu = torch.device("cpu")
@@ -158,6 +167,20 @@ class HuggingFaceModel:
         plain: bool,
         trainable: bool,
     ) -> None:
+        """Wrap a loaded module.
+
+        Args:
+            module: The transformers or peft model, on its device.
+            config: The config.
+            tokenizer: Tokenizer of the model.
+            device: Device of the weights.
+            source: Folder or Hub id of the base model; None for random weights.
+            adapter_source: Folder or Hub id of the adapter; None for a new one or none.
+            initial: Initial values of the adapter, if its init moved base weights.
+            own_settings: The checkpoint's generation config.
+            plain: Whether the base weights were saved by a run.
+            trainable: Whether parameters require gradients.
+        """
         self.module: nn.Module = module
         self.tokenizer = tokenizer
         self.device = device
@@ -285,8 +308,8 @@ class HuggingFaceModel:
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
         """Content of the checkpoint's generation_config.json."""
-        found: dict[str, Any] = self.own_settings.to_dict()
-        return {key: value for key, value in found.items() if value is not None}
+        settings: dict[str, Any] = self.own_settings.to_dict()
+        return {key: value for key, value in settings.items() if value is not None}
 
     @property
     def fingerprint(self) -> str:
@@ -328,7 +351,7 @@ class HuggingFaceModel:
             for group in groups:
                 self.forget_rows()
                 chosen = [requests[index] for index in group]
-                found = generate_batch(
+                completions = generate_batch(
                     self.base,
                     chosen,
                     options,
@@ -336,7 +359,7 @@ class HuggingFaceModel:
                     chooser=chooser,
                     tokenizer=self.tokenizer,
                 )
-                answers.update(zip(group, found, strict=True))
+                answers.update(zip(group, completions, strict=True))
         return [answers[index] for index in range(len(requests))]
 
     @cached_property
@@ -454,6 +477,7 @@ class HuggingFaceModel:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode, and restore the mode on exit."""
         before = self.module.training
         self.module.eval()
         try:

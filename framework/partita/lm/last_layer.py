@@ -30,10 +30,10 @@ class StoppingLayer(SlotLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values; raise WrittenKeys or return what the new tokens attend to."""
-        found = super().update(key_states, value_states, *args, **kwargs)
+        states = super().update(key_states, value_states, *args, **kwargs)
         if self.stops:
             raise WrittenKeys
-        return found
+        return states
 
 
 class LastTokens:
@@ -66,18 +66,18 @@ class LastTokens:
         """Return the layer's arguments for the last tokens only, after all keys and values are written."""
         if self.pool is None:
             return None
-        given = self.signature.bind(*args, **kwargs)
-        self.write_keys(given)
-        hidden_NLH = next(iter(given.arguments.values()))
+        bound = self.signature.bind(*args, **kwargs)
+        self.write_keys(bound)
+        hidden_NLH = next(iter(bound.arguments.values()))
         count, length = hidden_NLH.shape[:2]
         self.pool.place.extend(self.pool.place.first, self.positions_N1, width=self.mask_N11W.shape[3])
-        for name, value in given.arguments.items():
-            given.arguments[name] = self.picked(value, count=count, length=length)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = self.picked(value, count=count, length=length)
         extra = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         named = "attention_mask" in self.signature.parameters
-        held = given.arguments if named or extra is None else given.arguments.setdefault(extra, {})
+        held = bound.arguments if named or extra is None else bound.arguments.setdefault(extra, {})
         held["attention_mask"] = self.mask_N11W
-        return given.args, given.kwargs
+        return bound.args, bound.kwargs
 
     def write_keys(self, given: inspect.BoundArguments) -> None:
         """Run the layer until it has written the keys and values of all tokens."""
@@ -112,5 +112,5 @@ def last_layer(base: Any) -> tuple[nn.Module, int] | None:
     """Return a model's last layer and the number of layers; None if they cannot be identified."""
     number = int(base.config.get_text_config().num_hidden_layers)
     lists = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
-    kinds = [found for found in lists if len({type(layer) for layer in found}) == 1]
+    kinds = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
     return (kinds[0][-1], number) if len(kinds) == 1 else None

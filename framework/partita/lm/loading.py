@@ -56,6 +56,7 @@ def grow_segments() -> None:
 
 
 def asked_device(parameters: ModelParameters) -> torch.device:
+    """Return the configured device without setting it up. Raise ModelError if it does not exist."""
     wanted = parameters.device
     if wanted == "auto":
         for kind in ("cuda", "xpu", "mps"):
@@ -75,6 +76,7 @@ def asked_device(parameters: ModelParameters) -> torch.device:
 
 
 def is_there(kind: str) -> bool:
+    """Return whether torch finds a device of this type."""
     backend = torch.backends.mps if kind == "mps" else getattr(torch, kind)
     return bool(backend.is_available())
 
@@ -122,7 +124,7 @@ def load_base(
                 "quantization_config": bitsandbytes_config(config.quantization, device=device),
                 "device_map": {"": device},
             }
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             source,
             config=described,
             dtype=weights_dtype(config, device=device),
@@ -132,7 +134,7 @@ def load_base(
             **origin,
             **quantization,
         )
-        check_loaded(found, source=source)
+        check_loaded(loading_info, source=source)
         if model.generation_config is not None:
             check_tokens(model.generation_config, source=source, file="generation_config.json")
         check_vocabulary(model, tokenizer, source=source)
@@ -143,7 +145,14 @@ def load_base(
 def new_model(
     config: Config, base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast", device: torch.device
 ) -> "PreTrainedModel":
-    """Create a model with random weights from the seed, drawn on the CPU so that all devices start equal."""
+    """Create a model with random weights from the seed, drawn on the CPU so that all devices start equal.
+
+    Args:
+        config: The config.
+        base: The new model's section.
+        tokenizer: Tokenizer, whose size is that of the vocabulary.
+        device: Device of the weights.
+    """
     from transformers import AutoModelForCausalLM
 
     described = scratch_config(base, tokenizer=tokenizer)
@@ -160,6 +169,7 @@ def new_model(
 
 
 def attention(parameters: ModelParameters) -> str | None:
+    """Return the attention implementation for transformers; None for its default."""
     return None if parameters.attention == "auto" else parameters.attention
 
 
@@ -215,9 +225,9 @@ def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None
         raise ModelError(
             f"model_parameters.rope_scaling: a {described.model_type} model has no rotary positions; remove it"
         )
-    given = scaling.model_dump(exclude_none=True, exclude={"type"})
-    given |= {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
-    described.rope_parameters = {**own, **given, "rope_type": scaling.type}
+    settings = scaling.model_dump(exclude_none=True, exclude={"type"})
+    settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}
+    described.rope_parameters = {**own, **settings, "rope_type": scaling.type}
     trained = scaling.original_max_position_embeddings or described.max_position_embeddings
     if scaling.factor is not None and scaling.type != "dynamic":
         described.rope_parameters.setdefault("original_max_position_embeddings", trained)

@@ -36,6 +36,17 @@ class LoraLinear(torch.autograd.Function):
         b_OR: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
+        """Compute the layer [..., O].
+
+        Args:
+            ctx: Context of autograd.
+            x: Inputs [..., I].
+            weight_OI: Frozen base weights.
+            bias_O: Frozen bias, or None.
+            a_RI: Down projection.
+            b_OR: Up projection.
+            scale: Factor s of the update.
+        """
         x_NI = x.reshape(-1, x.shape[-1])
         inner_RN = a_RI @ x_NI.t()
         y_NO = nn.functional.linear(x_NI, weight_OI, bias_O)
@@ -47,6 +58,7 @@ class LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, A and B; None for the other inputs."""
         x_NI, weight_OI, a_RI, b_OR, inner_RN = ctx.saved_tensors
         for_x, _, _, for_a, for_b, _ = ctx.needs_input_grad
         g_NO = gradient.reshape(-1, gradient.shape[-1])
@@ -67,10 +79,10 @@ def fuse_lora(module: nn.Module) -> int:
     from peft.tuners.lora.layer import Linear
 
     layers: list[Any] = [layer for layer in module.modules() if type(layer) is Linear]
-    found = [layer for layer in layers if type(layer.get_base_layer()) is nn.Linear]
-    for layer in found:
+    plain = [layer for layer in layers if type(layer.get_base_layer()) is nn.Linear]
+    for layer in plain:
         layer.__class__ = fused_class()
-    return len(found)
+    return len(plain)
 
 
 @cache
@@ -87,8 +99,8 @@ def fused_class() -> Any:
                 unfused: torch.Tensor = super().forward(x, *args, **kwargs)
                 return unfused
             base, a_RI, b_OR = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
-            given = (x, base.weight, base.bias, a_RI, b_OR, self.scaling[name])
-            fused: torch.Tensor = LoraLinear.apply(*given)  # type: ignore[no-untyped-call]
+            inputs = (x, base.weight, base.bias, a_RI, b_OR, self.scaling[name])
+            fused: torch.Tensor = LoraLinear.apply(*inputs)  # type: ignore[no-untyped-call]
             return fused
 
     return FusedLinear

@@ -20,7 +20,14 @@ LOGITS_BYTES = 12
 
 
 def generation_bytes(model: Any, rows: int, *, prompt_tokens: int, new_tokens: int) -> int:
-    """Estimate prefill, or decoding with the full KV cache and a copy of one layer, whichever is larger."""
+    """Estimate prefill, or decoding with the full KV cache and a copy of one layer, whichever is larger.
+
+    Args:
+        model: The transformers model.
+        rows: Batch size.
+        prompt_tokens: Length of each prompt in tokens.
+        new_tokens: New tokens per row.
+    """
     shape = ModelShape(model)
     read = prompt_tokens * (shape.alive + shape.cache) + MASK_BYTES * prompt_tokens**2
     length = prompt_tokens + new_tokens
@@ -29,17 +36,32 @@ def generation_bytes(model: Any, rows: int, *, prompt_tokens: int, new_tokens: i
 
 
 def forward_bytes(model: Any, rows: int, *, tokens: int, learned: int) -> int:
-    """Estimate a forward pass without gradients, with logits at loss tokens."""
+    """Estimate a forward pass without gradients, with logits at loss tokens.
+
+    Args:
+        model: The transformers model.
+        rows: Batch size.
+        tokens: Length of each row in tokens.
+        learned: Loss tokens per row.
+    """
     shape = ModelShape(model)
     row = tokens * shape.alive + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
     return int(HALF_AGAIN * rows * row)
 
 
 def training_bytes(model: Any, rows: int, *, tokens: int, learned: int, recomputed: bool) -> int:
-    """Estimate the activations saved for backward; with recomputation, layer inputs and one whole layer."""
+    """Estimate the activations saved for backward.
+
+    Args:
+        model: The transformers model.
+        rows: Batch size.
+        tokens: Length of each row in tokens.
+        learned: Loss tokens per row.
+        recomputed: Whether activations are recomputed: then layer inputs and one whole layer are saved.
+    """
     shape = ModelShape(model)
-    kept = shape.layers * shape.hidden + shape.kept if recomputed else shape.layers * shape.kept
-    row = tokens * kept + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
+    saved = shape.layers * shape.hidden + shape.kept if recomputed else shape.layers * shape.kept
+    row = tokens * saved + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
     return int(HALF_AGAIN * rows * row)
 
 

@@ -27,7 +27,11 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 def check_pickles(source: str, *, allowed: bool, key: str, safe: str = "*.safetensors") -> None:
     """Raise ModelError if a folder has only pickled weights and the config does not allow them.
 
-    `safe` is a glob of the files that are loaded instead.
+    Args:
+        source: Folder of the model; Hub ids are not checked.
+        allowed: Whether the config allows pickled weights.
+        key: Config key to name in the message.
+        safe: Glob of the files that are loaded instead of pickles.
     """
     folder = Path(source)
     if allowed or not folder.is_dir() or any(folder.glob(safe)):

@@ -71,8 +71,8 @@ class OneDnnLinear(nn.Linear):
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
         if small or other or rounded(rows) != rows:
             return super().forward(x)
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return found
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return product
 
 
 def keep_few_kernels() -> None:
@@ -104,6 +104,7 @@ def widen(module: nn.Module, *, least: Least = LEAST) -> int:
 
 
 def fits(layer: nn.Linear, least: Least) -> bool:
+    """Return whether a layer is a float32 CPU layer of sufficient size."""
     weight = layer.weight
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= least.weights
 

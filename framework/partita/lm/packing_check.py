@@ -62,10 +62,10 @@ def find_isolation(lm: "HuggingFaceModel") -> Isolation:
             f"data.batching.type: rows cannot be packed under the adapter {kind}: its virtual tokens would stand once "
             f"in each line, not before each row; {ADVICE}"
         )
-    kept = getattr(lm.base.config, "_attn_implementation", None)
-    if kept not in ("sdpa", "eager"):
+    attention = getattr(lm.base.config, "_attn_implementation", None)
+    if attention not in ("sdpa", "eager"):
         raise ModelError(
-            f"data.batching.type: rows are packed with sdpa or eager attention only, and {name} has {kept}; write "
+            f"data.batching.type: rows are packed with sdpa or eager attention only, and {name} has {attention}; write "
             f"model_parameters.attention: sdpa, or {ADVICE}"
         )
     ways: list[Isolation] = ["positions"]
@@ -114,11 +114,11 @@ def isolation_error(lm: "HuggingFaceModel", isolation: Isolation) -> float | Non
         for rows in ((first, second, end[:1]), (second, first, end[:1]))
     ]
     ids_BT, positions_BT = torch.stack(lines).to(lm.device), torch.stack(places).to(lm.device)
-    given = packed_inputs(positions_BT, isolation=isolation, model=lm.base)
+    inputs = packed_inputs(positions_BT, isolation=isolation, model=lm.base)
     with lm.evaluating():
         alone = [logits_of(lm.module, row[None].to(lm.device))[0] for row in (first, second)]
         try:
-            packed = logits_of(lm.module, ids_BT, **given)
+            packed = logits_of(lm.module, ids_BT, **inputs)
         except (TypeError, ValueError, RuntimeError, IndexError) as refusal:
             logger.debug("packed rows by %s: %s", isolation, refusal)
             return None
@@ -131,5 +131,6 @@ def isolation_error(lm: "HuggingFaceModel", isolation: Isolation) -> float | Non
 
 
 def logits_of(module: nn.Module, ids_BT: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+    """Return the logits [B, T, V] of a forward pass without KV cache, in float64."""
     logits: torch.Tensor = module(input_ids=ids_BT, use_cache=False, **given).logits.double()
     return logits

@@ -54,13 +54,13 @@ def bridge_types(module: nn.Module, *, dtype: torch.dtype) -> None:
 def whole_layers(module: nn.Module) -> list[nn.Module]:
     """Return the layers that peft copied to train them in full."""
     holders = ("modules_to_save", "ln_tuning_layers")
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for layer in module.modules():
         for holder in holders:
             copies = getattr(layer, holder, None)
             if isinstance(copies, nn.ModuleDict):
-                found.extend(copies.values())
-    return found
+                layers.extend(copies.values())
+    return layers
 
 
 def convert(value: Any, dtype: torch.dtype) -> Any:

@@ -58,14 +58,14 @@ class PrefixCache:
 
     def common(self, request: SlotRequest) -> int:
         """Return the prompt tokens that are cached in the row's slot; the last one is always computed."""
-        kept = self.rows.get(request.row)
-        if kept is None:
+        cached = self.rows.get(request.row)
+        if cached is None:
             return 0
-        most = min(len(kept.ids), len(request.input_ids) - 1)
+        most = min(len(cached.ids), len(request.input_ids) - 1)
         ids = list(request.input_ids[:most])
-        if ids == kept.ids[:most]:
+        if ids == cached.ids[:most]:
             return most
-        return next(place for place, (one, other) in enumerate(zip(ids, kept.ids, strict=False)) if one != other)
+        return next(place for place, (one, other) in enumerate(zip(ids, cached.ids, strict=False)) if one != other)
 
     def gather(self, requests: Sequence[SlotRequest], *, first: int) -> list[SlotRequest]:
         """Move the cached tokens of requests into the slots from `first` on; return requests in slot order.
@@ -74,8 +74,8 @@ class PrefixCache:
         """
         slots = range(first, first + len(requests))
         mine = {request.row: self.rows[request.row] for request in requests if request.row in self.rows}
-        others = {kept.slot: name for name, kept in self.rows.items() if name not in mine}
-        places = {kept.slot: name for name, kept in mine.items() if kept.slot in slots}
+        others = {cached.slot: name for name, cached in self.rows.items() if name not in mine}
+        places = {cached.slot: name for name, cached in mine.items() if cached.slot in slots}
         left = [request.row for request in requests if request.row not in places.values()]
         # Requests with cached tokens first: they free their slots for others.
         left.sort(key=lambda name: name not in mine)
@@ -103,11 +103,11 @@ class PrefixCache:
 
     def move_away(self, name: int, *, behind: int) -> None:
         """Move a cached row to a free slot at or after `behind`, or drop it."""
-        taken = {kept.slot for kept in self.rows.values()}
+        taken = {cached.slot for cached in self.rows.values()}
         free = next((slot for slot in range(behind, self.pool.place.slots) if slot not in taken), None)
         if free is None:
             del self.rows[name]
             return
-        kept = self.rows[name]
-        self.pool.move([(kept.slot, free)], start=self.pool.place.prefix, end=len(kept.ids))
-        kept.slot = free
+        cached = self.rows[name]
+        self.pool.move([(cached.slot, free)], start=self.pool.place.prefix, end=len(cached.ids))
+        cached.slot = free

@@ -183,8 +183,8 @@ def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Te
 def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:
     """Return numbers in [0, 1) that depend only on the seed and the key of a row."""
     chance = np.random.Generator(np.random.Philox(key=row_seed(seed, key)))
-    found: list[float] = chance.random(count, dtype=np.float32).tolist()
-    return found
+    numbers: list[float] = chance.random(count, dtype=np.float32).tolist()
+    return numbers
 
 
 def row_seed(seed: int, key: bytes) -> int:
@@ -228,8 +228,8 @@ def row_processors(
         "begin_suppress_tokens": lambda value: library.SuppressTokensAtBeginLogitsProcessor(value, first, device=where),
     }
     without_effect = () if len(ends) else ("min_length", "min_new_tokens")
-    given = (name for name in makers if is_given(name, arguments.get(name)) and name not in without_effect)
-    return library.LogitsProcessorList([makers[name](arguments[name]) for name in given])
+    names = (name for name in makers if is_given(name, arguments.get(name)) and name not in without_effect)
+    return library.LogitsProcessorList([makers[name](arguments[name]) for name in names])
 
 
 def is_given(name: str, value: Any) -> bool:
@@ -252,27 +252,27 @@ def score_processors(arguments: dict[str, Any], *, device: torch.device) -> "Log
     )
     from transformers.generation.logits_process import TopHLogitsWarper
 
-    found = LogitsProcessorList()
+    processors = LogitsProcessorList()
 
     def given(name: str) -> Any:
         return arguments.get(name)
 
     if given("temperature") not in (None, 1.0):
-        found.append(TemperatureLogitsWarper(float(given("temperature"))))
+        processors.append(TemperatureLogitsWarper(float(given("temperature"))))
     if given("top_h") is not None:
-        found.append(TopHLogitsWarper(given("top_h")))
+        processors.append(TopHLogitsWarper(given("top_h")))
     if given("top_k"):
-        found.append(TopKLogitsWarper(given("top_k")))
+        processors.append(TopKLogitsWarper(given("top_k")))
     if given("top_p") is not None and given("top_p") < 1:
-        found.append(TopPLogitsWarper(float(given("top_p"))))
+        processors.append(TopPLogitsWarper(float(given("top_p"))))
     if given("min_p") is not None:
-        found.append(MinPLogitsWarper(given("min_p")))
+        processors.append(MinPLogitsWarper(given("min_p")))
     if given("typical_p") is not None and given("typical_p") < 1:
-        found.append(TypicalLogitsWarper(given("typical_p")))
+        processors.append(TypicalLogitsWarper(given("typical_p")))
     if given("epsilon_cutoff") is not None and 0 < given("epsilon_cutoff") < 1:
-        found.append(EpsilonLogitsWarper(given("epsilon_cutoff")))
+        processors.append(EpsilonLogitsWarper(given("epsilon_cutoff")))
     if given("eta_cutoff") is not None and 0 < given("eta_cutoff") < 1:
-        found.append(EtaLogitsWarper(given("eta_cutoff"), device=str(device)))
+        processors.append(EtaLogitsWarper(given("eta_cutoff"), device=str(device)))
     if given("renormalize_logits"):
-        found.append(LogitNormalization())
-    return found
+        processors.append(LogitNormalization())
+    return processors

@@ -94,6 +94,7 @@ def restore_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor], *
 
 
 def summary(names: list[str]) -> str:
+    """Shorten a list of names for messages."""
     return f"{len(names)} ({', '.join(names[:2])}, ...)" if len(names) > 2 else ", ".join(names) or "none"
 
 
@@ -118,7 +119,14 @@ def check_initial(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Ten
 
 
 def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapping[str, torch.Tensor]) -> None:
-    """Write the adapter in peft's layout, for the base model as it was before initialization."""
+    """Write the adapter in peft's layout, for the base model as it was before initialization.
+
+    Args:
+        adapted: The model with its adapter.
+        folder: Folder to write to.
+        base: Name of the base model to record.
+        initial: Initial values of the adapter, if its init moved base weights.
+    """
     from safetensors.torch import save_file
 
     own = adapted.active_peft_config.base_model_name_or_path

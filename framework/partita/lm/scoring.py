@@ -40,6 +40,7 @@ class LabelTree:
         """Indices of the tokens of each label."""
 
     def add(self, ids: Sequence[int]) -> list[int]:
+        """Add the tokens of a label; return their indices."""
         path: list[int] = []
         for token in ids:
             parent = path[-1] if path else -1
@@ -54,10 +55,10 @@ class LabelTree:
     @property
     def depths(self) -> list[int]:
         """Number of ancestors of each token."""
-        found: list[int] = []
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(0 if parent < 0 else found[parent] + 1)
-        return found
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
 
     def seen(self) -> torch.Tensor:
         """Return which tokens each token attends to, including itself [T, T]."""
@@ -147,15 +148,15 @@ class ScoringSlots:
         prompts = [list(request.input_ids[prefix:]) for request in requests]
         first_NV = self.slots.forward(prompts, first=0, start=prefix)
         lengths = [len(request.input_ids) for request in requests]
-        found: list[list[float]] = []
+        scores_of_rows: list[list[float]] = []
         for start in range(0, len(requests), self.rows):
             part = slice(start, start + self.rows)
             later_NTV = self.read_labels(lengths[part], first=start, start=max(lengths))
-            found += self.sums(first_NV[part], later_NTV)
-        for place, scores in enumerate(found):
+            scores_of_rows += self.sums(first_NV[part], later_NTV)
+        for place, scores in enumerate(scores_of_rows):
             if any(score != score for score in scores):
                 self.slots.pool.clear(place, start=prefix)
-        return found
+        return scores_of_rows
 
     def read_labels(self, lengths: Sequence[int], *, first: int, start: int) -> torch.Tensor:
         """Return logits [N, T, V] of the tree after prompts in slots from `first` on.
@@ -187,8 +188,8 @@ class ScoringSlots:
             tokens_NT[:, path].sum(1) + ends_NC[:, last] for path, last in zip(self.tree.paths, lasts, strict=True)
         ]
         # JSON has no infinity, the score of an impossible label.
-        found: list[list[float]] = torch.stack(scores, dim=1).clamp(min=-1e30).tolist()
-        return found
+        values: list[list[float]] = torch.stack(scores, dim=1).clamp(min=-1e30).tolist()
+        return values
 
     def answer(self, request: SlotRequest, scores: Sequence[float]) -> SlotAnswer:
         """Return the most probable label, the first one of a tie."""

@@ -177,6 +177,7 @@ class ScriptedModel:
         return 1e-6
 
     def generated(self, request: GenerationRequest, options: GenerationOptions) -> Generated:
+        """Return the completion of one row. Raise ValueError if it does not fit the context."""
         needed = len(request.input_ids) + request.max_new_tokens
         if self.context_length is not None and needed > self.context_length:
             raise ValueError(f"{needed} tokens do not fit the context of {self.context_length}")
@@ -190,6 +191,7 @@ class ScriptedModel:
         return Generated(ids=tuple(ids), text=text if cut is None else text[:cut], finish_reason=reason)
 
     def answer_to(self, prompt: str) -> str:
+        """Return the scripted answer to a prompt, or raise the scripted error."""
         if not isinstance(self.answer, Mapping):
             return self.answer(prompt)
         if prompt not in self.answer:

@@ -74,10 +74,10 @@ def slot_attention(
     """
     place: CacheLayout | None = getattr(current, "place", None)
     if place is None or attention_mask is None or kwargs.get("position_bias") is not None:
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-        return found
+        return output
     if place.positions_NL is None or query.shape[2] > 1:
         return read(place, query, key, value, attention_mask, scaling), None
     rows, heads, _, size = key.shape
@@ -105,8 +105,18 @@ def read(
     mask: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return the attention output of prompt tokens [N, L, H, D]; the shared prefix is prepended to a few rows at a
-    time."""
+    """Return the attention output of prompt tokens [N, L, H * G, D].
+
+    The shared prefix is prepended to a few rows at a time, which limits the memory of the copy.
+
+    Args:
+        place: Where the pass writes, and what it attends to.
+        query_NHLD: Queries of all query heads.
+        key_NHWD: Keys.
+        value_NHWD: Values.
+        mask: Additive mask [N or 1, 1, L, W].
+        scaling: Factor of the scores; None for 1 / sqrt(D).
+    """
     apart = place.prefix_in_first_slot and place.prefix > 0
     rows = max(1, place.copied_tokens // key_NHWD.shape[2]) if apart else len(query_NHLD)
     parts = []

@@ -118,14 +118,14 @@ def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
             way=way,
         )
         try:
-            found = read_in_slots(slots, rows)
+            in_slots = read_in_slots(slots, rows)
         finally:
             slots.close()
     spread = torch.cat(alone)
     spread = (spread - spread.mean(dim=-1, keepdim=True)).std()
     errors = [
         (there[step] - here[step]).square().mean().sqrt() / spread
-        for here, there in zip(alone, found, strict=True)
+        for here, there in zip(alone, in_slots, strict=True)
         for step in range(len(here))
     ]
     worst = float(torch.stack(errors).max())
@@ -137,18 +137,18 @@ def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor
 
     The first prompt is prefilled alone, after the prefix.
     """
-    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    logits_of_rows: list[list[torch.Tensor]] = [[] for _ in rows]
     prompts = [row[PREFIX:-STEPS] for row in rows]
     groups = ([0], list(range(1, len(rows))))
     for group in groups:
         logits = slots.forward([prompts[place] for place in group], first=group[0], start=PREFIX)
         for place, one in zip(group, logits.double(), strict=True):
-            found[place].append(one)
+            logits_of_rows[place].append(one)
     for step in range(STEPS):
         ids_N1 = torch.tensor([[row[len(row) - STEPS + step]] for row in rows], device=slots.lm.device)
         logits = slots.extend(ids_N1, lengths=[len(row) - STEPS + step + 1 for row in rows])
         for place, one in enumerate(logits.double()):
-            found[place].append(one)
+            logits_of_rows[place].append(one)
     for place, one in enumerate(slots.go_on(rows, STEPS, first=0).double()):
-        found[place].append(one)
-    return found
+        logits_of_rows[place].append(one)
+    return logits_of_rows

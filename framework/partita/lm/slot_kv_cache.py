@@ -59,13 +59,13 @@ class CacheLayout:
 
     def index(self, heads: int) -> torch.Tensor:
         """Return the indices [N * heads * L] of the pass in a cache viewed as [S * heads * T]."""
-        found = self.indices.get(heads)
-        if found is None:
+        indices = self.indices.get(heads)
+        if indices is None:
             assert self.positions_NL is not None
             device = self.positions_NL.device
             lines = torch.arange(self.first * heads, (self.first + self.rows) * heads, device=device) * self.tokens
-            found = self.indices[heads] = (lines.view(-1, heads, 1) + self.positions_NL[:, None]).flatten()
-        return found
+            indices = self.indices[heads] = (lines.view(-1, heads, 1) + self.positions_NL[:, None]).flatten()
+        return indices
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -146,7 +146,14 @@ class SlotKVCache(Cache):  # type: ignore[misc]
                 held[target, :, start:end] = held[source, :, start:end]
 
     def swap(self, one: int, other: int, *, start: int, end: int) -> None:
-        """Swap tokens `start` to `end` of two slots."""
+        """Swap tokens `start` to `end` of two slots.
+
+        Args:
+            one: A slot.
+            other: Another slot.
+            start: First token.
+            end: Token after the last.
+        """
         for held in self.held:
             before = held[one, :, start:end].clone()
             held[one, :, start:end] = held[other, :, start:end]

@@ -94,8 +94,8 @@ class Slots:
         """Whether rows that keep their slot are recomputed at near ties."""
         self.chooser = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
-        found = last_layer(lm.base) if way.narrows_reads else None
-        self.narrow = LastTokens(found[0], number=found[1]) if found is not None else None
+        last = last_layer(lm.base) if way.narrows_reads else None
+        self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.place.prefix_in_first_slot = way.shares_prefix
         self.kept = PrefixCache(self.pool)

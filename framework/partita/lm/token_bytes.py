@@ -17,21 +17,21 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast", *, size: int) -> list[byte
     kinds = decoder_kinds(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     alphabet = byte_level_alphabet()
     added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
-    found, left = [b""] * size, []
+    spelled, left = [b""] * size, []
     for token, place in tokenizer.get_vocab().items():
         if place >= size or place in special:
             continue
         if place in added:
-            found[place] = token.encode()
+            spelled[place] = token.encode()
         elif "ByteLevel" in kinds and all(character in alphabet for character in token):
-            found[place] = bytes(alphabet[character] for character in token)
+            spelled[place] = bytes(alphabet[character] for character in token)
         elif "ByteFallback" in kinds and is_byte_name(token):
-            found[place] = bytes([int(token[3:5], 16)])
+            spelled[place] = bytes([int(token[3:5], 16)])
         else:
             left.append(place)
     for place, text in zip(left, texts_behind_another(tokenizer, left), strict=True):
-        found[place] = text.encode()
-    return found
+        spelled[place] = text.encode()
+    return spelled
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:

@@ -143,6 +143,7 @@ def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
 
 
 def byte_level(model: Any) -> "Backend":
+    """Wrap a model of the tokenizers library with byte-level splitting and decoding."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, pre_tokenizers
 
@@ -170,8 +171,8 @@ def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Ba
             f"base_model.tokenizer: {len(counts)} different pieces in the training texts and a vocab_size of "
             f"{vocab_size}; a tokenizer needs texts, and a vocab_size of at least {len(special) + 1}"
         )
-    kept = sorted(counts, key=lambda piece: (-counts[piece], piece))[:room]
-    vocabulary = {piece: number for number, piece in enumerate([*special, *kept])}
+    pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))[:room]
+    vocabulary = {piece: number for number, piece in enumerate([*special, *pieces])}
     backend = Backend(WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
     backend.pre_tokenizer = splitter
     backend.decoder = decoders.Fuse()

@@ -142,16 +142,24 @@ def time_decode_step(
 
 def held_once(shared_tokens: int, *, length: int) -> int:
     """Return the number of shared tokens that slots compute and store once, for prompts of this length."""
-    found = min(shared_tokens, length - 1)
-    return found if found >= SHORTEST_PREFIX else 0
+    shared = min(shared_tokens, length - 1)
+    return shared if shared >= SHORTEST_PREFIX else 0
 
 
 def slots_worst_case(
     lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared: int
 ) -> Timing:
-    """Measure the worst case in slots: prefill a group of prompts with all slots full, then the last decode steps.
+    """Measure the worst case in slots: prefill a group of prompts with all slots full, then the last steps.
 
     Only the rest after a shared prefix is prefilled; its seconds are scaled to the whole prompt.
+
+    Args:
+        lm: The model.
+        rows: Number of slots.
+        prompt_tokens: Length of each prompt in tokens.
+        new_tokens: New tokens per row.
+        options: Generation settings.
+        shared: Length of the shared prefix in tokens.
     """
     tokens = prompt_tokens + new_tokens
     with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options, shared=shared) as worst:
@@ -255,7 +263,15 @@ def worst_slots(
 def worst_requests(
     lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
 ) -> list[GenerationRequest]:
-    """Return prompts of random tokens and equal length, except the last, which is one shorter if `way` allows it."""
+    """Return prompts of random tokens and equal length, except the last one.
+
+    Args:
+        lm: The model.
+        rows: Number of prompts.
+        prompt_tokens: Length of each prompt in tokens.
+        new_tokens: New tokens per row.
+        way: Whether rows of different lengths can share a batch: then the last prompt is a token shorter.
+    """
     ordinary = torch.tensor(lm.token_ids)
     chance = torch.Generator().manual_seed(rows)
     ids_BS = ordinary[torch.randint(len(ordinary), (rows, prompt_tokens), generator=chance)].tolist()
@@ -268,8 +284,8 @@ def ordinary_tokens(lm: "HuggingFaceModel") -> Sequence[int]:
     """Return the token ids inside the embedding that are not special."""
     embedded = lm.base.get_input_embeddings().weight.shape[0]
     special = set(lm.tokenizer.all_special_ids)
-    found = [token for token in range(min(len(lm.tokenizer), embedded)) if token not in special]
-    return found or list(range(embedded))
+    tokens = [token for token in range(min(len(lm.tokenizer), embedded)) if token not in special]
+    return tokens or list(range(embedded))
 
 
 def can_skip(lm: "HuggingFaceModel", options: GenerationOptions) -> bool:
@@ -307,14 +323,14 @@ def run(
     settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}
     never = EosTokenCriteria(NO_TOKEN)  # replaces the library's own criterion
-    found = lm.base.generate(
+    output = lm.base.generate(
         **inputs,
         **held,
         generation_config=settings,
         logits_processor=[processor],
         stopping_criteria=StoppingCriteriaList([never, clock]),
     )
-    return found.past_key_values
+    return output.past_key_values
 
 
 def lengthen(cache: Any, length: int) -> bool:
