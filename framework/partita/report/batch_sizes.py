@@ -28,9 +28,9 @@ class ProbeTable:
 def heading(purpose: str, size: BatchSize) -> str:
     """Return one sentence: the size, its origin, and what it was measured for."""
     facts = [f"{name} {rows:,}" for name, rows in (("fits", size.max_fitting), ("best", size.best)) if rows is not None]
-    found = f"{purpose}: {counted(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
+    sentence = f"{purpose}: {counted(size.rows, 'row')}" + (f" ({', '.join(facts)})" if facts else "")
     notes = [text for text in (worst_case(purpose, size), token_limit(size), allowance(size), refusal(size)) if text]
-    return f"{found}, {origin(size)}" + (f"; {', '.join(notes)}" if notes else "")
+    return f"{sentence}, {origin(size)}" + (f"; {', '.join(notes)}" if notes else "")
 
 
 def origin(size: BatchSize) -> str:
@@ -39,8 +39,8 @@ def origin(size: BatchSize) -> str:
         return "as the file says"
     if size.origin == "default":
         return "the default"
-    found = "tuned" if size.origin == "tuned" else "found earlier and tried again"
-    return f"{found} in {digits(size.seconds)} s on {size.device}"
+    source = "tuned" if size.origin == "tuned" else "found earlier and tried again"
+    return f"{source} in {digits(size.seconds)} s on {size.device}"
 
 
 def worst_case(purpose: str, size: BatchSize) -> str:
@@ -53,10 +53,12 @@ def worst_case(purpose: str, size: BatchSize) -> str:
 
 
 def token_limit(size: BatchSize) -> str:
+    """Describe the token limit of a batch; empty without one."""
     return "" if size.max_tokens is None else f"max_tokens {size.max_tokens:,}"
 
 
 def allowance(size: BatchSize) -> str:
+    """Describe the memory budget; empty without one."""
     return "" if size.budget_bytes is None else f"{memory(size.budget_bytes)} may be taken"
 
 

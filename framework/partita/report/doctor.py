@@ -97,19 +97,19 @@ class Diagnosis:
 
 def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
     """Examine this machine. Takes a few seconds, at most `hub_seconds` of them for the Hub."""
-    found = tuple(requirements())
+    needed = tuple(requirements())
     devices, failures = look_for_devices()
     unfit = [
         f"{one.name} {one.installed or 'is missing'}"
         + (f" is older than {one.least}" if one.installed else "")
         + f"; run pip install '{one.name}>={one.least}'"
-        for one in found
+        for one in needed
         if not one.extra and not one.fits
     ]
     return Diagnosis(
         system=f"partita {installed('partita') or '(not installed)'}, Python {platform.python_version()}, "
         f"{platform.platform()}",
-        requirements=found,
+        requirements=needed,
         devices=tuple(devices),
         problems=(*unfit, *failures),
         memory=memory(),
@@ -153,18 +153,18 @@ def look_for_devices() -> tuple[list[str], list[str]]:
         return [], [f"torch cannot be imported: {error}; install it again"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = counted(torch.get_num_threads(), "thread")
-    found = [f"cpu: {processor() or platform.machine()}, {counted(cores or 1, 'core')}, {threads} of torch"]
+    devices = [f"cpu: {processor() or platform.machine()}, {counted(cores or 1, 'core')}, {threads} of torch"]
     if not torch.cuda.is_available():
-        return found, []
+        return devices, []
     for number in range(torch.cuda.device_count()):
         try:
             free, total = torch.cuda.mem_get_info(number)
             name = torch.cuda.get_device_name(number)
         except RuntimeError as error:
-            return found, [f"cuda:{number} cannot be used: {error}"]
+            return devices, [f"cuda:{number} cannot be used: {error}"]
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
-        found.append(f"cuda:{number}: {name}, {free / GIB:,.1f} of {total / GIB:,.1f} GiB free, {bf16}")
-    return found, []
+        devices.append(f"cuda:{number}: {name}, {free / GIB:,.1f} of {total / GIB:,.1f} GiB free, {bf16}")
+    return devices, []
 
 
 def memory() -> str:

@@ -80,6 +80,7 @@ def charts(size: BatchSize, *, width: int, letters: Letters) -> list[str]:
 
 
 def memory_chart(size: BatchSize) -> Chart:
+    """Return the chart of memory over rows."""
     budget = budget_in_sight(size)
     hidden = size.budget_bytes is not None and budget is None
     return Chart(
@@ -94,6 +95,7 @@ def memory_chart(size: BatchSize) -> Chart:
 
 
 def speed_chart(size: BatchSize) -> Chart:
+    """Return the chart of rows per second over rows."""
     return Chart(
         title="rows a second",
         bars=speed_points(size),

@@ -65,9 +65,13 @@ class Chart:
 
 
 def draw(chart: Chart, *, width: int, height: int, letters: Letters) -> list[str]:
-    """Draw a chart as lines of `width` characters.
+    """Draw a chart: the title, lines of bars, the axis, its numbers, and the marks.
 
-    The lines are the title, `height` lines of bars, the axis, its numbers, and the marks.
+    Args:
+        chart: The chart.
+        width: Characters of every line.
+        height: Number of lines of bars.
+        letters: Characters to draw with.
     """
     top = max([value for _, value in chart.bars] + [chart.level or 0.0]) or 1.0
     labels = label_lines(chart, top=top, height=height)
@@ -95,7 +99,15 @@ def label_lines(chart: Chart, *, top: float, height: int) -> list[str]:
 
 
 def grid(chart: Chart, *, top: float, columns: int, height: int, letters: Letters) -> list[str]:
-    """Return the lines between the axes, the highest first."""
+    """Return the lines between the axes, the highest first.
+
+    Args:
+        chart: The chart.
+        top: Value of the highest line.
+        columns: Characters of every line.
+        height: Number of lines.
+        letters: Characters to draw with.
+    """
     cells = [[" "] * columns for _ in range(height)]
     level_line = height - 1 if chart.level is None else line_of(chart.level, top=top, height=height)
     if chart.level is not None:

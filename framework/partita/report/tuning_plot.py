@@ -91,14 +91,17 @@ def write_plot(path: Path, sizes: Mapping[str, BatchSize], *, title: str) -> Non
 
 
 def png(sizes: Mapping[str, BatchSize], title: str) -> bytes:
+    """Return the figure as PNG."""
     return rendered(sizes, title, format="png", transparent=False)
 
 
 def svg(sizes: Mapping[str, BatchSize], title: str) -> bytes:
+    """Return the figure as SVG."""
     return rendered(sizes, title, format="svg", transparent=False)
 
 
 def html(sizes: Mapping[str, BatchSize], title: str) -> str:
+    """Return a page with figures and tables."""
     from partita.report.tuning_page import page
 
     return page(sizes, title=title, pictures={name: inline(name, size) for name, size in measured(sizes).items()})
@@ -117,7 +120,14 @@ WRITERS: Mapping[str, Callable[[Mapping[str, BatchSize], str], str | bytes]] = {
 
 
 def rendered(sizes: Mapping[str, BatchSize], title: str, *, format: str, transparent: bool) -> bytes:
-    """Render the figure as a file."""
+    """Render the figure as a file.
+
+    Args:
+        sizes: Sizes by purpose.
+        title: Title of the figure; empty for none.
+        format: png or svg.
+        transparent: Whether the background is transparent.
+    """
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -167,6 +177,15 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
 
 
 def scatter(axes: "Axes", points: list[tuple[ProbeResult, int]], *, marker: str, color: str, label: str) -> None:
+    """Draw points of rows and bytes with one marker, if there are any.
+
+    Args:
+        axes: The panel.
+        points: Probes with the bytes they took.
+        marker: Marker of matplotlib.
+        color: Color of the marker.
+        label: Label in the legend.
+    """
     if points:
         rows, held = [probe.rows for probe, _ in points], [held for _, held in points]
         axes.plot(rows, held, marker, color=color, markersize=6, label=label, zorder=3)

@@ -159,6 +159,7 @@ def answering_sizes(pipeline: Pipeline, rows: Rows, *, sizing: BatchSizeTuner) -
 
 
 def evaluates_never(pipeline: Pipeline) -> bool:
+    """Return whether the config disables evaluation."""
     trainer = pipeline.config.trainer
     return isinstance(trainer, FinetuneTrainer) and trainer.skip_all_evaluation
 

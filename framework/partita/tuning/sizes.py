@@ -142,9 +142,9 @@ class BatchSizeTuner:
             max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
         """
         asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
-        given = self.written("generation", rows) or self.single_row(len(asked))
-        if given is not None:
-            return given
+        fixed = self.written("generation", rows) or self.single_row(len(asked))
+        if fixed is not None:
+            return fixed
         wanted = max_new_tokens or self.pipeline.max_new_tokens
         trial = GenerationProbe(
             self.lm, self.pipeline.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
@@ -161,9 +161,9 @@ class BatchSizeTuner:
             most_learned: Maximum number of loss tokens of a row.
             rows: Size set by the caller, which overrides the config.
         """
-        given = self.written("evaluation", rows) or self.single_row(len(lengths))
-        if given is not None:
-            return given
+        fixed = self.written("evaluation", rows) or self.single_row(len(lengths))
+        if fixed is not None:
+            return fixed
         trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned)
         return self.find(trial, options=[bucket(most_learned)])
 
@@ -182,16 +182,16 @@ class BatchSizeTuner:
         if step_rows is None or shape.counts_tokens:
             return self.find(probe, options=options, max_rows=limit)
         sizes = divisors_of(step_rows)
-        found = self.find(probe, options=options, sizes=sizes, max_rows=limit)
-        if found.max_fitting:
-            largest, could = max(sizes(found.max_fitting)), min(found.max_fitting, step_rows)
+        size = self.find(probe, options=options, sizes=sizes, max_rows=limit)
+        if size.max_fitting:
+            largest, could = max(sizes(size.max_fitting)), min(size.max_fitting, step_rows)
             if 2 * largest <= could:
                 logger.warning(
                     "effective_batch_size %s can be cut into batches of %s at most, and %s would fit; "
                     "a number with more divisors would be faster",
                     *(f"{count:,}" for count in (step_rows, largest, could)),
                 )
-        return found
+        return size
 
     def written(self, purpose: Purpose, rows: int | None) -> BatchSize | None:
         """Return the size if the caller or the config sets a number, else None."""
@@ -233,13 +233,13 @@ class BatchSizeTuner:
         limit = min(limits, default=None)
         key = self.key(probe, options=options, max_rows=limit)
         bench = ProbeRunner(probe, self.memory, process_group=self.process_group)
-        found = self.search(bench, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else bench.follow()
+        size = self.search(bench, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else bench.follow()
         self.memory.clear()
-        if found is None:
+        if size is None:
             raise OtherRankError("rank 0 failed to find a batch size; its own message says why")
-        self.known[probe.purpose] = KnownBatchSize(found, rows=probe.max_rows, key=key)
+        self.known[probe.purpose] = KnownBatchSize(size, rows=probe.max_rows, key=key)
         self.limits.pop(probe.purpose, None)
-        return found
+        return size
 
     def search(self, bench: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
         """Return the verified size of an earlier run, else a new one; broadcast it to the other ranks.
@@ -250,16 +250,16 @@ class BatchSizeTuner:
             max_rows: Upper limit of the size.
             sizes: Returns the candidate sizes.
         """
-        found = None
+        size = None
         try:
             earlier = None if self.fresh else self.cache.load(key)
-            found = verify(bench, earlier, max_rows=max_rows, sizes=sizes) if earlier is not None else None
-            if found is None:
-                found = tune(bench, device=self.device, max_rows=max_rows, sizes=sizes)
-                self.cache.save(key, found)
-            return found
+            size = verify(bench, earlier, max_rows=max_rows, sizes=sizes) if earlier is not None else None
+            if size is None:
+                size = tune(bench, device=self.device, max_rows=max_rows, sizes=sizes)
+                self.cache.save(key, size)
+            return size
         finally:
-            bench.end(found)
+            bench.end(size)
 
     def remembered(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
         """Return a known size for work of the same kind that is not harder and not far larger."""
@@ -356,6 +356,7 @@ class BatchSizeTuner:
         return replace(size, out_of_memory=True)
 
     def settled(self, purpose: Any, size: BatchSize) -> BatchSize:
+        """Return a size, lowered and cached if memory ran out since."""
         limit = self.limits.get(purpose)
         if limit is None or not limit.out_of_memory:
             return size
