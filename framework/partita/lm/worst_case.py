@@ -216,8 +216,7 @@ class WorstSlots:
             held[1:, :, start:].zero_()
 
     def decode(self, steps: int, *, length: int) -> float:
-        """Return the seconds of the fastest step from `length` tokens per slot; the first counts only if it is the only
-        one."""
+        """Return the seconds of the fastest step, from `length` tokens per slot on; the first is only a fallback."""
         seconds = []
         ids_B1 = self.ids_B[:, None].to(self.device)
         for step in range(steps):
