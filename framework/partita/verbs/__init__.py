@@ -1,1 +1,1 @@
-"""What each public method of `Model` does, as functions on its runtime."""
+"""Implementations of the public methods of `Model`, as functions of its runtime."""

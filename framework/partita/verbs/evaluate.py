@@ -1,4 +1,4 @@
-"""Metrics on rows with known answers."""
+"""`Model.evaluate`: metrics on labeled rows."""
 
 import logging
 from typing import Any
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def evaluate(
     runtime: ModelRuntime, dataset: Any = None, *, batch_size: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Compute metrics on rows with known answers."""
+    """Compute metrics on labeled rows; see `Model.evaluate`."""
     pipeline = runtime.answering()
     ledger = Ledger(None, max_bad_rows=1.0)
     with tokens_made_once(runtime.process_group, pipeline, folder=runtime.kept) as parts:
@@ -48,7 +48,7 @@ def evaluate_dataset(
     *,
     batch_size: int | None,
 ) -> dict[str, dict[str, float]]:
-    """Metrics on rows that are prepared."""
+    """Compute metrics on a prepared dataset with the backend of the pipeline."""
     if isinstance(pipeline, EndpointPipeline):
         requests = served_capacity(pipeline, batch_size).rows
         scores = score(pipeline, examination.rows, batch_size=requests, progress=runtime.progress)

@@ -1,4 +1,4 @@
-"""Plain generation: what the model writes after a prompt."""
+"""`Model.generate`: text after plain prompts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -26,7 +26,7 @@ def generate(
     batch_size: int | None = None,
     stream: bool = False,
 ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
-    """Generate text after each prompt; with `stream`, an iterator of pieces."""
+    """Generate text after each prompt; see `Model.generate`."""
     refuse_bag(runtime.config, what=bag_verbs.GENERATE)
     refuse_on_ray(runtime.config, verb="generate")
     pipeline = runtime.answering()
@@ -48,17 +48,17 @@ def generate(
         pieces = streamed(runtime, pipeline, requests, size)
         return (piece for _, piece in pieces) if isinstance(prompts, str) else pieces
     with runtime.sizing.work("generation", size) as capacity:
-        found = generate_requests(
+        completions = generate_requests(
             pipeline.lm, requests, options=pipeline.generation.free, capacity=capacity, seed=runtime.sampling_seed
         )
     runtime.note_memory(BatchSizes(generation=size))
-    return [generated.text for generated in found]
+    return [generated.text for generated in completions]
 
 
 def streamed(
     runtime: ModelRuntime, pipeline: Pipeline, requests: Sequence[GenerationRequest], size: BatchSize
 ) -> Iterator[tuple[int, str]]:
-    """Places of requests with the next piece of their answer."""
+    """Yield pairs of a request's index and the next piece of its answer."""
     with runtime.sizing.work("generation", size) as capacity:
         yield from stream_requests(
             pipeline.lm, requests, options=pipeline.generation.free, capacity=capacity, seed=runtime.sampling_seed

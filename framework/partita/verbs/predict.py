@@ -1,4 +1,4 @@
-"""Answers for every row of a data set."""
+"""`Model.predict`: answers for every row of a dataset."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ def predict(
     fresh: bool = False,
     safe_csv: bool = False,
 ) -> "Predictions":
-    """Answer every row, write the answers to `output` where one is given, and keep them as they are made."""
+    """Predict every row and write a journal and the output; see `Model.predict`."""
     target = Path(output) if output is not None else None
     if safe_csv and target is None:
         raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")

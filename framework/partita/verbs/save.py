@@ -1,4 +1,4 @@
-"""Saving the model to a folder, or to the Hub."""
+"""`Model.save` and `Model.push_to_hub`."""
 
 from pathlib import Path
 
@@ -9,19 +9,19 @@ from partita.served import SAVE, refuse_served
 
 
 def save(runtime: ModelRuntime, folder: str | Path) -> Path:
-    """Write the model, and what `Model.load` needs beside it."""
+    """Write the model with the metadata for `Model.load`."""
     return write(runtime, Path(folder), origin=runtime.loaded.folder)
 
 
 def push_to_hub(runtime: ModelRuntime, name: str, *, private: bool = True) -> str:
-    """Upload what `save` writes to a Hub repository and return its address."""
+    """Upload what `save` writes to a Hub repository and return its URL."""
     refuse_served(runtime.config, what=SAVE)
     refuse_on_ray(runtime.config, verb="save")
     return upload(name, private=private, write=lambda folder: write(runtime, folder, origin=None))
 
 
 def write(runtime: ModelRuntime, folder: Path, *, origin: Path | None) -> Path:
-    """Write the model; relative paths of its file start in `origin`, or where it is read."""
+    """Write the model; relative paths are resolved against `origin`, or without one against the saved folder."""
     refuse_served(runtime.config, what=SAVE)
     refuse_on_ray(runtime.config, verb="save")
     pipeline = runtime.ready()

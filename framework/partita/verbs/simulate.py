@@ -1,4 +1,4 @@
-"""Simulated dialogues: in this process and its process group, or in ranks that Ray starts."""
+"""`Model.simulate`: episodes in this process group, or in ranks that Ray starts."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from partita.simulation.transcripts import forget
 def simulate(
     runtime: ModelRuntime, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
 ) -> SimulationReport:
-    """Have the dialogues of the file's `simulation`."""
+    """Roll out the episodes of the `simulation` section; see `Model.simulate`."""
     refuse_bag(runtime.config, what=bag_verbs.SIMULATE)
     section_of(runtime.config)
     runtime.refuse_code("simulation")
@@ -35,7 +35,7 @@ def simulate(
 def simulate_here(
     runtime: ModelRuntime, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
 ) -> SimulationReport:
-    """`simulate` in this process and those that it was started with, whatever the backend."""
+    """Run `simulate` in this process group, whatever the backend."""
     runtime.refuse_code("simulation")
     pipeline = runtime.ready()
     report, used = simulate_dialogues(
@@ -55,9 +55,9 @@ def simulate_here(
 
 
 def simulate_on_ray(runtime: ModelRuntime, *, folder: Path, batch_size: int | None, fresh: bool) -> SimulationReport:
-    """Have dialogues in ranks that Ray starts, each of which calls `simulate_here` with the folder of transcripts."""
+    """Roll out episodes in Ray ranks, each of which calls `simulate_here` with the folder of transcripts."""
     check_is_alone()
-    if fresh:  # by this process: ranks that are started again go on
+    if fresh:  # here and not in the ranks, which resume when they are restarted
         for history in section_of(runtime.config).history:
             forget(folder, history)
     with seen_by_all(folder) as mark:
@@ -79,7 +79,7 @@ def simulate_on_ray(runtime: ModelRuntime, *, folder: Path, batch_size: int | No
 def simulate_as_rank(
     runtime: ModelRuntime, *, run: Path | None, folder: Path, mark: Path, start: Path, batch_size: int | None
 ) -> SimulationReport:
-    """What a rank does: `simulate_here` with the model of a run. Raises PartitaError where it has other files."""
+    """Run `simulate_here` on one rank with the model of a run. Raise PartitaError if the folder is not shared."""
     begin_where_started(start, folder=folder, mark=mark, option="--output")
     runtime.run = run
     return simulate_here(runtime, folder, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Training: in this process and its process group, or in ranks that Ray starts."""
+"""`Model.train`: training in this process group, or in ranks that Ray starts."""
 
 import logging
 from dataclasses import replace
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(runtime: ModelRuntime, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
-    """Train, or evaluate what is not trained; with `backend: {type: ray}`, on workers that Ray starts."""
+    """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
     runtime.refuse_code("training")
     refuse_served(runtime.config, what=TRAIN)
     if not is_on_ray(runtime.config):
@@ -47,14 +47,14 @@ def train(runtime: ModelRuntime, dataset: Any = None, run: str | Path | None = N
 
 
 def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
-    """`train` in this process and those that it was started with, whatever the backend."""
+    """Run `train` in this process group, whatever the backend."""
     runtime.refuse_code("training")
     check_validation_metric(runtime.config)
     check_rounds(runtime.config, dataset, folder=runtime.loaded.folder)
     trainer = build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
     process_group, rounds = runtime.process_group, rounds_of(runtime.config)
     if rounds is not None:
-        other_models(runtime)  # where one is not there, that is told before anything is trained
+        other_models(runtime)  # a missing model is reported before training starts
     check_shared(trainer, runtime.config, process_group)
     chosen = (
         ChosenRun(Path(run))
@@ -86,12 +86,12 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
             )
             directory.note(steps=result.steps, stopped_early=result.stopped_early)
         if rounds is not None:
-            # The model of each round is read anew, and memory may have no room for two.
+            # Each round loads its model again, and memory may not fit two.
             runtime.drop_model()
             result = train_rounds(runtime, rounds, directory, data)
         model = "model" if (folder / "model").is_dir() else None
         directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
-    process_group.all_gather_object(None, "the end of the run")  # no rank may look for it before it is there
+    process_group.all_gather_object(None, "the end of the run")  # no rank may read the run before its status is written
     runtime.run, runtime.splits = folder, data.splits
     return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
 
@@ -99,7 +99,7 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
 def train_rounds(
     runtime: ModelRuntime, plan: SelfTrainingConfig, directory: RunDirectory, data: RunData
 ) -> TrainResult:
-    """The rounds of dialogues and training of a run that has been trained on data."""
+    """Run the self-training rounds after training on data."""
     if "rounds" not in directory.manifest:
         before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
         directory.note(rounds=[], before_rounds=before)
@@ -117,7 +117,7 @@ def train_rounds(
 
 
 def train_on_ray(runtime: ModelRuntime, dataset: Any, *, folder: Path) -> TrainResult:
-    """Train in ranks that Ray starts, each of which calls `train_here` with the folder of the run."""
+    """Train in Ray ranks, each of which calls `train_here` with the folder of the run."""
     if runtime.config.trainer.type == "none":
         refuse_on_ray(runtime.config, verb="train with trainer: {type: none}")
     check_is_alone()
@@ -128,6 +128,6 @@ def train_on_ray(runtime: ModelRuntime, dataset: Any, *, folder: Path) -> TrainR
 
 
 def train_as_rank(runtime: ModelRuntime, dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
-    """What a rank does: `train_here`, where the command was started. Raises PartitaError where it has other files."""
+    """Run `train_here` on one rank, from the folder of the command. Raise PartitaError if the run is not shared."""
     begin_where_started(start, folder=folder, mark=mark, option="--run")
     return train_here(runtime, dataset, folder)

@@ -1,4 +1,4 @@
-"""Batch sizes that this machine allows, measured."""
+"""`Model.tune`: measured batch sizes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from partita_trainers.registry import build_trainer
 
 
 def tune(runtime: ModelRuntime, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
-    """Find the best batch sizes for this machine."""
+    """Find the best batch sizes for this machine; see `Model.tune`."""
     refuse_bag(runtime.config, what=bag_verbs.TUNE)
     refuse_served(runtime.config, what=TUNE)
     refuse_on_ray(runtime.config, verb="tune")
@@ -30,12 +30,12 @@ def tune(runtime: ModelRuntime, dataset: Any = None, *, fresh: bool = False) -> 
         pipeline, cache=Cache.of_user(), fresh=fresh, process_group=runtime.process_group
     )
     sizes = answering_sizes(pipeline, rows, sizing=sizing)
-    sizing.fresh = False  # what comes after uses what was found
+    sizing.fresh = False  # later verbs use the sizes found now
     return sizes
 
 
 def tune_training(runtime: ModelRuntime, dataset: Any, *, fresh: bool) -> BatchSizes:
-    """The sizes that `train` would find; nothing is written but what earlier runs have found."""
+    """Return the batch sizes that `train` would choose; writes only the cache of measured sizes."""
     runtime.refuse_code("training")
     trainer = build_trainer(runtime.config.trainer, folder=runtime.loaded.folder)
     with synchronized_errors(runtime.process_group, "opening the data"):
