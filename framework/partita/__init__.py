@@ -61,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`Model` on first use: torch takes seconds to import, and `partita validate` never needs it."""
+    """Import `Model` on first access: torch takes seconds to import, and `partita validate` does not need it."""
     if name == "Model":
         from partita.model import Model
 

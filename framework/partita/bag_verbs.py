@@ -1,4 +1,4 @@
-"""What a bag of words does not do, and what does."""
+"""Errors for verbs that the embedding-bag classifier does not support."""
 
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
@@ -10,7 +10,7 @@ TUNE = "tune: its batch sizes are numbers in the file"
 
 
 def refuse_bag(config: Config, *, what: str) -> None:
-    """Raises PartitaError where the model is a bag of words; `what` begins with the verb."""
+    """Raise PartitaError if the model is an embedding bag; `what` has the form `VERB: REASON`."""
     if isinstance(config.base_model, EmbeddingBagModel):
         verb, _, reason = what.partition(": ")
         raise PartitaError(f"there is nothing to {verb} with base_model: {{type: embedding_bag}}: {reason}")

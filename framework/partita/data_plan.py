@@ -1,4 +1,4 @@
-"""The data plan of a run in numbers, and that of a file before any model is loaded (`partita explain --data`)."""
+"""The data plan of a run: batches, steps and padding, also before a model is loaded (`partita explain --data`)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +25,18 @@ from partita_trainers.schedule import DEFAULT_EPOCHS
 
 @dataclass(frozen=True)
 class FilePlan:
-    """The plan, and what had to be assumed for it."""
+    """A data plan and the assumptions it was computed with."""
 
     plan: DataPlan
     assumed: str
-    """Empty where the file says all sizes."""
+    """Assumed batch size as text; empty if the file sets it."""
 
 
 def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePlan:
-    """What a run of the file would do with its training rows; all of them are read and encoded, of a stream the first.
+    """Compute the data plan of a configuration without loading the model.
 
-    A batch size that a run would find by measuring is taken as 16 rows. Raises DataError where nothing is trained.
+    All training rows are read and tokenized; of a stream, only the first rows. An automatic batch size is assumed to
+    be 16 rows. Raises DataError if the file trains nothing.
     """
     if config.trainer.type == "none":
         raise DataError("nothing is trained with trainer: {type: none}, so there is no plan for its data")
@@ -43,9 +44,9 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     rows = data.training
     assert rows is not None
     encoder = preview_encoder(config, rows, folder=folder, supervised=True)
-    made = expanded(rows, encoder.expander)
+    expanded_rows = expanded(rows, encoder.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
-    encoded = TokenizedDataset.build(made, encoder, ledger=ledger, options=config.data.loader)
+    encoded = TokenizedDataset.build(expanded_rows, encoder, ledger=ledger, options=config.data.loader)
     mixed = mixed_order(config.data, encoded.keys) if data.mixed and data.streams is None else None
     order = mixed.order if mixed is not None else None
     shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
@@ -68,7 +69,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
 
 
 def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader) -> DataPlan:
-    """The plan of rows that are encoded already."""
+    """Compute the plan for rows that are already tokenized."""
     return plan_of_rows(
         shape.lengths_of_epoch(),
         batching=shape.batching,
@@ -81,7 +82,7 @@ def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loa
 
 
 def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: ShardPlan) -> DataPlan:
-    """The plan of rows that are read while they are used."""
+    """Compute the plan for streamed rows."""
     trainer = config.trainer
     return plan_of_stream(
         shape.lengths,
@@ -96,20 +97,20 @@ def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: Sh
 
 
 def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
-    """The size that the file says, else what is taken for it and a word on that."""
+    """Return the batch size set in the file, or an assumed one with a sentence that says so."""
     written = shape.written if shape.counts_tokens else None
     if isinstance(config.trainer.batch_size, int):
         written = config.trainer.batch_size
     if written is not None:
         return shape.with_tokens(BatchSize(rows=written, origin="file", device="none")), ""
-    taken = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
-    size = shape.with_tokens(BatchSize(rows=taken, origin="default", device="none"))
-    told = counted(size.max_tokens, "token") if size.max_tokens is not None else counted(taken, "row")
-    return size, f"batch_size is auto and found when the run begins (partita tune); taken as {told} here"
+    assumed_rows = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
+    size = shape.with_tokens(BatchSize(rows=assumed_rows, origin="default", device="none"))
+    size_text = counted(size.max_tokens, "token") if size.max_tokens is not None else counted(assumed_rows, "row")
+    return size, f"batch_size is auto and found when the run begins (partita tune); taken as {size_text} here"
 
 
 def total_steps(config: Config, loader: Loader) -> int | None:
-    """Steps of the whole run; None for a trainer that does not say."""
+    """Return the number of optimizer steps of the run, or None for a custom trainer."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         return None

@@ -1,4 +1,4 @@
-"""Metrics of a model on rows with known answers: the loss, and scores of generated answers."""
+"""Evaluation on labeled rows: the loss, and metrics of generated answers."""
 
 import shutil
 import tempfile
@@ -33,27 +33,34 @@ from partita_trainers.batch_size.memory import attempt
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 TOKENS_OF_RANKS = ".tokens-"
-"""How folders begin in which the ranks of a job share tokens."""
+"""Prefix of the temporary folders in which the ranks of a job share tokens."""
 
 AnyParts = TypeVar("AnyParts", bound=Pipeline | EndpointPipeline | RayPipeline)
 
 
 @dataclass(frozen=True)
 class EvalDataset:
-    """Rows of a split, checked and encoded once."""
+    """The rows of a split, checked and tokenized once."""
 
     rows: Rows
-    """The good rows."""
+    """The valid rows."""
     encoded: TokenizedDataset
-    """The same, encoded with their answers."""
+    """The same rows, tokenized with their answers."""
 
 
 def build_eval_dataset(
     pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, split: str, ledger: Ledger
 ) -> EvalDataset:
-    """Check and encode rows with answers, of dialogues one for each answer.
+    """Check and tokenize labeled rows; a dialogue becomes one row per answer.
 
-    Raises DataError where a column is missing, or too many rows are bad.
+    Args:
+        pipeline: The parts of the run.
+        rows: Rows with answers.
+        split: Name of the split in the ledger.
+        ledger: Counts the rows that cannot be used.
+
+    Raises:
+        DataError: A column is missing, or too many rows are invalid.
     """
     check_columns(rows, pipeline.config, supervised=True)
     if pipeline.encoder.expander is not None:
@@ -64,16 +71,16 @@ def build_eval_dataset(
 
 
 def remove_tokens(folder: Path) -> None:
-    """Remove what processes that were killed have left of `tokens_made_once`."""
+    """Remove token folders that killed processes left in `folder`."""
     for left in folder.glob(f"{TOKENS_OF_RANKS}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager
 def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
-    """The parts of a run with a place in `folder` where one rank makes tokens for all, as long as they are needed.
+    """Yield the parts of a run with a token cache in `folder`, so that one rank tokenizes for all ranks.
 
-    They stay as they are where this process is alone, and where tokens are kept between runs.
+    The parts are yielded unchanged in a single process, and if the file asks for a persistent token cache.
     """
     if process_group.world_size == 1 or parts.tokens is not None:
         yield parts
@@ -101,17 +108,27 @@ def mean_loss(
     data: Data | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Metrics:
-    """`loss`: mean cross-entropy a learned token, in nats. Without gradients, in evaluation mode.
+    """Compute `loss`, the mean cross-entropy per loss token in nats, in evaluation mode without gradients.
 
-    A batch that runs out of memory is cut in two, and so are those after it; `limit` falls with them. With `data`, rows
-    of a mix have `loss/source` for each source as well. The ranks of `process_group` share the rows. Raises OutOfMemory
-    where a row does not fit alone.
+    A batch that runs out of memory is halved, and so are the batches after it. The ranks of `process_group` share the
+    rows and return the same metrics.
+
+    Args:
+        pipeline: The parts of the run.
+        encoded: Tokenized rows with loss tokens.
+        batch_size: Rows per batch.
+        limit: Upper bound on the rows per batch; lowered when memory runs out.
+        data: The `data` section of a mix; adds `loss/SOURCE` for each source.
+        process_group: The ranks that share the rows.
+
+    Raises:
+        OutOfMemory: A single row does not fit.
     """
     lm = pipeline.lm
     lm.check_loss()
     limit = BatchLimit(batch_size) if limit is None else limit
-    found = places_by_source(data, encoded.keys) if data is not None else {}
-    groups = found or {"": np.arange(len(encoded))}
+    indices_by_source = places_by_source(data, encoded.keys) if data is not None else {}
+    groups = indices_by_source or {"": np.arange(len(encoded))}
     sums = dict.fromkeys(groups, 0.0)
     counts = dict.fromkeys(groups, 0)
     lm.module.eval()
@@ -123,16 +140,16 @@ def mean_loss(
                 sums[source] += batch_loss(lm, batch, limit=limit)
                 counts[source] += batch.loss_tokens
     if process_group.world_size > 1:
-        told = process_group.all_gather_object((sums, counts), "the loss")
-        sums = {name: sum(mine[name] for mine, _ in told) for name in groups}
-        counts = {name: sum(mine[name] for _, mine in told) for name in groups}
+        sums_of_ranks = process_group.all_gather_object((sums, counts), "the loss")
+        sums = {name: sum(mine[name] for mine, _ in sums_of_ranks) for name in groups}
+        counts = {name: sum(mine[name] for _, mine in sums_of_ranks) for name in groups}
     count = sum(counts.values())
     loss = {"loss": sum(sums.values()) / count} if count else {}
     return loss | {f"loss/{source}": sums[source] / counts[source] for source in groups if source and counts[source]}
 
 
 def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
-    """Sum of the cross-entropy over the batch's loss tokens. Raises OutOfMemory where a row does not fit alone."""
+    """Return the cross-entropy summed over the batch's loss tokens. Raise OutOfMemory if a single row does not fit."""
 
     def work(places: range) -> tuple[float | None, Exception | None]:
         return attempt(lambda: float(lm.loss(lm.module, some_rows(batch, places))))
@@ -156,7 +173,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
 
 
 def some_rows(batch: Batch, places: range) -> Batch:
-    """Neighbouring rows of a batch, without the padding that the others needed."""
+    """Select consecutive rows of a batch, without the padding that the other rows needed."""
     rows = slice(places.start, places.stop)
     lengths_B = batch.lengths_B[rows]
     width = int(lengths_B.max())
@@ -173,10 +190,18 @@ def score(
     limit: BatchLimit | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> OutputScores:
-    """Generate an answer for every row, or for `max_rows` at even distances, and compare it with the right one.
+    """Generate an answer for each row and score it against the reference.
 
-    `limit` cuts the batches that `batch_size` plans, and falls where memory runs out. The ranks of `process_group`
-    share the rows, and have the same scores.
+    The ranks of `process_group` share the rows and return the same scores.
+
+    Args:
+        pipeline: The parts of the run.
+        rows: Rows with answers.
+        batch_size: Rows generated at a time.
+        max_rows: Score only this many rows, evenly spaced. Default: all.
+        progress: Opens a progress display.
+        limit: Upper bound on the batch size; lowered when memory runs out.
+        process_group: The ranks that share the rows.
     """
     config = pipeline.config
     chosen = evenly(len(rows), max_rows)
@@ -199,8 +224,8 @@ def score(
     )
     scorer = Scorer(config)
     if process_group.world_size > 1:
-        told = process_group.all_gather_object([answer.record for answer in answers], "the answers")
-        answers = (answer_of(record, pipeline.decoder) for records in told for record in records)
+        records_of_ranks = process_group.all_gather_object([answer.record for answer in answers], "the answers")
+        answers = (answer_of(record, pipeline.decoder) for records in records_of_ranks for record in records)
     for answer in answers:
         scorer.add(schema.load(asked.get([answer.row])[0]), answer)
     return scorer.scores()

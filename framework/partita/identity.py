@@ -1,4 +1,4 @@
-"""What decides an answer, and where answers are kept by it."""
+"""Fingerprints of everything that determines an answer, and the journal path derived from them."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,14 @@ from partita_schema.config import Config
 def answer_fingerprint(
     pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, config: Config, result: Path | None
 ) -> dict[str, str]:
-    """What decides the answers to these rows, by part; `result` is the folder of trained weights, if there is one."""
+    """Return fingerprints of everything that determines the answers to these rows, by part.
+
+    Args:
+        pipeline: The parts of the run.
+        rows: The rows to answer.
+        config: The configuration.
+        result: Folder of the trained weights, or None.
+    """
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
     form = pipeline.generation.form
     return {
@@ -29,13 +36,13 @@ def answer_fingerprint(
 def model_fingerprint(
     pipeline: Pipeline | EndpointPipeline | RayPipeline, *, config: Config, result: Path | None
 ) -> str:
-    """The same for a model that was just trained and for one that was loaded from its run."""
+    """Return the fingerprint of the model: the same after training and after loading it from its run."""
     if result is None:
         return pipeline.lm.fingerprint
     return digest(folder_digest(result), config.model_dump_json(include={"model_parameters", "quantization"}))
 
 
 def journal_path(folder: Path, *, output: Path | None, fingerprint: Mapping[str, str]) -> Path:
-    """Where under `folder` answers are kept: by the output file, or without one by all that decides them."""
+    """Return the path of the journal under `folder`: named for the output file, or without one for the fingerprint."""
     place = digest(str(output.resolve()) if output is not None else json.dumps(fingerprint))[:12]
     return folder / "journal" / f"{output.stem if output is not None else 'rows'}-{place}.jsonl"

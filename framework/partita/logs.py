@@ -1,4 +1,4 @@
-"""The program's log on the screen: one line an event, with numbers in it."""
+"""The program's log on the terminal: one line per event, with numbers in it."""
 
 import logging
 import os
@@ -9,19 +9,19 @@ import warnings
 from partita.distributed.world import LAUNCHED
 
 OF_ONE_DEVICE = ("partita_trainers.step", "partita.inference.scheduler", "partita.inference.oom_backoff")
-"""What these warn of happens on one process; all other warnings are the same on every one."""
+"""Loggers whose warnings concern one process; all other warnings are the same on every rank."""
 WARNING_LIBRARIES = (
     *("accelerate", "bitsandbytes", "datasets", "huggingface_hub", "matplotlib", "peft", "pyarrow", "ray"),
     *("rouge_score", "sacrebleu", "schedulefree", "sentence_transformers", "sklearn", "tokenizers", "torch"),
     *("transformers", "importlib", "partita", "partita_trainers", "partita_schema"),
 )
-"""Modules whose warnings are not shown: the libraries, and partita, where warnings about a library's caller point."""
+"""Modules whose warnings are hidden: the libraries, and partita itself, because `stacklevel` points at the caller."""
 
 
 def show_log(*, quiet: bool, rank: int = 0) -> None:
-    """Show partita's log on standard error, and keep the libraries' chatter off it.
+    """Show partita's log on standard error, and silence the logs and warnings of libraries.
 
-    Of several processes, rank 0 tells what is the same on all.
+    With several processes, only rank 0 logs what is the same on all ranks.
     """
     handler = TerminalHandler()
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
@@ -34,7 +34,7 @@ def show_log(*, quiet: bool, rank: int = 0) -> None:
     for name in OF_ONE_DEVICE if rank else ():
         logging.getLogger(name).setLevel(logging.WARNING)
     if LAUNCHED in os.environ:
-        logging.getLogger("partita.file").setLevel(logging.ERROR)  # who started this process has told it
+        logging.getLogger("partita.file").setLevel(logging.ERROR)  # The launcher has already logged it.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for noise in ("transformers", "bitsandbytes", "torch", "accelerate", "datasets", "huggingface_hub", "matplotlib"):
@@ -44,10 +44,10 @@ def show_log(*, quiet: bool, rank: int = 0) -> None:
 
 
 class TerminalHandler(logging.Handler):
-    """Writes to standard error as it is at the time, above a progress bar; on a terminal lines break at spaces."""
+    """Write to the current `sys.stderr`, above a progress bar; on a terminal, wrap lines at spaces."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, whole lines at a time."""
+        """Write a record as whole lines."""
         try:
             text = self.format(record)
             if sys.stderr.isatty():
@@ -59,7 +59,7 @@ class TerminalHandler(logging.Handler):
 
 
 def wrapped(text: str, *, width: int) -> str:
-    """Break lines at spaces only; a word that is longer than a line, such as a path, stays whole."""
+    """Wrap lines at spaces only; a word longer than a line, such as a path, is not broken."""
     lines = (
         textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for line in text.splitlines()
@@ -68,10 +68,10 @@ def wrapped(text: str, *, width: int) -> str:
 
 
 def terminal_width() -> int:
-    """Return the width that COLUMNS says, else that of the terminal on standard error, else 80."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    """Return the width from COLUMNS, else that of the terminal on standard error, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except (OSError, ValueError):

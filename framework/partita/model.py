@@ -1,4 +1,4 @@
-"""The public class: a configuration, and the verbs that work on it."""
+"""The public class: a configuration and the verbs that work on it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """A language model as a file describes it."""
+    """A language model described by a configuration."""
 
     def __init__(
         self,
@@ -33,9 +33,15 @@ class Model:
         overrides: Sequence[str] = (),
         quiet: bool = False,
     ) -> None:
-        """`config` is a path, YAML text, a dictionary or a Config; `overrides` are texts such as trainer.epochs=1.
+        """Check the configuration. The model is loaded when a verb first needs it.
 
-        Raises ConfigError naming every mistake. Nothing heavy is loaded before a verb needs it.
+        Args:
+            config: A path, YAML text, a dictionary or a Config.
+            overrides: Values for keys of the file, such as `trainer.epochs=1`.
+            quiet: Show no progress.
+
+        Raises:
+            ConfigError: The configuration is invalid; all errors are reported at once.
         """
         self._runtime = ModelRuntime(load_config(config, overrides=overrides), quiet=quiet)
 
@@ -45,12 +51,12 @@ class Model:
 
     @property
     def config(self) -> Config:
-        """The checked configuration."""
+        """The validated configuration."""
         return self._runtime.config
 
     @property
     def name(self) -> str:
-        """Name of the file, for the directory of its runs."""
+        """Stem of the file name; names the directory of its runs."""
         return self._runtime.name
 
     @property
@@ -67,21 +73,21 @@ class Model:
         quiet: bool = False,
         trust_remote_code: bool = False,
     ) -> "Model":
-        """Load the model of a finished run's directory, or of a folder that `save` wrote.
+        """Load the model of a finished run, or of a folder written by `save`.
 
-        Relative paths of the file start where they did.
+        Relative paths in its configuration are resolved as they were when it was trained.
 
         Args:
             folder: The run's directory, or the saved model.
-            overrides: Other values for keys of its file, such as trainer.eval_batch_size=4.
-            quiet: Whether to show no progress.
-            trust_remote_code: Whether to run the code that the folder names: classes by module:Class, and code that
-                comes with the base model. Whoever made the folder chose it.
+            overrides: Values for keys of its configuration, such as `trainer.eval_batch_size=4`.
+            quiet: Show no progress.
+            trust_remote_code: Run the code that the folder names: classes given as `module:Class`, and code shipped
+                with the base model. The author of the folder chose this code.
 
         Raises:
-            PartitaError: There is no finished run, or it cannot be read.
-            ConfigError: The folder names code, and `trust_remote_code` is not given. Code that only some verbs need,
-                such as a trainer's, is refused by those verbs.
+            PartitaError: The folder has no finished run, or it cannot be read.
+            ConfigError: The folder names code and `trust_remote_code` is false. Code that only some verbs need, such as
+                a trainer's, is refused by those verbs.
         """
         model = cls.__new__(cls)
         model._runtime = ModelRuntime.load(
@@ -90,11 +96,13 @@ class Model:
         return model
 
     def train(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
-        """Train as the file says, or for `trainer: {type: none}` evaluate.
+        """Train as configured; with `trainer: {type: none}`, evaluate.
 
-        `dataset` takes the place of data.source: a path or glob, a Hub name, a pandas frame, a `datasets` object, a
-        list of dicts or a dict of lists. `run` is the run's directory; one that was begun is continued, one that is
-        finished is not trained again. Default: runs/NAME, or the next free NAME-2.
+        Args:
+            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a `datasets` object, a list of
+                dicts or a dict of lists.
+            run: The run's directory. An unfinished run is resumed, a finished one is not trained again.
+                Default: runs/NAME, or the next free NAME-2.
         """
         return train(self._runtime, dataset, run)
 
@@ -108,12 +116,19 @@ class Model:
         fresh: bool = False,
         safe_csv: bool = False,
     ) -> "Predictions":
-        """Answers for every row, in input order, written to `output` (.jsonl, .csv or .parquet) where one is given.
+        """Predict every row, in input order. Call it again with the same arguments to resume.
 
-        Answers are kept as they are made: called again with the same arguments, only what is missing is generated.
-        `fresh` starts over, `retry_errors` repeats rows that ended in an error. `safe_csv` puts an apostrophe before
-        text of a .csv output that a spreadsheet would run as a formula. Raises DataError where `output` cannot be
-        written, before anything is loaded or answered.
+        Args:
+            dataset: The rows: a path or glob, a Hub name, a pandas frame, a `datasets` object, a list of dicts or a
+                dict of lists.
+            output: A .jsonl, .csv or .parquet file to write. Default: none.
+            batch_size: Rows generated at a time. Default: found by measuring.
+            retry_errors: Generate rows again that ended in an error.
+            fresh: Discard earlier answers and start over.
+            safe_csv: In a .csv output, prefix text that a spreadsheet would run as a formula with an apostrophe.
+
+        Raises:
+            DataError: `output` cannot be written; checked before anything is loaded or generated.
         """
         return predict(
             self._runtime,
@@ -126,19 +141,19 @@ class Model:
         )
 
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
-        """Metrics by output feature on rows with known answers, and `loss` under the key `model`.
+        """Compute metrics by output feature on labeled rows, and `loss` under the key `model`.
 
-        Default of `dataset`: the test rows of the file, else its validation rows. Rows that cannot be scored are left
-        out and counted as `skipped`. Raises DataError without rows that can be scored. A server tells no loss.
+        `dataset` defaults to the test rows of the file, else its validation rows. Rows that cannot be scored are
+        counted as `skipped`. A server returns no loss. Raises DataError if no row can be scored.
         """
         return evaluate(self._runtime, dataset, batch_size=batch_size)
 
     def simulate(
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
     ) -> SimulationReport:
-        """Dialogues of the file's `simulation`, with their transcripts in the folder `output`.
+        """Roll out the episodes of the `simulation` section, and write their transcripts to the folder `output`.
 
-        Dialogues are kept as they end: called again, only those that are missing are had. `fresh` begins anew.
+        Episodes are saved as they finish; call it again to run only the missing ones. `fresh` starts over.
         """
         return simulate(self._runtime, output, batch_size=batch_size, fresh=fresh)
 
@@ -175,26 +190,30 @@ class Model:
         batch_size: int | None = None,
         stream: bool = False,
     ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
-        """What the model writes after each prompt, as it stands: no template, no chat.
+        """Generate text after each prompt, without a prompt template or chat template.
 
-        With `stream`, an iterator of the pieces of the answer as they are made; of several prompts, of pairs of a
-        prompt's place and a piece.
+        Args:
+            prompts: One prompt, or several.
+            max_new_tokens: Limit of generated tokens per prompt.
+            batch_size: Prompts generated at a time. Default: found by measuring.
+            stream: Return an iterator of text pieces as they are generated; for several prompts, of pairs of a prompt's
+                index and a piece.
         """
         return generate(self._runtime, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, stream=stream)
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
-        """The batch sizes that this machine allows and what is best of them, measured now.
+        """Measure the batch sizes that fit this machine, and choose the best.
 
-        Of a file that trains: those of training and of the evaluations beside it. Of a finished run, or with
-        `trainer: {type: none}`: those of generation, and of evaluation where `dataset` has answers. `dataset` takes the
-        place of data.source, or of the rows that would be evaluated. `fresh` forgets what earlier runs have found.
+        For a file that trains, the sizes of training and of its evaluations. For a finished run, or with
+        `trainer: {type: none}`, the sizes of generation, and of evaluation if `dataset` has answers. `dataset` replaces
+        data.source, or the rows to evaluate on. `fresh` ignores the sizes that earlier runs found.
         """
         return tune(self._runtime, dataset, fresh=fresh)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model in the standard layout of transformers or peft, with what `Model.load` needs beside it."""
+        """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`."""
         return save(self._runtime, folder)
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload what `save` writes to a Hub repository, made where there is none; its address comes back."""
+        """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
         return push_to_hub(self._runtime, name, private=private)

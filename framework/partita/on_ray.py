@@ -1,4 +1,4 @@
-"""What the verbs of a model come to where Ray's workers have it."""
+"""The verbs on Ray: `backend: {type: ray}`."""
 
 import logging
 import os
@@ -44,22 +44,22 @@ INSTEAD = {
     "generate": "remove backend for a few texts, or predict a data set",
     "save": "remove backend: this process does not hold the model",
 }
-"""By verb, what to do."""
+"""What to do instead, by verb."""
 
 
 def is_on_ray(config: Config) -> bool:
-    """Whether Ray's workers have the model."""
+    """Return whether Ray workers hold the model."""
     return isinstance(config.backend, RayBackend)
 
 
 def refuse_on_ray(config: Config, *, verb: str) -> None:
-    """Raises PartitaError where Ray's workers have the model, and this is nothing that they do."""
+    """Raise PartitaError if Ray workers hold the model; `verb` is one that they do not support."""
     if is_on_ray(config):
         raise PartitaError(f"backend: {{type: ray}} does not {verb}: {INSTEAD[verb]}")
 
 
 def check_is_alone() -> None:
-    """Raises PartitaError where this is one of several processes that were started."""
+    """Raise PartitaError if this process was started as one of several."""
     if get_world().world_size > 1:
         raise PartitaError(
             f"backend: {{type: ray}} starts the processes itself, and here are {get_world().world_size}; start the "
@@ -71,9 +71,14 @@ def check_is_alone() -> None:
 def done_by_ranks(
     work: Callable[[], Any], config: Config, *, quiet: bool, storage: Path, again: str = "at the newest checkpoint"
 ) -> Any:
-    """What rank 0 comes to of those that Ray starts, each of which does the `work`.
+    """Run `work` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
 
-    `storage` is a folder for Ray's own files. Where one is gone all start `again`, as that says.
+    Args:
+        work: Called on each rank.
+        config: The configuration, with `backend: {type: ray}`.
+        quiet: Show no progress.
+        storage: Folder for Ray's files.
+        again: Where restarted ranks continue, for the log.
     """
     backend = config.backend
     if not isinstance(backend, RayBackend):
@@ -97,7 +102,11 @@ def done_by_ranks(
 
 
 def begin_where_started(start: Path, *, folder: Path, mark: Path, option: str) -> None:
-    """Go where the command was started. Raises PartitaError where its folder, with a `mark` in it, is another here."""
+    """Change to the folder where the command was started.
+
+    Raises PartitaError if `mark`, a folder inside the run's folder, does not exist on this machine: the run's folder
+    is then not shared.
+    """
     if not mark.is_dir():
         raise PartitaError(
             f"the folder of the run, {folder}, is another one on {get_world().node}: name one with {option} that all "
@@ -109,7 +118,7 @@ def begin_where_started(start: Path, *, folder: Path, mark: Path, option: str) -
 
 @contextmanager
 def seen_by_all(folder: Path) -> Iterator[Path]:
-    """Make the folder of a run. In this context it has a folder in it by which other machines know that it is it."""
+    """Create the folder of a run, and yield a marker folder in it by which other machines recognize it."""
     mark = folder.resolve() / f".ray-{uuid4().hex}"
     with writing(folder):
         mark.mkdir()
@@ -117,14 +126,14 @@ def seen_by_all(folder: Path) -> Iterator[Path]:
         yield mark
     finally:
         shutil.rmtree(mark, ignore_errors=True)
-        with suppress(OSError):  # where nothing came of it
+        with suppress(OSError):  # the folder is empty if nothing was written
             folder.rmdir()
 
 
 def build_pipeline_on_ray(
     config: Config, *, folder: Path, labels: Labels, training: Rows | None, saved: Path | None
 ) -> RayPipeline:
-    """All parts of a run whose workers are started for it. Raises ConfigError where Ray is not installed."""
+    """Build the pipeline of a run and start its Ray workers. Raise ConfigError if Ray is not installed."""
     backend = config.backend
     if not isinstance(backend, RayBackend):
         raise AssertionError("only a file with backend: {type: ray} has its model on Ray")
@@ -150,9 +159,13 @@ def build_pipeline_on_ray(
 
 
 def fleet_capacity(pipeline: RayPipeline, lengths: np.ndarray, *, shared_tokens: int, rows: int | None) -> Capacity:
-    """Rows that each worker answers at a time: `rows` if the caller says so, else what the smallest of them holds.
+    """Return the rows that each worker generates at a time: `rows` if set, else what the smallest worker fits.
 
-    `lengths` are tokens of prompts, which all begin with the same `shared_tokens`.
+    Args:
+        pipeline: The pipeline with the workers.
+        lengths: Prompt lengths in tokens.
+        shared_tokens: Length of the prefix that all prompts share, in tokens.
+        rows: Rows at a time, set by the caller, or None.
     """
     offer = pipeline.lm.offer(
         pipeline.generation,
@@ -168,7 +181,7 @@ def fleet_capacity(pipeline: RayPipeline, lengths: np.ndarray, *, shared_tokens:
 def evaluate_on_ray(
     pipeline: RayPipeline, examination: EvalDataset, *, rows: int | None, progress: ShowProgress
 ) -> dict[str, dict[str, float]]:
-    """Metrics by output, and `loss` under the key `model`; `rows` at a time if the caller says so."""
+    """Compute metrics by output, and `loss` under the key `model`; `rows` is the batch size set by the caller."""
     loss = mean_loss_on_ray(pipeline, examination.encoded, rows=rows)
     lengths, shared = asked_prompts(pipeline, [examination.rows])
     capacity = fleet_capacity(pipeline, lengths, shared_tokens=shared, rows=rows)
@@ -177,7 +190,7 @@ def evaluate_on_ray(
 
 
 def mean_loss_on_ray(pipeline: RayPipeline, encoded: TokenizedDataset, *, rows: int | None) -> dict[str, float]:
-    """`loss` as `partita.evaluation.mean_loss` tells it: batches are the same, and so is the order of the sum."""
+    """Compute the same `loss` as `partita.evaluation.mean_loss`: same batches, same order of summation."""
     fleet = pipeline.lm
     offers: list[BatchSize] = fleet.ask("evaluation_size", encoded.lengths, most_learned([encoded]), rows=rows)
     size = min(offers, key=lambda offer: offer.rows)

@@ -1,4 +1,4 @@
-"""From a file to running parts: language model, encoder, decoder. Made once, used by every verb."""
+"""From a configuration to its pipeline: language model, tokenizer of rows and decoder, shared by all verbs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,48 +43,48 @@ if TYPE_CHECKING:
 Labels = Mapping[str, tuple[str, ...]]
 
 ROWS_TO_START_FROM = 4
-"""Rows of a batch that an adapter's init looks at, before any size can be measured."""
+"""Rows per batch for an adapter's data-dependent init, before a batch size can be measured."""
 NO_LIMIT = 10**9
-"""Tokenizers without a length say a far larger number."""
+"""Tokenizers without a maximum length report a far larger number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineParts:
-    """The parts of a run but the model."""
+    """The parts of a run except the model."""
 
     config: Config
     folder: Path
-    """Where relative paths of the file start."""
+    """Folder that relative paths of the file are resolved against."""
     labels: Labels
-    """Labels of each category output."""
+    """Labels by category output."""
     encoder: RowTokenizer
     decoder: Decoder
     generation: GenerationOptions
     max_new_tokens: int
-    """Tokens of an answer at most."""
+    """Limit of generated tokens per answer."""
     tokens: TokenCache | None = None
-    """Where tokens are kept between runs; None where each run makes its own."""
+    """Token cache shared between runs; None if each run tokenizes itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(PipelineParts):
-    """The parts of a run on this process."""
+    """The parts of a run with a model in this process."""
 
     lm: GenerativeModel
     trainable: bool
-    """Whether the model can be trained, or only used."""
+    """Whether the model is loaded for training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointPipeline(PipelineParts):
-    """The parts of a run whose model is on a server, which is only asked."""
+    """The parts of a run whose model is on a server."""
 
     lm: EndpointClient
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayPipeline(PipelineParts):
-    """The parts of a run whose model is on workers, which are only asked."""
+    """The parts of a run whose model is on Ray workers."""
 
     lm: WorkerPool
 
@@ -99,11 +99,17 @@ def build_pipeline(
     tokenizer_folder: Path | None = None,
     trainable: bool,
 ) -> Pipeline:
-    """All parts of a run.
+    """Load the model and build all parts of a run.
 
-    `folder` is where relative paths start. `training` rows give a new model its tokenizer, retrieval its examples and
-    some adapters their start. With `saved` the model is the one that was saved in that folder. In `tokenizer_folder` a
-    new model's tokenizer is kept.
+    Args:
+        config: The configuration.
+        folder: Folder that relative paths are resolved against.
+        labels: Labels by category output.
+        training: Training rows: for the tokenizer of a new model, the examples of retrieval and data-dependent adapter
+            inits.
+        saved: Folder of trained weights to load instead of the base model's.
+        tokenizer_folder: Folder in which the tokenizer of a new model is kept.
+        trainable: Whether to prepare the model for training.
     """
 
     new_texts = partial(training_texts, config, training)
@@ -126,8 +132,8 @@ def build_pipeline(
 
     lm: GenerativeModel
     if isinstance(config.base_model, EmbeddingBagModel):
-        told = labels_of_bag(config, labels, encoder(None))
-        lm = load_bag(config, tokenizer=tokenizer, labels=told, saved=saved)
+        bag_labels = labels_of_bag(config, labels, encoder(None))
+        lm = load_bag(config, tokenizer=tokenizer, labels=bag_labels, saved=saved)
     else:
         lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
     parts = prediction_parts(config, lm, encoder(lm.context_length), folder=folder, labels=labels)
@@ -135,7 +141,7 @@ def build_pipeline(
 
 
 def labels_of_bag(config: Config, labels: Labels, encoder: RowTokenizer) -> tuple[Label, ...]:
-    """What a bag of words chooses from. Raises ModelError where two labels cannot be told apart."""
+    """Return the labels of an embedding bag. Raise ModelError if two of them have the same tokens."""
     output = config.output_features[0]
     assert isinstance(output, CategoryOutput), "the file is refused with another output"
     advice = "write a larger one, or rename a label"
@@ -151,9 +157,9 @@ def build_ray_pipeline(
     training: Rows | None,
     saved: Path | None,
 ) -> RayPipeline:
-    """All parts of a run whose model is on the workers that `start` gives; prompts are made here, without the model.
+    """Build the parts of a run on Ray workers; rows are tokenized in this process, which does not load the model.
 
-    The others are as for `assemble`.
+    `start` starts the workers. The other parameters are those of `build_pipeline`.
     """
     tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
     retriever = build_retriever(config, training=training, folder=folder)
@@ -172,7 +178,18 @@ def build_ray_pipeline(
 def prediction_parts(
     config: Config, lm: GenerativeModel | WorkerPool, encoder: RowTokenizer, *, folder: Path, labels: Labels
 ) -> PipelineParts:
-    """What answers need beside the model. Raises ModelError where it cannot hold them to what the file asks."""
+    """Build the parts for prediction.
+
+    Args:
+        config: The configuration.
+        lm: The model, or the pool of workers that hold it.
+        encoder: Tokenizes rows.
+        folder: Folder that relative paths are resolved against.
+        labels: Labels by category output.
+
+    Raises:
+        ModelError: The model cannot constrain its answers as the file asks.
+    """
     shipped = lm.checkpoint_generation
     options = generation_options(config, tokenizer=lm.tokenizer, checkpoint=shipped)
     generation = in_form(options, config, labels=labels, encoder=encoder)
@@ -195,16 +212,16 @@ def prediction_parts(
 
 
 def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
-    """What a new model's tokenizer is made from."""
+    """Yield the texts that the tokenizer of a new model is trained on."""
     if training is None:
         raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
-    # What is trained has answers always, what is only asked need not.
+    # Rows to train on always have answers; rows to predict need not.
     supervised = config.trainer.type != "none" or has_answers(training, config)
     return texts(training, config, supervised=supervised)
 
 
 def build_endpoint_pipeline(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> EndpointPipeline:
-    """All parts of a run that asks a server; retrieval takes its examples from the `training` rows."""
+    """Build the parts of a run on a server; retrieval takes its examples from the `training` rows."""
     server = server_of(config)
     retriever = build_retriever(config, training=training, folder=folder)
     chat = Messages(system=config.prompt.system) if server.mode == "chat" else None
@@ -217,17 +234,17 @@ def build_endpoint_pipeline(config: Config, *, folder: Path, labels: Labels, tra
         encoder=RowTokenizer(formatter),
         decoder=Decoder(config, labels=labels),
         generation=server_options(config),
-        # In bytes a label is never shorter than in tokens.
+        # A label is never shorter in bytes than in tokens.
         max_new_tokens=default_new_tokens(config, tokenizer=server.tokenizer, labels=labels),
     )
 
 
 def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer, tokenizer: Any) -> Iterator["Batch"]:
-    """Training batches for an adapter whose start depends on data."""
+    """Yield training batches for an adapter with a data-dependent init."""
     if training is None:
         raise DataError("this adapter's init looks at training rows; write data.source in the file")
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
     encoded = TokenizedDataset.build(expanded(training, encoder.expander), encoder, ledger=ledger)
-    given = config.trainer.batch_size
-    batch_size = ROWS_TO_START_FROM if given == "auto" else given
+    configured = config.trainer.batch_size
+    batch_size = ROWS_TO_START_FROM if configured == "auto" else configured
     return iter(EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=tokenizer.pad_token_id))

@@ -1,4 +1,4 @@
-"""Prompts that the model is given as they stand: no template, no chat."""
+"""Requests for plain prompts: no prompt template, no chat template."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from partita_schema.errors import DataError
 def plain_requests(
     pipeline: Pipeline, prompts: str | Sequence[str], *, max_new_tokens: int | None
 ) -> list[GenerationRequest]:
-    """A request for each prompt, or for the only one; new tokens as many as the context leaves.
+    """Return a request per prompt; `max_new_tokens` is reduced to what the context leaves.
 
-    Raises DataError where a prompt is empty or fills the context.
+    Raises DataError if a prompt is empty or fills the context.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     wanted = max_new_tokens or pipeline.max_new_tokens

@@ -1,4 +1,4 @@
-"""The internal object behind `Model`: a configuration, its run, and the parts of the model that are in memory."""
+"""The internal object of `Model`: its configuration, its run, and the pipeline in memory."""
 
 import logging
 import os
@@ -32,17 +32,17 @@ from partita_trainers.process_group import ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)
 file_logger = logging.getLogger("partita.file")
-"""What is said of the file itself."""
+"""Logger for warnings about the configuration file."""
 
 RUNS = Path("runs")
-"""Where the directories of runs are made by default."""
+"""Default parent of run directories."""
 
 
 class ModelRuntime:
-    """What the public methods of `Model` work on; internal, and also what is sent to other processes."""
+    """State that the public methods of `Model` work on; also sent to other processes."""
 
     def __init__(self, loaded: Loaded, *, quiet: bool = False) -> None:
-        """Log the warnings of a configuration; nothing heavy is loaded before a verb needs it."""
+        """Log the warnings of the configuration. The model is loaded when a verb first needs it."""
         self.loaded = loaded
         for warning in self.loaded.warnings:
             file_logger.warning("%s", warning)
@@ -50,9 +50,9 @@ class ModelRuntime:
         self.run: Path | None = None
         """Directory of the run that was trained or loaded."""
         self.distrusted: Path | None = None
-        """The manifest that the configuration comes from, where the caller has not allowed the code that it names."""
+        """Manifest of the configuration, if it names code that the caller has not allowed."""
         self.allows_saved_code = self.config.trust_remote_code
-        """Whether code may run that other saved models name, which speak in a simulation of this one."""
+        """Whether to run code named by other saved models that take part in a simulation."""
         self.pipeline: Pipeline | None = None
         self.served: EndpointPipeline | RayPipeline | None = None
         self.found_sizing: BatchSizeTuner | None = None
@@ -97,28 +97,28 @@ class ModelRuntime:
         return runtime
 
     def sent(self) -> "ModelRuntime":
-        """A copy for another process: the file, with paths that start where they do here, and nothing in memory."""
+        """Return a copy for another process: the configuration with absolute paths, without the model."""
         loaded = replace(load_config(self.config), folder=self.loaded.folder.resolve())
         copy = ModelRuntime(loaded, quiet=self.quiet)
         copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
         return copy
 
     def drop_model(self) -> None:
-        """Keep nothing of the model in memory; the next use reads it again."""
+        """Release the model; the next use loads it again."""
         self.pipeline = self.served = self.found_sizing = None
 
     @property
     def config(self) -> Config:
-        """The checked configuration."""
+        """The validated configuration."""
         return self.loaded.config
 
     @property
     def name(self) -> str:
-        """Name of the file, for the directory of its runs."""
+        """Stem of the file name; names the directory of its runs."""
         return Path(self.loaded.file).stem if self.loaded.file else "run"
 
     def ready(self) -> Pipeline:
-        """The parts that answer: those of the last training, of the run, or for zero-shot of the base model."""
+        """Return the pipeline for prediction: of the last training, of the run, or for zero-shot of the base model."""
         if self.pipeline is None:
             with synchronized_errors(self.process_group, "loading the model"):
                 self.use_finished_run()
@@ -127,7 +127,7 @@ class ModelRuntime:
         return self.pipeline
 
     def answering(self) -> Pipeline | EndpointPipeline | RayPipeline:
-        """The parts that answer, with a model in this process, on a server or on workers."""
+        """Return the pipeline for prediction, with the model in this process, on a server or on workers."""
         if not (is_served(self.config) or is_on_ray(self.config)):
             return self.ready()
         if self.process_group.world_size > 1:
@@ -150,21 +150,21 @@ class ModelRuntime:
         return self.served
 
     def refuse_code(self, of: str) -> None:
-        """Raise ConfigError where a saved model names code that would run now, and the caller has not allowed it.
+        """Raise ConfigError if a saved model names code that would run now and the caller has not allowed it.
 
-        `of` is what is about to be done, as for `code_of`.
+        `of` names the step that would run the code, as for `code_of`.
         """
-        found = code_of(self.config, of=of) if self.distrusted is not None else []
-        if found:
+        code = code_of(self.config, of=of) if self.distrusted is not None else []
+        if code:
             message = (
                 f"would run code or reach addresses that whoever made this folder chose "
-                f"({'; '.join(map(str, found))}); look at them, then allow them with --trust-remote-code, in Python "
+                f"({'; '.join(map(str, code))}); look at them, then allow them with --trust-remote-code, in Python "
                 "with Model.load(folder, trust_remote_code=True), or name your own YAML file instead of the folder"
             )
             raise ConfigError([Problem("", message, file=str(self.distrusted))])
 
     def use_finished_run(self) -> None:
-        """Take this file's newest finished run where the file trains. Raises PartitaError where there is none."""
+        """Use the newest finished run of this file if the file trains. Raise PartitaError if there is none."""
         if self.result is not None or self.config.trainer.type == "none":
             return
         self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
@@ -177,12 +177,12 @@ class ModelRuntime:
         logger.info("using the finished run in %s", self.run)
 
     def open_data(self, dataset: Any = None) -> RunData:
-        """The rows of a run; `dataset` takes the place of data.source."""
+        """Open the rows of a run; `dataset` replaces data.source."""
         self.refuse_code("data")
         return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
 
     def known_labels(self) -> tuple[Labels, Rows | None]:
-        """Labels of the category outputs, and the training rows where anything needs them."""
+        """Return the labels of the category outputs, and the training rows if anything needs them."""
         saved = read_manifest(self.run).get("labels") if self.run is not None else None
         labels = {name: tuple(values) for name, values in (saved or {}).items()}
         open_labels = any(
@@ -211,7 +211,7 @@ class ModelRuntime:
 
     @property
     def result(self) -> Path | None:
-        """Folder of the trained weights; None where nothing was trained."""
+        """Folder of the trained weights; None if nothing was trained."""
         if self.run is None:
             return None
         found = self.run / "model" if (self.run / "model").is_dir() else self.run
@@ -219,18 +219,18 @@ class ModelRuntime:
 
     @property
     def kept(self) -> Path:
-        """Where answers are kept: in the run, or beside those that are to come."""
+        """Folder for journals and transcripts: the run's, or that of a future run."""
         return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
 
     @property
     def sizing(self) -> BatchSizeTuner:
-        """What finds batch sizes for the model in memory."""
+        """The batch-size tuner of the model in memory."""
         if self.found_sizing is None:
             self.found_sizing = BatchSizeTuner(self.ready(), cache=Cache.of_user(), process_group=self.process_group)
         return self.found_sizing
 
     def note_memory(self, used: BatchSizes) -> None:
-        """Keep in the run's manifest which sizes were too large after all, and what fitted."""
+        """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
         after = self.sizing.after(used)
         if (
             after != used
@@ -243,15 +243,15 @@ class ModelRuntime:
 
     @property
     def sampling_seed(self) -> int:
-        """Seed of sampling."""
+        """Seed for sampling."""
         return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
 
     def open_dataset(self, dataset: Any) -> Rows:
-        """Rows of what a verb was given; relative paths start at the current folder. Raises DataError."""
+        """Open the rows passed to a verb; relative paths start at the current folder. Raise DataError."""
         return open_rows(dataset, folder=Path.cwd(), max_row_bytes=self.config.data.max_row_bytes)
 
     def evaluation_rows(self) -> Rows:
-        """The test rows of the file, else its validation rows. Raises DataError where there are none."""
+        """Return the test rows of the file, else its validation rows. Raise DataError if there are none."""
         splits = self.splits
         if not splits:
             self.refuse_code("data")
@@ -267,21 +267,21 @@ class ModelRuntime:
         return rows
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
-        """A progress display, of several processes in one."""
+        """Return a progress display; only rank 0 shows it."""
         quiet = self.quiet or self.process_group.rank > 0
         return show_progress(total, description, completed=completed, quiet=quiet)
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The processes that this one works with: none, unless it was started as one of several."""
+        """The process group; a single process unless it was launched as one of several."""
         return get_process_group(self.config)
 
     def choose_run(self) -> ChosenRun:
-        """Return the directory of a run that was given none."""
+        """Return the run directory to use if the caller names none."""
         return choose_folder(self.name, config=self.config, base=RUNS)
 
     def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:
-        """The run directory `folder`, new or continued, of the file or of what was made of it."""
+        """Open the run directory `folder`, new or continued, for this configuration or for `config`."""
         loaded = self.loaded if config is None else load_config(config)
         return open_run_of_group(
             self.process_group,

@@ -1,4 +1,4 @@
-"""What stands beside the weights of a model that is saved, and the way to the Hub."""
+"""Metadata of a saved model, and the upload to the Hub."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ from partita_schema.sealed import sealed
 
 
 def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
-    """Write down what a saved model is, and the folder that relative paths of its file start from."""
+    """Write partita.json: the configuration, the labels, and the folder that relative paths are resolved against."""
     card = {
         "format_version": FORMAT_VERSION,
         "status": "done",
@@ -27,7 +27,7 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
 
 
 def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
-    """Upload what `write` writes into a folder to a Hub repository, made where there is none; its address."""
+    """Upload what `write` writes into a folder to a Hub repository, created if missing, and return its URL."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -1,4 +1,4 @@
-"""What the verbs of a model come to where it is on a server."""
+"""The verbs with a model on a server: `backend: {type: endpoint}`."""
 
 from collections.abc import Sequence
 
@@ -21,19 +21,19 @@ SIMULATE = "simulate: dialogues are had by a model in this process; remove backe
 
 
 def is_served(config: Config) -> bool:
-    """Whether a server has the model."""
+    """Return whether the model is on a server."""
     return isinstance(config.backend, EndpointBackend)
 
 
 def refuse_served(config: Config, *, what: str) -> None:
-    """Raises PartitaError where a server has the model, which is only asked; `what` begins with the verb."""
+    """Raise PartitaError if the model is on a server; `what` has the form `VERB: REASON`."""
     if is_served(config):
         verb, _, reason = what.partition(": ")
         raise PartitaError(f"there is nothing to {verb} with backend: {{type: endpoint}}: {reason}")
 
 
 def served_capacity(pipeline: EndpointPipeline, rows: int | None) -> Capacity:
-    """Requests at the same time: `rows` if the caller says so, else the file's."""
+    """Return the number of concurrent requests: `rows` if set, else backend.concurrency."""
     at_a_time = rows or pipeline.lm.backend.concurrency
     return Capacity(at_a_time, BatchLimit(at_a_time))
 
@@ -47,17 +47,28 @@ def written_texts(
     seed: int,
     stream: bool,
 ) -> list[str]:
-    """What the server writes after each prompt, or in a chat in reply to it.
+    """Generate text after each prompt; a chat server replies to it.
 
-    Raises PartitaError for a stream, DataError for an empty prompt, ModelError where there is no answer.
+    Args:
+        pipeline: The pipeline with the server.
+        prompts: One prompt, or several.
+        max_new_tokens: Limit of generated tokens per prompt.
+        batch_size: Concurrent requests. Default: backend.concurrency.
+        seed: Seed for sampling.
+        stream: Not supported by servers.
+
+    Raises:
+        PartitaError: `stream` is set.
+        DataError: A prompt is empty.
+        ModelError: The server returned no answer.
     """
     if stream:
         raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")
-    found = pipeline.lm.write(
+    completions = pipeline.lm.write(
         [prompts] if isinstance(prompts, str) else list(prompts),
         pipeline.generation,
         max_new_tokens=max_new_tokens or pipeline.max_new_tokens,
         concurrency=served_capacity(pipeline, batch_size).rows,
         seed=seed,
     )
-    return [generated.text for generated in found]
+    return [generated.text for generated in completions]

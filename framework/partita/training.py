@@ -1,4 +1,4 @@
-"""A run from its rows to its result: what `Model.train` does inside a run directory."""
+"""A training run inside its directory: load the model, tokenize, choose batch sizes, train."""
 
 import logging
 import shutil
@@ -31,9 +31,9 @@ from partita_trainers.process_group import ProcessGroup, main_process_first, syn
 logger = logging.getLogger(__name__)
 
 WORTH_TELLING = 10.0
-"""Seconds of waiting for rows above which it is said."""
+"""Seconds spent waiting for rows above which a warning is logged."""
 LONG_WAIT = 0.1
-"""And the share of the time."""
+"""Share of the time spent waiting above which a warning is logged."""
 
 
 def train_in(
@@ -44,9 +44,14 @@ def train_in(
     process_group: ProcessGroup,
     assemble: Callable[[Path], Pipeline],
 ) -> tuple[Pipeline, BatchSizeTuner, TrainResult]:
-    """A run inside its directory, from loading the model to its result; its status is still to be noted.
+    """Run training inside the run directory: load the model and train. The caller sets the final status.
 
-    `assemble` makes the parts; it is given the folder where a new model's tokenizer is kept.
+    Args:
+        directory: The open run.
+        data: The rows of the run.
+        trainer: The trainer.
+        process_group: The ranks that train.
+        assemble: Builds the pipeline; called with the folder in which the tokenizer of a new model is kept.
     """
     folder = directory.folder
     tokenizer = folder / "tokenizer"
@@ -54,7 +59,7 @@ def train_in(
         if process_group.rank == 0:
             remove_tokens(folder)
         if process_group.rank == 0 and not directory.has_checkpoints:
-            shutil.rmtree(tokenizer, ignore_errors=True)  # of a start that came to nothing
+            shutil.rmtree(tokenizer, ignore_errors=True)  # left by a start without a checkpoint
         pipeline = assemble(tokenizer)
     sizing = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:
@@ -71,12 +76,21 @@ def run_trainer(
     sizing: BatchSizeTuner,
     process_group: ProcessGroup,
 ) -> TrainResult:
-    """Encode the rows, find the batch sizes, and let the trainer work."""
+    """Tokenize the rows, choose the batch sizes, and run the trainer.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        directory: The open run.
+        sizing: The batch-size tuner.
+        process_group: The ranks that train.
+    """
     config = pipeline.config
     streamed = data.streams is not None
-    # Every rank counts all rows; one keeps what is left out.
-    kept = directory.folder if process_group.rank == 0 else None
-    ledger = Ledger(kept, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
+    # Every rank counts all rows; rank 0 writes the quarantine.
+    quarantine_folder = directory.folder if process_group.rank == 0 else None
+    ledger = Ledger(quarantine_folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
     with synchronized_errors(process_group, "reading the rows"):
         material = build_training_datasets(
             pipeline,
@@ -113,7 +127,7 @@ def run_trainer(
             note_batches(directory, loader.statistics, workers=config.data.loader.workers, streamed=streamed)
     finally:
         note_cuts(directory, sizing, sizes)
-        if streamed:  # whose rows are met while they are trained on
+        if streamed:  # streamed rows are checked while training reads them
             ledger.save()
             note_left_out(directory, ledger)
             tell_left_out(ledger, directory)
@@ -124,7 +138,7 @@ def run_trainer(
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Metrics of a split while a run goes on: a `partita_trainers.base.Evaluate`."""
+    """Evaluates a split during training: a `partita_trainers.base.Evaluate`."""
 
     pipeline: Pipeline
     data: RunData
@@ -135,7 +149,10 @@ class Evaluations:
     process_group: ProcessGroup
 
     def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
-        """The loss, and with `generated` scores of answers; sizes that were too large are noted in the run."""
+        """Compute the loss, and with `generated` metrics of generated answers.
+
+        Batch sizes that ran out of memory are recorded in the run.
+        """
         examination = self.material.examinations.get(split)
         if examination is None:
             return {}
@@ -167,13 +184,13 @@ class Evaluations:
 
 
 def save_unless_saved(pipeline: Pipeline, folder: Path) -> None:
-    """Save the model that a trainer of the user's has left unsaved."""
+    """Save the model if a custom trainer has not saved it."""
     if not folder.is_dir():
         pipeline.lm.save(folder)
 
 
 def finished_result(directory: RunDirectory) -> TrainResult:
-    """The result of a run that was finished before."""
+    """Return the result of a run that was finished earlier."""
     manifest = directory.manifest
     return TrainResult(
         run=directory.folder,
@@ -186,7 +203,7 @@ def finished_result(directory: RunDirectory) -> TrainResult:
 
 
 def check_same_rows(directory: RunDirectory, data: RunData) -> None:
-    """Raises ResumeError where a finished run was trained on other rows than these."""
+    """Raise ResumeError if a finished run was trained on other rows."""
     learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
     if data.training is not None and learned not in (None, data.training.fingerprint):
         raise ResumeError(
@@ -196,7 +213,7 @@ def check_same_rows(directory: RunDirectory, data: RunData) -> None:
 
 
 def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: int, streamed: bool) -> None:
-    """Write down what was handed out since the run was started or continued, and say so where it came too slowly."""
+    """Record batch statistics since the last start, and warn if the loader was too slow."""
     directory.note(batches=made)
     if streamed and made["waited_seconds"] > WORTH_TELLING and made["wait_share"] > LONG_WAIT:
         logger.warning(
@@ -206,7 +223,7 @@ def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: in
 
 
 def begun_sizes(directory: RunDirectory, material: TrainingDatasets) -> dict[str, Any]:
-    """Sizes that the run has taken steps with; not that of training where longer rows have come since."""
+    """Return the batch sizes that the run started with; not that of training if longer rows were added since."""
     begun: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
     measured = begun.get("training", {}).get("prompt_tokens")
     if material.shape is not None and measured is not None and material.shape.longest > measured:
@@ -215,7 +232,7 @@ def begun_sizes(directory: RunDirectory, material: TrainingDatasets) -> dict[str
 
 
 def note_cuts(directory: RunDirectory, sizing: BatchSizeTuner, sizes: BatchSizes) -> None:
-    """Where steps ran out of memory, say so beside the size as well, and let later runs begin with less."""
+    """Record the reduced training batch size after an out-of-memory error, also for later runs."""
     cuts = directory.manifest.get("out_of_memory")
     if cuts and sizes.training is not None and not sizes.training.out_of_memory:
         cut = sizing.training_was_cut(sizes.training, rows=rows_that_fitted(sizes.training, cuts[-1]))
@@ -223,13 +240,13 @@ def note_cuts(directory: RunDirectory, sizing: BatchSizeTuner, sizes: BatchSizes
 
 
 def rows_that_fitted(size: BatchSize, cut: Mapping[str, int]) -> int:
-    """The size that the parts of a cut batch come to: those of a token budget may be many short rows."""
+    """Return the batch size that fitted; with a token budget, convert from many short rows to the longest."""
     rows, tokens, longest = int(cut["now"]), int(cut["tokens"]), size.prompt_tokens
     return rows if size.max_tokens is None or longest is None else max(1, rows * tokens // longest)
 
 
 def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) -> None:
-    """Raises ConfigError where a trainer of the user's would train each of several processes by itself."""
+    """Raise ConfigError if a custom trainer would train each process of a group separately."""
     if (
         process_group.world_size > 1
         and config.trainer.type == "custom"
@@ -245,7 +262,7 @@ def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) 
 
 
 def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
-    """The batch sizes that a run would begin with."""
+    """Return the batch sizes that a run would start with."""
     ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows)
     with synchronized_errors(sizing.process_group, "reading the rows"):
         material = build_training_datasets(pipeline, data, ledger, ranks=sizing.process_group.world_size)
@@ -253,12 +270,12 @@ def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, sizing: B
 
 
 def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
-    """Log how many rows are left out and cut, where their reasons stand, and how much of the text is unknown."""
+    """Log the number of rows left out and truncated, the path of the quarantine, and the share of unknown tokens."""
     ledger.warn_of_unknown_tokens()
     for split, counts in ledger.splits.items():
         if counts.left_out:
-            told = (split, counts.left_out, counted(counts.rows, "row"), counts.reasons.most_common(1)[0][0])
-            logger.warning("%s: %d of %s left out (%s); see %s", *told, directory.folder / "quarantine.jsonl")
+            details = (split, counts.left_out, counted(counts.rows, "row"), counts.reasons.most_common(1)[0][0])
+            logger.warning("%s: %d of %s left out (%s); see %s", *details, directory.folder / "quarantine.jsonl")
         if counts.cut:
             cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
             logger.warning("%s: %s cut to the length limit, %s lost", split, cut, lost)
@@ -269,11 +286,11 @@ def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
 
 
 def check_validation_metric(config: Config) -> None:
-    """Raises ConfigError where no metric of the outputs has the name that the trainer asks for."""
+    """Raise ConfigError if trainer.validation_metric names no metric of the outputs."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or trainer.validation_metric == "loss":
         return
-    # A bare name is a metric of the first output, also where the outputs together have a metric of that name.
+    # A bare name is a metric of the first output, even if all outputs together have a metric of that name.
     known = [
         name for name in metric_names(config) if direction_of(name) is not None and ("." in name or name == "loss")
     ]
@@ -296,7 +313,7 @@ def note_work(
     *,
     batch_sizes: dict[str, Any],
 ) -> None:
-    """Write down what the run works on, and with which sizes."""
+    """Record in the manifest the device, data, labels, batch sizes and number of parameters."""
     note_left_out(directory, ledger)
     directory.note(
         device=str(pipeline.lm.device),

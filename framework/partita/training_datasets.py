@@ -1,4 +1,4 @@
-"""What a run works on: rows checked and encoded, how they are batched, and the loader that hands them out."""
+"""Datasets of a training run: rows checked and tokenized, their batching, and the loader."""
 
 import logging
 from collections.abc import Mapping
@@ -32,18 +32,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingDatasets:
-    """What a run works on, checked and encoded once."""
+    """The datasets of a run, checked and tokenized once."""
 
     training: TokenizedDataset | None
-    """Rows to learn from, of streams the first ones; None where nothing is trained or there are none."""
+    """Training rows; of streams, the first rows. None if nothing is trained or there are none."""
     shape: TrainingShape | None
-    """How they are batched."""
+    """How the training rows are batched."""
     examinations: dict[str, EvalDataset]
-    """Rows to evaluate on, by split."""
+    """Evaluation datasets, by split."""
     order_parts: Mapping[str, str] = field(default_factory=dict)
-    """What the order of the rows is made of, where sources are mixed."""
+    """Fingerprints of the row order of mixed sources."""
     streams: TrainingStreams | None = None
-    """Where the rows to learn from are read while they are used."""
+    """The streams that training rows are read from during training, if any."""
 
 
 def build_training_datasets(
@@ -55,16 +55,22 @@ def build_training_datasets(
     ranks: int = 1,
     begun: int | None = None,
 ) -> TrainingDatasets:
-    """All rows of a run but those of streams; rows that cannot be used go to the ledger.
+    """Check and tokenize all rows of a run except those of streams.
 
-    A step's batches are shared by so many `ranks`; `begun` are those of a step that the run has begun with.
+    Args:
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        ledger: Counts the rows that cannot be used.
+        progress: Opens a progress display.
+        ranks: Number of ranks that share the micro-batches of a step.
+        begun: Micro-batches per step of a run to resume.
     """
     config = pipeline.config
     trains = config.trainer.type != "none"
     if trains:
         pipeline.lm.check_loss()
     if trains and config.data.batching.type == "pack":
-        pipeline.lm.check_packing()  # before hours of reading
+        pipeline.lm.check_packing()  # checked before hours of reading
     training = None
     if trains and data.streams is not None:
         training = encode_first(pipeline, data)
@@ -93,13 +99,13 @@ def build_training_datasets(
 def encode_training(
     pipeline: Pipeline, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None
 ) -> TokenizedDataset:
-    """The training rows, encoded."""
-    made = expanded(rows, pipeline.encoder.expander)
-    shown = progress is not None and len(made) >= READING_IS_SHOWN
-    with progress(len(made), "reading") if progress is not None and shown else nullcontext() as display:
+    """Tokenize the training rows."""
+    expanded_rows = expanded(rows, pipeline.encoder.expander)
+    shown = progress is not None and len(expanded_rows) >= READING_IS_SHOWN
+    with progress(len(expanded_rows), "reading") if progress is not None and shown else nullcontext() as display:
         encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
         encoded = encode(
-            made,
+            expanded_rows,
             pipeline.encoder,
             ledger=ledger,
             options=pipeline.config.data.loader,
@@ -110,7 +116,7 @@ def encode_training(
 
 
 def encode_first(pipeline: Pipeline, data: RunData) -> TokenizedDataset | None:
-    """The first rows of streams, which tell what the others are like; they are counted when they are trained on."""
+    """Tokenize the first rows of the streams, to estimate lengths. The ledger counts them later, during training."""
     if data.training is None:
         return None
     rows = expanded(data.training, pipeline.encoder.expander)
@@ -129,7 +135,15 @@ def training_loader(
     size: BatchSize | None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Loader | StreamLoader | None:
-    """Batches of the training rows; None where there are none. What is made of the data is said in the log."""
+    """Return the loader of the training rows, or None if there are none. Log the data plan.
+
+    Args:
+        pipeline: The parts of the run.
+        material: The datasets of the run.
+        ledger: Counts the streamed rows that cannot be used.
+        size: Batch size of training.
+        process_group: The ranks that train.
+    """
     if material.training is None or material.shape is None or size is None:
         return None
     size = material.shape.with_tokens(size)
@@ -146,7 +160,7 @@ def index_loader(
     size: BatchSize,
     process_group: ProcessGroup,
 ) -> Loader:
-    """Batches of rows that are encoded already."""
+    """Return the loader of tokenized rows."""
     config, shape = pipeline.config, material.shape
     assert shape is not None
     pad_token_id = pipeline.lm.tokenizer.pad_token_id
@@ -178,7 +192,7 @@ def stream_loader(
     size: BatchSize,
     process_group: ProcessGroup,
 ) -> StreamLoader:
-    """Batches of rows that are read while they are used."""
+    """Return the loader of streamed rows."""
     config, shape = pipeline.config, material.shape
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
