@@ -1,4 +1,4 @@
-"""`partita convert`: a file of Ludwig's in this format's own keys."""
+"""`partita convert`: rewrite a Ludwig configuration with partita's keys."""
 
 import sys
 from pathlib import Path
@@ -11,10 +11,12 @@ from partita_schema.errors import DataError
 
 
 def convert(
-    file: Annotated[str, typer.Argument(metavar="LUDWIG.yaml", help="A file with model_type: llm.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default, or -: print.")] = None,
+    file: Annotated[str, typer.Argument(metavar="LUDWIG.yaml", help="A Ludwig configuration with model_type: llm.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write, or - for standard output. Default: -.")
+    ] = None,
 ) -> None:
-    """Write a Ludwig file in partita's own form; what has no effect here is left out and told."""
+    """Convert a Ludwig configuration to partita's format. Unsupported keys are dropped and listed."""
     from partita_schema.dump import native_yaml
     from partita_schema.load import load_config
 

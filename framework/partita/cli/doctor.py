@@ -1,4 +1,4 @@
-"""`partita doctor`: what is installed, which devices there are, and what is missing."""
+"""`partita doctor`: installed versions, devices, and missing packages."""
 
 import json
 
@@ -8,7 +8,7 @@ from partita.cli.options import AsJson
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices, memory, disk, the Hub and missing extras; for bug reports, too."""
+    """Report versions, devices, memory, disk space, Hub access and missing extras, also for bug reports."""
     from partita.report.doctor import diagnose
 
     diagnosis = diagnose()

@@ -1,4 +1,4 @@
-"""`partita evaluate`: metrics of a model on a data set."""
+"""`partita evaluate`: metrics of a model on a dataset."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ def evaluate(
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="Rows with the right answers; - for standard input. Default: the file's test rows.",
+            help="Labeled rows, or - for standard input. Default: the file's test rows.",
             show_default=False,
         ),
     ] = None,
@@ -33,7 +33,7 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer the rows of a data set and compare with the right answers."""
+    """Generate answers for labeled rows and compute metrics."""
     model = start_model(
         source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
     )

@@ -1,4 +1,4 @@
-"""`partita explain`: every value of a configuration, where it comes from, and what would be done with its data."""
+"""`partita explain`: every value of a configuration with its origin, and the data plan."""
 
 import json
 import sys
@@ -19,19 +19,20 @@ def explain(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A configuration file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value.")] = None,
     data: Annotated[
-        bool, typer.Option("--data", help="Read the rows as well, and show batches, steps and padding.")
+        bool, typer.Option("--data", help="Also read the rows, and print batches, steps and padding.")
     ] = False,
     dataset: Annotated[
         str | None,
         typer.Option(
-            help="Rows to plan with, over data.source; - for standard input; as with --data.", show_default=False
+            help="Rows to plan with instead of data.source, or - for standard input. Implies --data.",
+            show_default=False,
         ),
     ] = None,
     stdin_format: StdinFormat = "jsonl",
-    everything: Annotated[bool, typer.Option("--all", help="Print the defaults as well.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also print default values.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
-    """Print what is written or will be chosen, with the origin of every value; with --all the whole configuration."""
+    """Print each value that the file sets or partita will choose, with its origin; --all also prints the defaults."""
     from partita.distributed.layout import layout_of
     from partita_schema.load import load_config
 
@@ -55,7 +56,7 @@ def explain(
 def print_record(
     loaded: "Loaded", generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None"
 ) -> None:
-    """Print the configuration and what follows from it as JSON."""
+    """Print the configuration and the plans derived from it as JSON."""
     shown: dict[str, Any] = {
         "file": loaded.file,
         "config": loaded.config.model_dump(mode="json"),
@@ -72,7 +73,7 @@ def print_record(
 
 
 def print_yaml(loaded: "Loaded", *, file: str, everything: bool) -> None:
-    """Print the configuration as YAML, with the defaults or with their number."""
+    """Print the configuration as YAML, with the defaults or their number."""
     from partita_schema.dump import chosen_yaml, resolved_yaml
 
     if everything:
@@ -83,7 +84,7 @@ def print_yaml(loaded: "Loaded", *, file: str, everything: bool) -> None:
 
 
 def print_comments(generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None") -> None:
-    """Print what follows from the configuration as YAML comments, so that the whole output is still a valid file."""
+    """Print the plans derived from the configuration as YAML comments, so that the whole output is a valid file."""
     sections = {
         "generation, with what the checkpoint says": generation.lines() if generation is not None else [],
         "processes": layout.lines() if layout is not None else [],
@@ -95,7 +96,7 @@ def print_comments(generation: "Explanation | None", layout: "Layout | None", pl
 
 
 def generation_of(loaded: "Loaded") -> "Explanation | None":
-    """Return the generation settings and their origins; None for a server, whose defaults are not known here."""
+    """Return the generation settings and their origins; None for a server, whose defaults are unknown."""
     from partita_schema.backend import EndpointBackend
 
     if isinstance(loaded.config.backend, EndpointBackend):

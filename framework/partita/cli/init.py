@@ -1,4 +1,4 @@
-"""`partita init`: a commented configuration for a task, from flags or questions."""
+"""`partita init`: write a commented configuration for a task, from flags or prompts."""
 
 import os
 import sys
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new run.yaml.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in which to write run.yaml.")] = Path(),
     task: Annotated[str | None, typer.Option("--task", help=f"One of {', '.join(TASKS)}.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Hub id, a folder, or scratch.")] = None,
-    data: Annotated[str | None, typer.Option("--data", help="File or glob of the rows.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A Hub id, a folder, or scratch.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="A file or glob with the rows.")] = None,
     train: Annotated[
         bool | None, typer.Option("--train/--zero-shot", help="Fine-tune, or use the model as it is.")
     ] = None,
 ) -> None:
-    """Write a commented run.yaml with the columns of the data; asks for what no flag says on a terminal."""
+    """Write a commented run.yaml for the columns of the data. On a terminal, ask for missing flags."""
     file = folder / "run.yaml"
     if file.exists():
         raise DataError(f"{file} exists; remove it or name another folder")
@@ -40,7 +40,7 @@ def init(
     if train is None:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
     folder.mkdir(parents=True, exist_ok=True)
-    # Paths in a file start at the file.
+    # Relative paths are resolved against the file's folder.
     known = Path(data).exists()
     source = os.path.relpath(data, folder) if known else data
     features = proposal.features if proposal else None
@@ -57,7 +57,7 @@ def init(
 
 
 def read_first_rows(data: str) -> "FirstRows | None":
-    """The columns of the data; None where there is no such file, or none that is read here."""
+    """Return the columns of the data; None if there is no such local file."""
     if not Path(data).exists() and not has_magic(data):
         return None
     from partita.data import proposal
@@ -66,7 +66,7 @@ def read_first_rows(data: str) -> "FirstRows | None":
 
 
 def ask(given: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:
-    """The flag, else the answer of a person at the terminal, else the default."""
+    """Return the flag, else the answer to a prompt on the terminal, else the default."""
     if given is not None:
         return given
     if not sys.stdin.isatty():

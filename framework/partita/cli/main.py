@@ -1,6 +1,6 @@
-"""The `partita` command: its sub-commands, and how errors become exit statuses.
+"""The `partita` command: its subcommands, and the mapping of errors to exit statuses.
 
-0 done, 1 the job failed, 2 a mistake in the input (file, data, folder, option), 130 interrupted.
+0: success, 1: the job failed, 2: invalid input (file, data, folder, option), 130: interrupted.
 """
 
 import atexit
@@ -32,7 +32,7 @@ from partita_schema.errors import ConfigError, LostRankError, OtherRankError, Pa
 INTERRUPTED = 130
 INTERRUPTED_TEXT = "interrupted; what was done is kept, start the same command again to go on"
 LET_IT_END = 5.0
-"""Seconds that a process waits whose job another one has ended, so that the other's exit code comes first."""
+"""Seconds that a process waits after another one ended the job, so that the other's exit status is reported first."""
 
 app = typer.Typer(
     name="partita",
@@ -44,7 +44,7 @@ app = typer.Typer(
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and end the program, where that is wanted."""
+    """Print the version and exit, if `wanted`."""
     if wanted:
         from importlib.metadata import version
 
@@ -67,7 +67,7 @@ def main(
 
 
 def run() -> None:
-    """Run the command line; errors of the user's are told in one line each, without a traceback."""
+    """Run the command line. An expected error is printed as one line without a traceback."""
     atexit.register(skip_last_collection)
     signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -75,16 +75,16 @@ def run() -> None:
     except OtherRankError as error:
         with suppress(KeyboardInterrupt):
             time.sleep(LET_IT_END)
-            if isinstance(error, LostRankError):  # and nobody has ended this process, so nobody else has said why
+            if isinstance(error, LostRankError):  # no launcher ended this process, so no other process has reported why
                 fail(f"error: {error}", code=error.exit_status)
         sys.exit(error.exit_status)
-    except ConfigError as error:  # each of its lines begins with the place in the file
+    except ConfigError as error:  # each line begins with the location in the file
         sys.exit(fail(str(error), code=error.exit_status))
     except PartitaError as error:
         sys.exit(fail(f"error: {error}", code=error.exit_status))
     except OSError as error:  # a folder without permission, a full disk
         sys.exit(fail(f"error: {error}", code=1))
-    except KeyboardInterrupt:  # outside of a command
+    except KeyboardInterrupt:  # outside a command
         sys.exit(fail(INTERRUPTED_TEXT, code=INTERRUPTED) if is_first_to_speak() else INTERRUPTED)
     except SystemExit as ended:
         if ended.code == INTERRUPTED and is_first_to_speak():
@@ -93,22 +93,22 @@ def run() -> None:
 
 
 def skip_last_collection() -> None:
-    """Spare the garbage collection at the end of a process that has loaded neither model nor data.
+    """Skip the garbage collection at exit in a process that has loaded neither a model nor data.
 
-    It looks for cycles among everything that lives, which is a tenth of what `partita validate` takes, and frees
-    nothing that the end of the process does not free.
+    It searches all live objects for cycles, which takes a tenth of the time of `partita validate` and frees nothing
+    that the end of the process does not free.
     """
     if "torch" not in sys.modules:
         gc.freeze()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the program as Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def is_first_to_speak() -> bool:
-    """Whether what happens to all processes of a job is for this one to say."""
+    """Return whether this process reports what concerns all processes of a job."""
     from partita.distributed.world import LAUNCHED, get_world
 
     return get_world().rank == 0 and LAUNCHED not in os.environ

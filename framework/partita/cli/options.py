@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the model that a command works on."""
+"""Options shared by several commands, and loading of the command's model."""
 
 import os
 import sys
@@ -13,33 +13,33 @@ from partita_schema.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from partita.model import Model
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The YAML file of the run.", show_default=False)]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The YAML configuration file.", show_default=False)]
 FileOrRun = Annotated[
-    Path, typer.Argument(metavar="FILE_OR_RUN", help="A YAML file, or the directory of a run.", show_default=False)
+    Path, typer.Argument(metavar="FILE_OR_RUN", help="A YAML file, or a run directory.", show_default=False)
 ]
 Overrides = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Another value for a key of the file, such as trainer.epochs=1."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, such as trainer.epochs=1."),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows at a time, over the file's.", show_default=False)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no log, only the result and errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Batch size; overrides the file.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors, no progress or log.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run code that FILE_OR_RUN names, also where it is a run or a saved model of somebody else.",
+        help="Run code that FILE_OR_RUN names, even if it is a run or a saved model by another author.",
     ),
 ]
 
 
 def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_code: bool = False) -> "Model":
-    """The model of a YAML file, or of a run's directory.
+    """Load the model of a YAML file or of a run directory.
 
-    A file is the user's own word: there, `trust_remote_code` is what the key of that name says. Of a directory it
-    allows what the directory names.
+    A file states with its own key `trust_remote_code` whether its code may run; the option overrides the key. For a
+    directory, only the option allows the code that it names.
     """
     from partita.distributed.world import get_world
     from partita.logs import show_log
@@ -54,7 +54,7 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_co
 
 
 def check_there(path: Path) -> None:
-    """Raise ConfigError for a path that names neither a file nor a run, with the names that there are."""
+    """Raise ConfigError if a path is neither a file nor a run, and list the existing ones."""
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return
     from partita.runs.finding import runs_beside
@@ -68,9 +68,10 @@ def check_there(path: Path) -> None:
 def start_model(
     path: Path, *, overrides: list[str], quiet: bool, trust_remote_code: bool = False, one_process: bool = False
 ) -> "Model":
-    """The model, in each of as many processes as its file asks for; the one that starts them never comes back.
+    """Load the model, in each of the processes that its file asks for; the launching process does not return.
 
-    Only rank 0 logs and prints results. With `one_process`, a file that asks for several is a ConfigError.
+    Only rank 0 logs and prints results. With `one_process`, raises ConfigError if the file asks for several
+    processes.
     """
     from partita.distributed.launch import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.world import get_world
@@ -88,7 +89,7 @@ def start_model(
 
 
 def print_wrapped(text: str, file: TextIO | None = None) -> None:
-    """Print to standard output, or to `file`; on a terminal lines break at spaces."""
+    """Print to standard output, or to `file`; on a terminal, wrap lines at spaces."""
     from partita.logs import terminal_width, wrapped
 
     stream = sys.stdout if file is None else file
@@ -96,7 +97,7 @@ def print_wrapped(text: str, file: TextIO | None = None) -> None:
 
 
 def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, title: str) -> None:
-    """A table with a row a metric and a column a split or output, or JSON."""
+    """Print a table with one row per metric and one column per split or output, or JSON."""
     if as_json:
         from partita.runs.files import strict_json
 
@@ -118,7 +119,7 @@ def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, ti
 
 
 def shown(name: str, value: float | None) -> str:
-    """A cell of the table: numbers of rows are whole, everything else has four places."""
+    """Format a cell of the table: counts as integers, other values with four decimals."""
     if value is None:
         return ""
     return f"{value:,.0f}" if name.rpartition(".")[2] in ("n", "skipped") else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""`partita predict`: answers for every row of a data set, in its order."""
+"""`partita predict`: answers for every row of a dataset, in input order."""
 
 import sys
 from contextlib import nullcontext
@@ -25,28 +25,28 @@ def predict(
     source: FileOrRun,
     dataset: Annotated[
         str,
-        typer.Option(help="Rows to answer: a file, a glob, a Hub id, or - for standard input.", show_default=False),
+        typer.Option(help="Rows to predict: a file, a glob, a Hub id, or - for standard input.", show_default=False),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            help="Where predictions go: .jsonl, .csv or .parquet, or - for JSON lines on standard output.",
+            help="File to write: .jsonl, .csv or .parquet, or - for JSON lines on standard output.",
             show_default=False,
         ),
     ],
     stdin_format: StdinFormat = "jsonl",
     batch_size: BatchSize = None,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that ended in an error.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of continuing.")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Retry rows that ended in an error.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard earlier answers and start over.")] = False,
     safe_csv: Annotated[
-        bool, typer.Option("--safe-csv", help="Mark cells of a .csv that a spreadsheet would run as a formula.")
+        bool, typer.Option("--safe-csv", help="In a .csv, escape cells that a spreadsheet would run as a formula.")
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer every row of a data set. Started again it continues where it was."""
+    """Predict every row of a dataset. Rerun the same command to resume."""
     to_stdout = str(output) == STREAM
     if to_stdout and as_json:
         raise typer.BadParameter("standard output has the predictions with --output -; leave --json out")
@@ -58,7 +58,7 @@ def predict(
             trust_remote_code=trust_remote_code,
             one_process=STREAM in (dataset, str(output)),
         )
-        found = model.predict(
+        predictions = model.predict(
             dataset_path(dataset, stdin_format),
             output=None if to_stdout else output,
             batch_size=batch_size,
@@ -67,12 +67,12 @@ def predict(
             safe_csv=safe_csv,
         )
         if data is not None:
-            print_rows(found, data)
+            print_rows(predictions, data)
     if as_json:
         from partita.runs.files import strict_json
 
-        print(strict_json(asdict(found.stats) | {"path": str(found.path)}, indent=2))
+        print(strict_json(asdict(predictions.stats) | {"path": str(predictions.path)}, indent=2))
     elif not to_stdout:
-        print_wrapped(f"{found.stats}; written to {found.path}")
+        print_wrapped(f"{predictions.stats}; written to {predictions.path}")
     elif not quiet:
-        print_wrapped(str(found.stats), sys.stderr)
+        print_wrapped(str(predictions.stats), sys.stderr)

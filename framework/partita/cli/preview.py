@@ -1,4 +1,4 @@
-"""`partita preview`: rendered rows with the learned tokens marked, how long rows are, and what is left out."""
+"""`partita preview`: rendered rows with loss tokens marked, row lengths, and rows left out."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from partita.data.preview import Preview, PreviewRow
 
 BAR_WIDTH = 40
-"""Characters of the longest bar."""
+"""Width of the longest bar in characters."""
 REFUSED = "bold red"
-"""Style of what keeps a row from being used."""
+"""Style of the reasons why a row cannot be used."""
 
 
 def preview(
@@ -28,21 +28,22 @@ def preview(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="The YAML file of the run; with --ledger also the directory of a run. Default: the newest run.",
+            help="The YAML file; with --ledger also a run directory. Default with --ledger: the newest run.",
             show_default=False,
         ),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="Rows to show.")] = 3,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="Number of rows to print.")] = 3,
     dataset: Annotated[
-        str | None, typer.Option(help="Rows to show, over data.source; - for standard input.", show_default=False)
+        str | None,
+        typer.Option(help="Rows to preview instead of data.source, or - for standard input.", show_default=False),
     ] = None,
     stdin_format: StdinFormat = "jsonl",
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="Show what became of all rows: used, cut, left out and why.")
+        bool, typer.Option("--ledger", help="Count the rows used, truncated and left out, with reasons.")
     ] = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
 ) -> None:
-    """Show what the model will see, with the learned tokens marked, and how long rows are. Trains nothing."""
+    """Print rows as the model sees them, with loss tokens marked, and a histogram of row lengths. Trains nothing."""
     from rich.console import Console
 
     from partita.logs import show_log
@@ -61,12 +62,12 @@ def preview(
 
     loaded = load_config(file, overrides=overrides)
     refuse_served(loaded.config, what=PREVIEW)
-    found = make_preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
-    print_preview(found, console)
+    result = make_preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
+    print_preview(result, console)
 
 
 def find_report(file: Path | None, *, dataset: str | None, overrides: list[str]) -> "LedgerReport":
-    """The ledger of a run's directory, of the newest run, or of a file's rows as they are now."""
+    """Return the ledger of a run directory, of the newest run, or of the current rows of a file."""
     from partita.data.ledger_report import make_report, newest_run, read_report
     from partita_schema.load import load_config
 
@@ -79,41 +80,41 @@ def find_report(file: Path | None, *, dataset: str | None, overrides: list[str])
 
 
 def print_ledger(report: "LedgerReport", console: "Console") -> None:
-    """A table of counts with a line a split, and one of reasons, the most frequent first."""
+    """Print a table of counts with one row per split, and a table of reasons, the most frequent first."""
     from rich.table import Table
 
     counts = Table("split")
     for column in ("rows", "used", "cut", "tokens lost", "unknown tokens", "left out"):
         counts.add_column(column, justify="right")
-    for split, found in report.splits.items():
-        numbers = (found.rows, found.used, found.cut, found.cut_tokens, found.unknown_tokens, found.left_out)
+    for split, entry in report.splits.items():
+        numbers = (entry.rows, entry.used, entry.cut, entry.cut_tokens, entry.unknown_tokens, entry.left_out)
         counts.add_row(split, *(f"{number:,}" for number in numbers))
     console.print(counts)
-    if not any(found.reasons for found in report.splits.values()):
+    if not any(entry.reasons for entry in report.splits.values()):
         console.print("no row is left out")
         return
     reasons = Table("split")
     reasons.add_column("left out", justify="right")
     reasons.add_column("because", overflow="fold")
     reasons.add_column("such as", overflow="fold")
-    for split, found in report.splits.items():
-        for reason, number in sorted(found.reasons.items(), key=lambda item: -item[1]):
+    for split, entry in report.splits.items():
+        for reason, number in sorted(entry.reasons.items(), key=lambda item: -item[1]):
             reasons.add_row(split, f"{number:,}", reason, report.examples.get((split, reason), ""))
     console.print(reasons)
 
 
 def print_preview(preview: "Preview", console: "Console") -> None:
-    """Rows and lengths; learned tokens in green, or between ⟦ and ⟧ where there are no colours."""
+    """Print rows and lengths; loss tokens in green, or without colours between ⟦ and ⟧."""
     colours = console.is_terminal and console.color_system is not None
     for row in preview.rows:
         console.rule(f"{row.key}: {about(row)}", align="left", style="red" if row.reasons else "rule.line")
         console.print(marked(row, colours=colours))
     console.rule(align="left")
-    told = "through the model's chat template" if preview.chat else "without a chat template"
+    template_text = "through the model's chat template" if preview.chat else "without a chat template"
     learned = "" if not preview.supervised else ", learned tokens " + ("in green" if colours else "between ⟦ and ⟧")
     what = f"dialogues ({preview.mode})" if preview.mode else "rows"
     first = "the first " if preview.streamed else ""
-    console.print(f"{first}{preview.num_rows:,} {what}, {told}{learned}")
+    console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{learned}")
     if preview.left_out:
         measured = counted(len(preview.lengths) + preview.left_out, "measured row")
         console.print(f"{preview.left_out:,} of {measured} cannot be used", style=REFUSED)
@@ -128,7 +129,7 @@ def about(row: "PreviewRow") -> str:
 
 
 def marked(row: "PreviewRow", *, colours: bool) -> "Text":
-    """The row's text with what is learned standing out, or why it is left out."""
+    """Return the row's text with loss tokens highlighted, or the reasons why it is left out."""
     from rich.text import Text
 
     text = Text()
@@ -144,7 +145,7 @@ def marked(row: "PreviewRow", *, colours: bool) -> "Text":
 
 
 def print_lengths(lengths: "np.ndarray", *, limit: int | None, console: "Console") -> None:
-    """A histogram of lengths."""
+    """Print a histogram of row lengths."""
     from partita.data.preview import histogram
 
     bins = histogram(lengths)

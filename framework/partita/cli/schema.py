@@ -1,4 +1,4 @@
-"""`partita schema`: the JSON schema for editors, or the reference of all keys."""
+"""`partita schema`: the JSON schema for editors, or the configuration reference."""
 
 from typing import Annotated
 
@@ -6,9 +6,11 @@ import typer
 
 
 def schema(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference of all keys instead.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the configuration reference in Markdown instead.")
+    ] = False,
 ) -> None:
-    """Print the JSON schema of the configuration, for editors that complete and check YAML."""
+    """Print the JSON schema of the configuration, with which editors complete and check YAML."""
     from partita_schema import reference
 
     print(reference.markdown() if markdown else reference.json_schema_text(), end="")

@@ -1,4 +1,4 @@
-"""`partita simulate`: dialogues of the file's `simulation` section."""
+"""`partita simulate`: episodes of the `simulation` section."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +20,16 @@ from partita.cli.options import (
 def simulate(
     source: FileOrRun,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the transcripts. Default: in the run.", show_default=False)
+        Path | None, typer.Option(help="Folder for the transcripts. Default: in the run directory.", show_default=False)
     ] = None,
     batch_size: BatchSize = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of continuing.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard earlier episodes and start over.")] = False,
     trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have dialogues with a program or the questions of a data set. Started again it continues where it was."""
+    """Roll out episodes with an environment, a dataset or another model. Rerun the same command to resume."""
     model = start_model(source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
     report = model.simulate(output, batch_size=batch_size, fresh=fresh)
     if as_json:

@@ -1,4 +1,4 @@
-"""`-` for standard input after --dataset, and for standard output after --output."""
+"""`-` as standard input for --dataset and as standard output for --output."""
 
 import re
 import shutil
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 STREAM = "-"
 BEGINNING = 64_000
-"""Bytes in which a row of JSON lines begins, else the format is another one."""
+"""Bytes read to check that standard input is JSON lines."""
 
 StdinFormat = Annotated[
     Literal["jsonl", "csv", "tsv", "json", "txt"],
-    typer.Option("--stdin-format", help="Format of the rows with --dataset -."),
+    typer.Option("--stdin-format", help="Format of the rows on standard input."),
 ]
 
 
 def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
-    """Return the dataset as it was named; for `-` a file that holds what standard input has, removed at exit.
+    """Return the dataset as named; for `-`, copy standard input to a temporary file that is removed at exit.
 
-    The name of the file is always `stdin.FORMAT`, so that the same input again has the same keys and is resumed. Raises
-    DataError where it is empty, and for `jsonl` where no row is JSON lines.
+    The file is always named `stdin.FORMAT`, so that rows of the same input have the same keys and can be resumed.
+    Raises DataError if the input is empty, or with `jsonl` if no row is JSON.
     """
     if dataset != STREAM:
         return dataset
@@ -50,7 +50,7 @@ def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
 
 
 def check_json_lines(text: str) -> None:
-    """Raise DataError for the beginning of another format, with the option to write; UTF-16 is for the reader."""
+    """Raise DataError if the text is in another format, and name the option to write. UTF-16 is left to the reader."""
     is_array = re.match(r"\[\s*\{", text)
     if not text or "\0" in text or (re.search(r"^\s*\{", text, re.MULTILINE) and not is_array):
         return
@@ -64,7 +64,7 @@ def check_json_lines(text: str) -> None:
 
 @contextmanager
 def stdout_for_data() -> Iterator[IO[bytes]]:
-    """In this context standard output is the binary file that is yielded; whatever else is printed goes to stderr."""
+    """Yield standard output as a binary file for data; in this context, other output goes to standard error."""
     data = sys.stdout.buffer
     with redirect_stdout(sys.stderr):
         yield data

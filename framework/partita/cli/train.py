@@ -1,4 +1,4 @@
-"""`partita train`: train, or for `trainer: {type: none}` evaluate, in a run directory."""
+"""`partita train`: train, or with `trainer: {type: none}` evaluate, in a run directory."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -16,13 +16,13 @@ def train(
     file: File,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Rows to train on, over data.source; - for standard input.", show_default=False),
+        typer.Option(help="Rows to train on instead of data.source, or - for standard input.", show_default=False),
     ] = None,
     stdin_format: StdinFormat = "jsonl",
     run: Annotated[
         Path | None,
         typer.Option(
-            help="The run's directory; one begun is continued. Default: runs/NAME, or the next free runs/NAME-2.",
+            help="The run directory; an unfinished run is resumed. Default: runs/NAME, or the next free runs/NAME-2.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +30,7 @@ def train(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train from FILE, and evaluate the result. Started again with the same --run it continues where it was."""
+    """Train as configured in FILE and evaluate the result. Rerun with the same --run to resume."""
     if file.is_dir():
         message = f"is a folder; write the YAML file, and --run {file} after it to continue a run that lies there"
         raise ConfigError([Problem("", message, file=str(file))])
@@ -42,7 +42,7 @@ def train(
         print(strict_json(asdict(result) | {"run": str(result.run)}, indent=2))
         return
     if result.dialogues:
-        rounds = {f"round {number}": dict(found) for number, found in enumerate(result.dialogues, start=1)}
+        rounds = {f"round {number}": dict(metrics) for number, metrics in enumerate(result.dialogues, start=1)}
         print_metrics(rounds, as_json=False, title="dialogues by round, each with the weights of before it")
     print_metrics(result.metrics, as_json=False, title="metrics")
     continued = "" if result.resumed_from is None else f", continued from step {result.resumed_from}"

@@ -1,4 +1,4 @@
-"""`partita tune`: the batch sizes that fit and that are fast, and how they were found."""
+"""`partita tune`: measure which batch sizes fit and how fast they are."""
 
 import sys
 from pathlib import Path
@@ -14,26 +14,26 @@ def tune(
     source: FileOrRun,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Rows to measure with; - for standard input. Default: the file's data.", show_default=False),
+        typer.Option(
+            help="Rows to measure with, or - for standard input. Default: the file's data.", show_default=False
+        ),
     ] = None,
     stdin_format: StdinFormat = "jsonl",
     plot: Annotated[
         Path | None,
-        typer.Option(help="Where to draw what was measured: .png, .svg, or .html with tables.", show_default=False),
+        typer.Option(help="Plot to write: .png, .svg, or .html with tables.", show_default=False),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure anew instead of using what was found before.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements and measure again.")] = False,
     trust_remote_code: TrustRemoteCode = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure which batch sizes fit the device and which are fast. Trains nothing and answers nothing."""
+    """Measure which batch sizes fit the device and how fast they are. Trains and predicts nothing."""
     if plot is not None:
         from partita.report.tuning_plot import check_plot, write_plot
 
-        # Before minutes of measuring.
+        # checked before minutes of measuring
         check_plot(plot)
     model = start_model(
         source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM

@@ -1,4 +1,4 @@
-"""`partita validate`: is the file right, and what does it describe?"""
+"""`partita validate`: check a configuration and summarize it."""
 
 import gc
 import sys
@@ -15,7 +15,7 @@ def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Configuration files.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value.")] = None,
 ) -> None:
-    """Check files without loading a model or data; tell every mistake with its line."""
+    """Check configuration files without loading a model or data. All errors are reported at once, with their lines."""
     with no_garbage_collection():
         from partita_schema.load import load_config
         from partita_schema.summary import summary
@@ -37,7 +37,7 @@ def validate(
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause the collection of reference cycles: classes and validators are built here, and none of them is garbage."""
+    """Pause the garbage collector: creating classes and validators leaves no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
