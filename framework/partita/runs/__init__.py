@@ -1,1 +1,1 @@
-"""The run directory: what a run was told, what it did, and where it stands."""
+"""The run directory: configuration, state and results of a run."""

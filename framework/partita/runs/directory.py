@@ -1,7 +1,7 @@
-"""A run directory: made, locked, written atomically, and continued.
+"""A run directory: created, locked, written atomically, and resumed.
 
-config.yaml     the file as it was written       resolved.yaml   every value and its origin
-manifest.json   status, versions, sizes, metrics  log.jsonl       a line a step
+config.yaml     the file as written              resolved.yaml   every value with its origin
+manifest.json   status, versions, sizes, metrics  log.jsonl       one line per step
 checkpoints/    model/    journal/    quarantine.jsonl    ledger.json
 """
 
@@ -32,11 +32,11 @@ from partita_trainers.process_group import ProcessGroup
 logger = logging.getLogger(__name__)
 
 ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "tokenizer", ".lock")
-"""What a run writes before its first step."""
+"""Files that a run writes before its first step."""
 
 
 class RunDirectory:
-    """An open run. It is this process's alone until it is closed."""
+    """An open run, locked by this process until it is closed."""
 
     def __init__(self, folder: Path, *, config: Config, quiet: bool = False) -> None:
         self.folder, self.config, self.quiet = folder, config, quiet
@@ -50,58 +50,58 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """The run came to its end, and nothing more is asked of it."""
+        """Whether the run is complete."""
         return self.manifest.get("status") == "done"
 
     @property
     def has_checkpoints(self) -> bool:
-        """The run has come to a checkpoint, and goes on from there."""
+        """Whether the run has a checkpoint to resume from."""
         return any(self.checkpoints.glob("step-*"))
 
     def log_step(self, record: Mapping[str, Any]) -> None:
-        """Append a line to log.jsonl, and pass it to the trackers."""
+        """Append a record to log.jsonl, and pass it to the trackers."""
         with (self.folder / "log.jsonl").open("a", encoding="utf8") as file:
             file.write(strict_json(record) + "\n")
         self.trackers.log({f"train/{key}": value for key, value in record.items()}, step=record["step"])
 
     def truncate_log(self, step: int) -> None:
-        """Forget logged steps after `step`, a line that a kill tore, and lines that cannot be read."""
+        """Remove logged steps after `step`, a torn last line, and damaged lines."""
         path = self.folder / "log.jsonl"
         if not path.exists():
             return
-        kept, damaged = list[bytes](), 0
+        lines, damaged = list[bytes](), 0
         for line in path.read_bytes().splitlines(keepends=True):
             logged = step_of(line)
             if logged is not None and logged <= step:
-                kept.append(line.removesuffix(b"\n") + b"\n")
+                lines.append(line.removesuffix(b"\n") + b"\n")
             damaged += logged is None and line.endswith(b"\n")
         if damaged:
             logger.warning("%s: %s left out", path, counted(damaged, "damaged line"))
-        write_atomically(path, b"".join(kept))
-        evaluations = [found for found in self.manifest.get("evaluations", []) if found["step"] <= step]
+        write_atomically(path, b"".join(lines))
+        evaluations = [record for record in self.manifest.get("evaluations", []) if record["step"] <= step]
         self.note(evaluations=evaluations)
 
     def report(self, metrics: Mapping[str, float], *, step: int, split: str) -> None:
-        """Keep a split's metrics, and pass them to the trackers."""
+        """Record the metrics of a split, and pass them to the trackers."""
         latest = {**self.manifest.get("metrics", {}), split: dict(metrics)}
         evaluations = [*self.manifest.get("evaluations", []), {"step": step, "split": split, **metrics}]
         self.note(metrics=latest, evaluations=evaluations)
         self.trackers.log({f"{split}/{key}": value for key, value in metrics.items()}, step=step)
 
     def note(self, **values: Any) -> None:
-        """Keep values in manifest.json."""
+        """Store values in manifest.json."""
         self.manifest |= values
         self.manifest["updated"] = now()
-        found = sealed(without_infinities(ManifestRecord().dump(self.manifest)))
-        write_atomically(self.folder / "manifest.json", strict_json(found, indent=2) + "\n")
+        manifest = sealed(without_infinities(ManifestRecord().dump(self.manifest)))
+        write_atomically(self.folder / "manifest.json", strict_json(manifest, indent=2) + "\n")
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
-        """A progress bar, or plain lines where there is no terminal."""
+        """Return a progress bar, or plain lines without a terminal."""
         return show_progress(total, description, completed=completed, quiet=self.quiet)
 
 
 def step_of(line: bytes) -> int | None:
-    """Return the step of a line of log.jsonl; None where the line is torn or damaged."""
+    """Return the step of a line of log.jsonl; None if the line is torn or damaged."""
     try:
         return int(parse_json(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -109,10 +109,10 @@ def step_of(line: bytes) -> int | None:
 
 
 class FollowedRun(RunDirectory):
-    """The run as ranks have it that write nothing: what they note is remembered until they end."""
+    """The run on ranks that write nothing: noted values stay in memory."""
 
     def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any], begun: bool) -> None:
-        """`manifest` is as the rank that writes has it now, and `begun` whether it sees checkpoints."""
+        """Take the manifest of the writing rank, and `begun`: whether that rank sees checkpoints."""
         self.folder, self.config, self.quiet = folder, config, True
         self.manifest = dict(manifest)
         self.begun = begun
@@ -120,22 +120,22 @@ class FollowedRun(RunDirectory):
 
     @property
     def has_checkpoints(self) -> bool:
-        """As the rank that writes has found it: another machine may see new files later."""
+        """Whether the writing rank found a checkpoint; another machine may see new files later."""
         return self.begun
 
     def log_step(self, record: Mapping[str, Any]) -> None:
-        """Another rank does."""
+        """Do nothing; rank 0 writes the log."""
 
     def truncate_log(self, step: int) -> None:
-        """Another rank does."""
+        """Do nothing; rank 0 writes the log."""
 
     def note(self, **values: Any) -> None:
-        """Remember values."""
+        """Store values in memory."""
         self.manifest |= values
 
 
 def start_of(run: RunDirectory) -> str:
-    """How a run starts: new, continued from its newest checkpoint, or from the beginning again."""
+    """Return how a run starts: new, resumed from its newest checkpoint, or from the beginning again."""
     if not run.manifest:
         return "new"
     return "continued" if run.has_checkpoints or run.finished else "started again: it has no checkpoint yet"
@@ -152,7 +152,17 @@ def open_run_of_group(
     origin: Path,
     quiet: bool = False,
 ) -> Iterator[RunDirectory]:
-    """`open_run` for several ranks: rank 0 opens it, the others follow."""
+    """Open a run for a process group: rank 0 calls `open_run`, the others follow it.
+
+    Args:
+        process_group: The ranks of the run.
+        folder: The run directory.
+        config: The configuration.
+        text: The configuration file as written, if there is one.
+        resolved: The resolved configuration as YAML.
+        origin: Folder that relative paths of the file are resolved against.
+        quiet: Show no progress.
+    """
     if process_group.rank > 0:
         nothing: dict[str, Any] = {}
         manifest, begun = process_group.all_gather_object((nothing, False), "the run")[0]
@@ -167,15 +177,22 @@ def open_run_of_group(
 def open_run(
     folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
 ) -> Iterator[RunDirectory]:
-    """A new or continued run; its status says how it ended.
+    """Open a new or resumed run, and record in its status how it ended.
 
-    A finished run stays as it is, unless the file now asks for more steps; one that never came to a checkpoint may be
-    begun again with another file. A new run that ends before its first step leaves no directory.
+    A finished run is left unchanged unless the file now asks for more steps. A run without a checkpoint may be
+    started again with another file. A new run that ends before its first step leaves no directory.
 
-    `origin` is the folder that relative paths of the file start from.
+    Args:
+        folder: The run directory.
+        config: The configuration.
+        text: The configuration file as written, if there is one.
+        resolved: The resolved configuration as YAML.
+        origin: Folder that relative paths of the file are resolved against.
+        quiet: Show no progress.
 
-    Raises ResumeError where the folder holds another run, or another process has it open, and WriteError where it
-    cannot be written.
+    Raises:
+        ResumeError: The folder holds another run, or another process has it open.
+        WriteError: The folder cannot be written.
     """
     existed = folder.exists()
     with writing(folder), lock(folder):
@@ -195,7 +212,7 @@ def open_run(
         for change in differences(begun, settings, without=()) if begun else ():
             logger.info("changed since the run began: %s", change)
         if begun and differences(begun, settings, without=(*FREE_KEYS, "simulation")):
-            run.note(batch_sizes={})  # other batches, whose sizes are to be found again
+            run.note(batch_sizes={})  # the batches differ, so their sizes must be found again
         run.note(
             format_version=FORMAT_VERSION,
             status="running",
@@ -212,12 +229,12 @@ def open_run(
         try:
             yield run
         except KeyboardInterrupt as interrupt:
-            # Who starts processes ends all of them by a signal where one has failed.
+            # When a process fails, the launcher ends the others with a signal.
             failed = interrupt.__context__ if isinstance(interrupt.__context__, OtherRankError) else None
             run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
             raise
         except BaseException as error:
-            with suppress(OSError):  # on a full disk there is no room for this either, and the first error says why
+            with suppress(OSError):  # a full disk has no room for this either, and the first error is raised
                 run.note(status="failed", error=f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -227,7 +244,7 @@ def open_run(
 
 
 def reopen_where_damaged(run: RunDirectory) -> None:
-    """Reopen a finished run with a damaged result: continued from its newest checkpoint, it writes the result again."""
+    """Reopen a finished run whose model is damaged, so that the model is written again from the newest checkpoint."""
     result = run.folder / "model"
     try:
         check_sums(result)
@@ -242,7 +259,7 @@ def reopen_where_damaged(run: RunDirectory) -> None:
 
 
 def holds_nothing(folder: Path) -> bool:
-    """Whether a run ended before it left anything to continue from or to look at."""
+    """Return whether a run ended before it left anything to resume from or to inspect."""
     with suppress(OSError):
         return all(path.name in ALWAYS_WRITTEN or is_empty(path) for path in folder.iterdir())
     return False

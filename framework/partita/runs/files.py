@@ -1,4 +1,4 @@
-"""Files of a run: whole or not at all, in JSON that every reader takes, and in words where a disk refuses."""
+"""Files of a run: atomic writes, strict JSON, and readable errors when a disk refuses a write."""
 
 import errno
 import fcntl
@@ -28,11 +28,11 @@ WRITE_ERRORS = (
     errno.ENOTDIR,
     errno.ELOOP,
 )
-"""What the system says when a folder takes no more, or not from this user, or is none."""
+"""Error numbers of a folder that is full, read-only, not permitted, or not a folder."""
 
 
 MAX_LINKS = 40
-"""Symbolic links that lead from one to the next, as many as Linux follows."""
+"""Symbolic links followed in a chain, as many as Linux follows."""
 WRITE_ADVICE = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room within the quota",
@@ -47,17 +47,17 @@ WRITE_ADVICE = {
     errno.ENAMETOOLONG: "write a shorter name",
     errno.ELOOP: "symbolic links are not followed there; remove the link, or name its target",
 }
-"""What a person can do, by what the system says."""
+"""Advice by error number."""
 
 
 def why_not_written(error: OSError, path: Path) -> str:
-    """Return which file could not be written, why, and what to do, without a full stop."""
+    """Return a message with the file, the reason and the fix, without a full stop."""
     advice = WRITE_ADVICE.get(error.errno or 0, "write to another place")
     return f"{path} cannot be written: {error.strerror or error}; {advice}"
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Open a regular file that its owner alone may read, and return its descriptor.
+    """Open a regular file readable by its owner only, and return its descriptor.
 
     Raises OSError for a symbolic link and for anything else that is not a regular file.
     """
@@ -75,9 +75,9 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def output_file(path: Path) -> Path:
-    """Return the file that an output path of the user names: symbolic links are followed, as a shell's `>` does.
+    """Return the file that an output path names; symbolic links are followed, as by a shell's `>`.
 
-    A link that another user has put into a folder that everybody may write is refused, by the rule of Linux's
+    A link that another user has created in a world-writable folder is refused, by the rule of Linux's
     fs.protected_symlinks. Raises OSError for such a link, and for anything that is not a regular file.
     """
     for _ in range(MAX_LINKS):
@@ -98,10 +98,10 @@ def output_file(path: Path) -> Path:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file beside `path`; it takes the place of `path` once it is complete and on the disk.
+    """Open a new file beside `path` that replaces `path` once it is complete and on disk.
 
-    Its name cannot be foreseen and it is never opened through a link, so that a shared folder is a safe place for it.
-    What a killed process has left is removed.
+    Its name is random and it is never opened through a link, so that a shared folder is safe. Files left by killed
+    processes are removed.
     """
     remove_abandoned(path)
     beside, descriptor = open_beside(path)
@@ -119,7 +119,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_beside(path: Path) -> tuple[Path, int]:
-    """Make an empty file with a random name beside `path`; return its path and descriptor."""
+    """Create an empty file with a random name beside `path`, and return its path and descriptor."""
     beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
     return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
@@ -127,7 +127,7 @@ def open_beside(path: Path) -> tuple[Path, int]:
 def remove_abandoned(path: Path) -> None:
     """Remove the files of `new_file` that no process writes any more."""
     for left in path.parent.glob(f".{glob.escape(path.name[:100])}.*.partial"):
-        with suppress(OSError):  # it is still written, or is another user's
+        with suppress(OSError):  # it is still being written, or belongs to another user
             descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,7 +137,7 @@ def remove_abandoned(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder onto the disk."""
+    """Flush the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -146,7 +146,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """The file holds all of `content` or what it held before."""
+    """Write a file atomically: it holds all of `content`, or what it held before."""
     beside = path.with_name(f".{path.name}.writing")
     try:
         with beside.open("wb") as file:
@@ -160,7 +160,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def strict_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON that every reader takes: numbers without a value, such as the error of no answer at all, are null."""
+    """Return JSON that every parser accepts: NaN and infinities become null."""
     return json.dumps(without_infinities(value), indent=indent)
 
 
@@ -174,7 +174,7 @@ def without_infinities(value: Any) -> Any:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Make the folder. In this context a full disk, or a folder that must not be written, is a WriteError."""
+    """Create the folder. In this context, an error of writing to it, such as a full disk, is raised as WriteError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -187,7 +187,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_failure(error: Exception, *, folder: Path) -> str | None:
-    """Why something in the folder could not be written; None where the error is about something else."""
+    """Return why a file in the folder could not be written; None if the error has another cause."""
     if isinstance(error, OSError):
         elsewhere = error.filename is not None and not Path(str(error.filename)).is_relative_to(folder)
         return None if elsewhere or error.errno not in WRITE_ERRORS else error.strerror

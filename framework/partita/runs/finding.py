@@ -1,4 +1,4 @@
-"""Which directory a run belongs in, and whether one that is there is a run of the same file."""
+"""Choice of the run directory, and the comparison of its configuration with the file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,13 @@ from partita_schema.errors import PartitaError, ResumeError
 from partita_schema.nearest import nearest
 
 WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
-"""What a run writes under names that a user may have in use."""
+"""Names that a run writes and that a user's own files may have."""
 
 NEVER_LEARNED = ("backend",)
-"""What may differ between starts of the same file: where a run takes place. So may what is asked of its result, see
-`asked_of_result`."""
+"""Keys that may differ between starts of the same file: where the run takes place. `asked_of_result` adds others."""
 
 BESIDE_ROUNDS = ("simulation.tasks", "simulation.history", "simulation.repeats", "simulation.limits")
-"""What no round of training hangs on."""
+"""Keys of the simulation that do not affect self-training."""
 
 FREE_KEYS = (
     "trainer.epochs",
@@ -37,10 +36,10 @@ FREE_KEYS = (
     "backend",
     "simulation.self_training.rounds",
 )
-"""What may change when a run is continued; anything else would make it another run, but for `asked_of_result`."""
+"""Keys that may change when a run is resumed, together with those of `asked_of_result`."""
 
 DATA_KEYS = ("data", "preprocessing", "seed")
-"""What may change as well where data.resume says how to go on."""
+"""Keys that may also change if data.resume says how to continue."""
 
 USE_KEYS = (
     "generation",
@@ -56,18 +55,20 @@ USE_KEYS = (
     "data.max_bad_rows",
     "backend",
 )
-"""What may differ when a finished run is only used: none of it changes what was learned. See `asked_of_result`."""
+"""Keys that may differ when a finished run is used, because they did not affect training. `asked_of_result` adds
+others.
+"""
 
 
 def check_free(folder: Path) -> None:
-    """Raises ResumeError where a folder that is no run holds files that a run would write over."""
+    """Raise ResumeError if a folder that is not a run holds files that a run would overwrite."""
     taken = [name for name in WRITTEN if (folder / name).exists()]
     if taken:
         raise ResumeError(f"{folder} is no run and holds {', '.join(taken)}; name another folder with --run")
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
-    """Raises ResumeError naming each value that differs, where continuing would make another run of it."""
+    """Raise ResumeError, naming each value that differs, if a run cannot be resumed with this file."""
     changed = differences(old, new, without=changeable(old, new))
     if changed:
         listing = "\n".join(f"  {line}" for line in changed[:20])
@@ -75,19 +76,19 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) 
 
 
 def changeable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """What may change when a run with the old settings is continued with the new ones."""
+    """Return the keys that may change when a run with the old settings is resumed with the new ones."""
     strict = new.get("data", {}).get("resume", "strict") == "strict"
     return (*FREE_KEYS, *asked_of_result(old, new), *(() if strict else DATA_KEYS))
 
 
 def asked_of_result(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is asked of a run's result and not learned from: dialogues, unless rounds of training are made of them."""
+    """Return the keys that concern only a run's result: those of the simulation, unless self-training uses it."""
     trains = any((settings.get("simulation") or {}).get("self_training") for settings in (old, new))
     return BESIDE_ROUNDS if trains else ("simulation",)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
-    """`key: old -> new` for each value that differs, those under the keys `without` left out."""
+    """Return `key: old -> new` for each value that differs, except below the keys in `without`."""
     before, after = leaves(old), leaves(new)
     apart = tuple(f"{key}." for key in without)
     return [
@@ -98,7 +99,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequ
 
 
 def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Every value by its path; lists by their places."""
+    """Return every value by its dotted path; list items by their index."""
     items: Any = ()
     if isinstance(settings, Mapping):
         items = settings.items()
@@ -111,18 +112,18 @@ def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ChosenRun:
-    """The directory of a run that was given none."""
+    """The run directory chosen if the caller names none."""
 
     folder: Path
     not_continued: str | None = None
-    """Why the newest run before it is left alone; None where there is none, or `folder` itself is continued."""
+    """Why the newest earlier run is not resumed; None if there is none, or if `folder` is resumed."""
 
 
 def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
-    """Return the unfinished run under `base/name`, `name-2`, ... that this file may continue, else the first free name.
+    """Return the unfinished run under `base/name`, `name-2`, ... that this file may resume, else the first free name.
 
-    A run that was begun with exactly this file is preferred; otherwise the newest one that differs only in keys that
-    may change while a run is continued.
+    A run with exactly this configuration is preferred; otherwise the newest one that differs only in keys that may
+    change on resume.
     """
     settings = config.model_dump(mode="json")
     continuable: Path | None = None
@@ -150,24 +151,24 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
 
 
 def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:
-    """The newest finished run of this file under the names that `choose_folder` gives.
+    """Return the newest finished run of this file among the names of `choose_folder`.
 
-    Without one, how the newest finished run of another file differs: `key: there -> here`.
+    Without one, also return how the newest finished run of another file differs: `key: there -> here`.
     """
     settings = config.model_dump(mode="json")
-    found, apart = None, list[str]()
+    newest, apart = None, list[str]()
     for folder, manifest in numbered(name, base=base):
         if manifest.get("status") == "done":
             there = manifest.get("config", {})
             apart = differences(there, settings, without=(*USE_KEYS, *asked_of_result(there, settings)))
-            found = folder if not apart else found
-    return found, apart
+            newest = folder if not apart else newest
+    return newest, apart
 
 
 def runs_beside(folder: Path, *, most: int = 8) -> str:
-    """Return the runs in the folder of a path that is no run, the newest first, as `; there are a (done), b (failed)`.
+    """Return the runs beside a path that is not a run, the newest first, as `; there are a (done), b (failed)`.
 
-    Names that the path is likely to mean come first. "" where there are none.
+    Names similar to that of the path come first. Empty if there are no runs.
     """
     runs = {path: read_status(path) for path in (folder.parent.iterdir() if folder.parent.is_dir() else ())}
     known = sorted((path for path in runs if runs[path]), key=lambda path: (path / MANIFESTS[0]).stat().st_mtime)[::-1]
@@ -181,7 +182,7 @@ def runs_beside(folder: Path, *, most: int = 8) -> str:
 
 
 def read_status(folder: Path) -> str | None:
-    """Return the status of the run in a folder, or None where it holds none that can be read."""
+    """Return the status of the run in a folder, or None if there is no readable one."""
     try:
         status = read_manifest(folder).get("status") if (folder / MANIFESTS[0]).is_file() else None
     except (PartitaError, OSError):
@@ -190,7 +191,7 @@ def read_status(folder: Path) -> str | None:
 
 
 def numbered(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """`name`, `name-2`, ... with their manifests, up to the first that is free."""
+    """Yield `name`, `name-2`, ... with their manifests, up to the first free name."""
     number, manifest = 1, {"status": ""}
     while manifest:
         folder = base / (name if number == 1 else f"{name}-{number}")

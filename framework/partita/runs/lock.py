@@ -1,4 +1,4 @@
-"""One process a run."""
+"""The lock that lets only one process open a run."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from partita_schema.errors import ResumeError
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """In this context no other process has the run. The lock goes with the process, however it ends."""
+    """Lock the run in this context. The lock is released when the process ends, however it ends."""
     with (folder / ".lock").open("w") as file, not_inherited(file):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -24,9 +24,9 @@ def lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def not_inherited(file: TextIO) -> Iterator[None]:
-    """In this context forks of this process close the file.
+    """In this context, forks of this process close the file.
 
-    Data workers outlive a killed process by seconds, and would hold its lock for as long.
+    Data workers outlive a killed process by seconds and would keep its lock.
     """
     LOCKED.add(file)
     try:

@@ -1,4 +1,4 @@
-"""manifest.json: what describes a run, read through one record."""
+"""manifest.json: the description of a run, validated when it is read."""
 
 import json
 import platform
@@ -17,16 +17,16 @@ from partita_schema.sealed import DamagedError, unsealed
 PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "datasets", "accelerate", "tokenizers", "numpy")
 
 MANIFESTS = ("manifest.json", "partita.json")
-"""What describes a run, and a model that was saved outside of one."""
+"""Names of the description: of a run, and of a model saved outside of one."""
 
 
 def manifest_path(folder: Path) -> Path | None:
-    """The file that describes a run or a saved model; None where there is none."""
+    """Return the path of the manifest of a run or a saved model; None if there is none."""
     return next((folder / name for name in MANIFESTS if (folder / name).exists()), None)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What is written of a run or a saved model; {} where nothing is. Raises PartitaError where it cannot be read."""
+    """Read the manifest of a run or a saved model; {} if there is none. Raise PartitaError if it is damaged."""
     path = manifest_path(folder)
     if path is None:
         return {}
@@ -41,29 +41,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if isinstance(number, int) and number > FORMAT_VERSION:
         raise PartitaError(f"{path} was written by a newer partita (format {number}); update partita to read it")
     try:
-        found: dict[str, Any] = ManifestRecord().load(written)
+        manifest: dict[str, Any] = ManifestRecord().load(written)
     except ValidationError as error:
         raise PartitaError(
             f"{path} is no manifest of partita's: {told(error)}; restore it or start a new run"
         ) from None
-    return found
+    return manifest
 
 
 def told(error: ValidationError) -> str:
-    """The reasons of marshmallow's error, by key."""
+    """Format the reasons of a marshmallow error, by key."""
     reasons = error.messages if isinstance(error.messages, dict) else {"": error.messages}
     return "; ".join(f"{key}: {json.dumps(reason)}" for key, reason in reasons.items())
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that affect results."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def now() -> str:

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, a plain line now and then elsewhere, nothing when it is quiet."""
+"""Progress displays: a bar on a terminal, periodic lines elsewhere, nothing if quiet."""
 
 import sys
 import time
@@ -9,20 +9,20 @@ from typing import Any, TextIO
 
 LINE_EVERY_SECONDS = 10.0
 WIDE_BAR, NARROW_BAR = 16, 8
-"""Columns of the bar."""
+"""Width of the bar in columns."""
 
 LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s", "turns_per_second": "turns/s"}
 
 
 class NoProgress:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
-        """Move on."""
+        """Ignore progress."""
 
 
 class PlainProgress:
-    """Prints a line every ten seconds, and one at the end."""
+    """A display that prints a line every ten seconds and one at the end."""
 
     def __init__(self, total: int, description: str, *, completed: int, stream: TextIO) -> None:
         self.total, self.description, self.stream = total, description, stream
@@ -31,7 +31,7 @@ class PlainProgress:
         self.shown: Mapping[str, Any] = {}
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
-        """Move on, and print when it is time."""
+        """Count progress, and print a line if it is due."""
         self.done += amount
         self.shown = shown or self.shown
         if time.monotonic() - self.last >= LINE_EVERY_SECONDS:
@@ -48,24 +48,24 @@ class PlainProgress:
 
 
 class ProgressBar:
-    """A bar of rich's with the time left and what else is shown."""
+    """A rich progress bar with the time left and other values."""
 
     def __init__(self, bar: Any, task: Any) -> None:
         self.bar, self.task = bar, task
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
-        """Move on."""
+        """Count progress and update the bar."""
         fields = tuple(map(as_text, shown.items()))
         self.bar.update(self.task, advance=amount, **({"shown": fields} if shown else {}))
 
 
 ELSEWHERE: list[Callable[..., AbstractContextManager[Any]]] = []
-"""What shows the progress of this process, the last of them; none, where it shows it itself."""
+"""Overrides of the progress display; the last one is used. Empty if this process shows its own progress."""
 
 
 @contextmanager
 def shown_by(show: Callable[..., AbstractContextManager[Any]]) -> Iterator[None]:
-    """In this context `show(total, description, completed=0)` shows all progress."""
+    """Show all progress with `show(total, description, completed=0)` in this context."""
     ELSEWHERE.append(show)
     try:
         yield
@@ -77,7 +77,15 @@ def shown_by(show: Callable[..., AbstractContextManager[Any]]) -> Iterator[None]
 def show_progress(
     total: int, description: str, *, completed: int = 0, quiet: bool = False, stream: TextIO | None = None
 ) -> Iterator[Any]:
-    """A progress display on standard error, so that output can be piped."""
+    """Yield a progress display on standard error, so that standard output can be piped.
+
+    Args:
+        total: Number of items.
+        description: What is counted.
+        completed: Items done before.
+        quiet: Show nothing.
+        stream: Where to show it. Default: standard error.
+    """
     stream = stream or sys.stderr
     if quiet:
         yield NoProgress()
@@ -104,7 +112,7 @@ def rich_bar(stream: TextIO) -> Any:
     console = Console(file=stream)
 
     class Line(ProgressColumn):
-        """A whole line of the display, as wide as the terminal at most."""
+        """A whole line of the display, at most as wide as the terminal."""
 
         def render(self, task: Task) -> Table:
             line = fitting(
@@ -125,7 +133,7 @@ def rich_bar(stream: TextIO) -> Any:
 
 @dataclass(frozen=True)
 class FittingLine:
-    """A line of progress: text, a bar of `bar` columns, and text, with a space between them."""
+    """A progress line: text, a bar of `bar` columns, and text, separated by spaces."""
 
     head: str
     bar: int
@@ -133,25 +141,25 @@ class FittingLine:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal."""
+        """Width in terminal columns."""
         return len(self.head) + 1 + (self.bar + 1 if self.bar else 0) + len(self.rest)
 
 
 def fitting(
     width: int, *, head: str, count: str, elapsed: float | None, left: float | None, fields: Sequence[str]
 ) -> FittingLine:
-    """Return the fullest line that fits a width.
+    """Return the most detailed line that fits a width.
 
-    Fields go first, from the last one on; then the bar gets shorter, the elapsed time goes, the first field, the bar,
-    and the time left. What is counted always stays.
+    Fields are dropped first, from the last one; then the bar is shortened, and the elapsed time, the first field,
+    the bar and the time left are dropped in this order. The count is always shown.
 
     Args:
-        width: columns of the terminal.
-        head: what is done.
-        count: how much of it is done.
-        elapsed: seconds since the start, or None.
-        left: seconds to the end, or None where that is not known.
-        fields: other values, the most important first.
+        width: Width of the terminal in columns.
+        head: What is counted.
+        count: How much of it is done.
+        elapsed: Seconds since the start, or None.
+        left: Estimated seconds left, or None if unknown.
+        fields: Other values, the most important first.
     """
     remaining = f"{clock(left)} left" if left is not None else ""
     spent = f"{clock(elapsed)} elapsed" if elapsed is not None else ""
@@ -175,7 +183,7 @@ def as_text(item: tuple[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, or hours, minutes and seconds."""
+    """Format seconds as M:SS or H:MM:SS."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

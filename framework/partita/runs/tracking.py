@@ -1,4 +1,4 @@
-"""Experiment trackers, through accelerate: tensorboard, wandb, mlflow and the others it knows."""
+"""Experiment trackers of accelerate: tensorboard, wandb, mlflow and others."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ class Trackers:
         self.started: list[Any] | None = None
 
     def log(self, values: Mapping[str, Any], *, step: int) -> None:
-        """Pass numbers on. Raises ConfigError where a tracker's package is missing."""
+        """Log numbers to all trackers. Raise ConfigError if a tracker's package is missing."""
         if not self.names:
             return
         if self.started is None:
@@ -41,20 +41,20 @@ class Trackers:
         return tracker
 
     def finish(self) -> None:
-        """Close what was started."""
+        """Close the started trackers."""
         for tracker in self.started or ():
             tracker.finish()
         self.started = None
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as `trainer.epochs: 3`, values as numbers or text."""
-    found: dict[str, Any] = {}
+    """Flatten nested settings to dotted keys, with numbers or text as values."""
+    flattened: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            flattened |= flat(value, f"{prefix}{key}.")
         elif isinstance(value, int | float | str):
-            found[prefix + key] = value
+            flattened[prefix + key] = value
         elif value is not None:
-            found[prefix + key] = str(value)
-    return found
+            flattened[prefix + key] = str(value)
+    return flattened
