@@ -1,1 +1,1 @@
-"""Answers of a server that speaks the protocol of OpenAI, behind the same journal as those of a model in memory."""
+"""Generation on a server with an OpenAI-compatible API, with the same journal as for a local model."""

@@ -1,9 +1,9 @@
-"""One row's request, sent until there is an answer or it is known that there will be none.
+"""Send one row's request, and retry it until it succeeds or fails for good.
 
-Tried again: a server that is busy, overloaded or failing (408, 409, 425, 429, 5xx), one that cannot be reached or hangs
-up, and one that says nothing in time. The wait doubles with each try, with some jitter so that requests which failed
-together do not come back together (Brooker 2015, Exponential Backoff And Jitter), and is never shorter than the server
-asks for by Retry-After, which then holds for all requests.
+Retried are busy, overloaded and failing servers (408, 409, 425, 429, 5xx), failed connections, and timeouts. The
+wait doubles with each try, with jitter so that requests which failed together are not retried together (Brooker
+2015, Exponential Backoff And Jitter), and is never shorter than a Retry-After of the server, which holds for all
+requests.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 BUSY = (408, 409, 425, 429)
 FIRST_WAIT = 0.5
-"""Seconds before a request is sent for the second time, at most."""
+"""Upper bound of the wait before the second try, in seconds."""
 LONGEST_WAIT = 30.0
 REFUSED = "the server refused the row "
 LONGEST_ASKED_WAIT = 600.0
-"""Seconds that a server may ask to wait; a row that is to wait longer is an error."""
+"""Longest Retry-After in seconds that is honoured; a row that must wait longer is an error."""
 
 Cause = Literal["row", "server", "unreachable", "refused"]
 
@@ -43,19 +43,20 @@ class RequestFailure:
     """Why a request has no answer."""
 
     cause: Cause
-    """row: the server takes this row not; server: it failed, or was too busy; unreachable: it is not there; refused:
-    it takes no request of ours at all."""
+    """row: the server rejects this row; server: it failed or was too busy; unreachable: no connection; refused: it
+    rejects all requests of this client.
+    """
     reason: str
     status: int | None = None
-    """The status of the response, where there was one."""
+    """Status of the response, if there was one."""
     retry: bool = False
-    """Whether another try may go better."""
+    """Whether to retry the request."""
     wait: float = 0.0
-    """Seconds that the server asks to wait before it."""
+    """Seconds that the server asks to wait before the next try."""
 
 
 class RequestError(Exception):
-    """A try that failed; `failure` says how."""
+    """A failed try, described by `failure`."""
 
     def __init__(self, failure: RequestFailure) -> None:
         super().__init__(failure.reason)
@@ -64,7 +65,7 @@ class RequestError(Exception):
 
 @dataclass
 class RequestSender:
-    """Asks a server, within the file's limits. Used by the tasks of one event loop."""
+    """Sends requests to a server within the configured limits. Used by the tasks of one event loop."""
 
     client: httpx2.AsyncClient
     backend: EndpointBackend
@@ -72,12 +73,12 @@ class RequestSender:
     pace: RateLimiter
     logprobs: bool = False
     redaction: Redaction = field(default_factory=lambda: Redaction(None))
-    """Takes the key out of whatever a server says."""
+    """Removes the API key from the server's texts."""
     warned: set[str] = field(default_factory=set)
-    """What was told once."""
+    """Kinds of warnings that were logged already."""
 
     async def ask(self, body: Mapping[str, Any], *, tokens: int) -> EndpointReply | RequestFailure:
-        """The answer to a request of at most so many tokens, or why there is none."""
+        """Return the answer to a request of at most `tokens` tokens, or why there is none."""
         tries = self.backend.retries + 1
         for attempt in range(tries):
             await self.pace.turn(tokens)
@@ -106,17 +107,17 @@ class RequestSender:
         if kind not in self.warned:
             self.warned.add(kind)
             logger.warning("%s; trying again in %.1f s (told once)", failure.reason, max(least, backoff))
-        # Not all at the moment that the server named.
+        # Jitter, so that not all requests are sent at the moment that the server named.
         await asyncio.sleep(max(least + random.uniform(0, FIRST_WAIT), backoff))
 
     async def try_once(self, body: Mapping[str, Any]) -> EndpointReply | RequestFailure:
-        """One try. Whatever goes wrong with it is a Failure, and no text of the server leaves with the key in it."""
+        """Try once. Any error is returned as a failure, and the key is removed from all texts of the server."""
         try:
             reply = await self.exchange(body)
             text = self.redaction.answer(reply.generated.text)
         except RequestError as error:
             failure = error.failure
-        except Exception as error:  # a response that nobody foresaw fails its own row, never the job
+        except Exception as error:  # an unexpected response fails its own row, not the job
             failure = RequestFailure("server", f"the server's response cannot be read: {described(error)}")
         else:
             if text != reply.generated.text:
@@ -125,17 +126,19 @@ class RequestSender:
         return replace(failure, reason=self.redaction.message(failure.reason))
 
     def warn_of_key(self) -> None:
-        """Say once that a server repeats the key."""
+        """Log once that the server repeats the key."""
         if "key" not in self.warned:
             self.warned.add("key")
             logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
 
     async def exchange(self, body: Mapping[str, Any]) -> EndpointReply:
-        """The answer. Raises RequestError, its text not yet redacted, and whatever an odd response leads to."""
+        """Return the answer. Raise RequestError with a text that is not redacted yet, or any error of a malformed
+        response.
+        """
         seconds, url = self.backend.timeout_seconds, self.backend.url
         max_bytes = int(self.backend.max_response_mb * MEGABYTE)
         try:
-            # Around all of it: the client's own timeouts begin again with each piece of a response.
+            # Around the whole exchange: the client's own timeouts restart with each chunk of a response.
             async with asyncio.timeout(seconds):
                 response = await receive(self.client, url + PATHS[self.mode], body, max_bytes=max_bytes)
         except (TimeoutError, httpx2.TimeoutException):
@@ -159,31 +162,31 @@ class RequestSender:
 
 
 def most_tokens(body: Mapping[str, Any]) -> int | None:
-    """Tokens that an answer to this request may have; None where it does not say."""
-    found = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
-    return max(found, default=None)
+    """Return the limit of generated tokens in this request; None if it sets none."""
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
+    return max(limits, default=None)
 
 
 def refusal(response: Response) -> RequestFailure:
-    """What a response says that is no answer."""
+    """Return the failure described by a response without an answer."""
     status = response.status
-    told, code = told_error(response.text)
+    message, code = told_error(response.text)
     if 300 <= status < 400:
         place = response.headers.get("location", "nowhere")
         return RequestFailure("refused", f"the server sends elsewhere ({status}), to {place}", status)
     if status == 429 and code == "insufficient_quota":
-        return RequestFailure("refused", f"the account has nothing left ({status}): {told}", status)
+        return RequestFailure("refused", f"the account has nothing left ({status}): {message}", status)
     if status in BUSY or status >= 500:
         what = "is busy" if status in BUSY else "failed"
         wait = asked_wait(response.headers.get("retry-after"))
-        return RequestFailure("server", f"the server {what} ({status}): {told}", status, retry=True, wait=wait)
+        return RequestFailure("server", f"the server {what} ({status}): {message}", status, retry=True, wait=wait)
     if status in (401, 403, 404, 405):
-        return RequestFailure("refused", f"{REFUSED}({status}): {told}", status)
-    return RequestFailure("row", f"{REFUSED}({status}): {told}", status)
+        return RequestFailure("refused", f"{REFUSED}({status}): {message}", status)
+    return RequestFailure("row", f"{REFUSED}({status}): {message}", status)
 
 
 def deepest_reason(error: BaseException) -> str:
-    """What the system said, below the layers that passed it on."""
+    """Return the innermost reason of a chain of exceptions."""
     inner = error.__cause__ or error.__context__
     if isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[-1]
@@ -191,13 +194,13 @@ def deepest_reason(error: BaseException) -> str:
         return deepest_reason(inner)
     if (
         isinstance(error, OSError) and error.errno is not None and error.errno > 0
-    ):  # names that are not found have negative numbers
+    ):  # unresolved names have negative numbers
         return os.strerror(error.errno)
     return str(getattr(error, "strerror", None) or error)
 
 
 def asked_wait(header: str | None) -> float:
-    """Seconds that a Retry-After asks to wait, a number or a date (RFC 9110, section 10.2.3); 0 where it asks none."""
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, section 10.2.3); 0 without one."""
     if header is None:
         return 0.0
     try:

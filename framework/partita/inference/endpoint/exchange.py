@@ -1,7 +1,7 @@
-"""Requests on their way: a thread with an event loop of its own, so that a notebook with one can use it as well.
+"""Concurrent requests, on a thread with its own event loop, so that it also works in a notebook.
 
-The thread that asks hands requests in and takes outcomes out; everything between is the loop's. Leaving the context
-ends all requests at once: a server sees closed connections.
+The calling thread submits requests and receives results; the event loop does everything in between. Leaving the
+context cancels all requests and closes their connections.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ class Question:
     row: int
     body: Mapping[str, Any]
     tokens: int
-    """Tokens of prompt and answer at most, as far as they can be told here."""
+    """Upper bound of the tokens of prompt and answer, estimated."""
 
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """What became of a row's request."""
+    """The result of a row's request."""
 
     row: int
     result: EndpointReply | RequestFailure
@@ -66,30 +66,30 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(RuntimeError):  # the loop has ended already, by a mistake of ours
+        with suppress(RuntimeError):  # the loop has already ended because of an internal error
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
 
     def send(self, question: Question) -> None:
-        """Hand in a request; it begins as soon as another one has ended."""
+        """Submit a request; it is sent as soon as another one has ended."""
         self._loop.call_soon_threadsafe(self._questions.put_nowait, question)
 
     def receive(self) -> list[QuestionResult]:
-        """Outcomes that have come, at least one: waits for it."""
+        """Return the results that have arrived; wait for at least one."""
         first = self._outcomes.get()
         if isinstance(first, BaseException):
             raise first
         return [first, *self.arrived()]
 
     def arrived(self) -> list[QuestionResult]:
-        """Outcomes that have come; waits for none."""
-        found: list[QuestionResult] = []
+        """Return the results that have arrived, without waiting."""
+        results: list[QuestionResult] = []
         while not self._outcomes.empty():
             outcome = self._outcomes.get()
             if isinstance(outcome, BaseException):
                 raise outcome
-            found.append(outcome)
-        return found
+            results.append(outcome)
+        return results
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:
@@ -101,7 +101,7 @@ class Exchange:
                 self._loop.run_until_complete(self._main)
             except asyncio.CancelledError:
                 pass
-            except BaseException as error:  # a mistake of ours: whoever waits for outcomes must hear of it
+            except BaseException as error:  # an internal error, raised again in the thread that waits for results
                 self._outcomes.put(error)
 
     async def _work(self) -> None:

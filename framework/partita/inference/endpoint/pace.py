@@ -1,4 +1,4 @@
-"""When requests may begin: evenly apart within what a minute allows, and none while a server asks to wait."""
+"""Rate limiting: requests are spaced evenly, and paused while the server asks to wait."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ MINUTE = 60.0
 
 
 class RateLimiter:
-    """Requests begin one after the other; used by the tasks of one event loop.
+    """Spaces requests so that no minute exceeds the limits. Used by the tasks of one event loop.
 
-    They are as far apart as the limits say, so that in no minute there are more. The tokens of an answer are not known
-    before it comes: a request takes as many as it may have, and gives back what it did not need.
+    The length of an answer is unknown before it arrives: a request reserves the most tokens that it may use, and
+    releases the rest.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class RateLimiter:
         self.next_by_requests = self.next_by_tokens = self.held_until = clock()
 
     async def turn(self, tokens: int) -> None:
-        """Wait until a request of at most so many tokens may begin."""
+        """Wait until a request of at most `tokens` tokens may be sent."""
         async with self.turns:
             while (seconds := self.seconds_to_wait()) > 0:
                 await asyncio.sleep(seconds)
@@ -37,13 +37,13 @@ class RateLimiter:
             self.next_by_tokens = max(self.next_by_tokens, now) + tokens * self.seconds_per_token
 
     def seconds_to_wait(self) -> float:
-        """Time until a request may begin."""
+        """Return the seconds until a request may be sent."""
         return max(self.next_by_requests, self.next_by_tokens, self.held_until) - self.clock()
 
     def give_back(self, tokens: int) -> None:
-        """Let the next request begin earlier by the tokens that one did not need; later where they are negative."""
+        """Release reserved tokens that a request did not use; a negative number reserves more."""
         self.next_by_tokens -= tokens * self.seconds_per_token
 
     def hold(self, seconds: float) -> None:
-        """Let no request begin for so long."""
+        """Send no request for this many seconds."""
         self.held_until = max(self.held_until, self.clock() + seconds)

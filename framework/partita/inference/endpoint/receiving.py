@@ -1,4 +1,4 @@
-"""One response of a server, read within limits: its size, also decompressed, and the number of its pieces."""
+"""Read one response of a server within limits on its size, also decompressed, and on the number of its chunks."""
 
 import zlib
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 
 MOST_PIECES = 50_000
-"""Pieces of a body; a server that sends byte by byte would keep this process busy with nothing else."""
+"""Most chunks of a body; a server that sends single bytes would otherwise keep this process busy."""
 MEGABYTE = 10**6
 ACCEPTED = "gzip, deflate"
-"""Encodings of a body that are asked for and read, one at a time."""
+"""Content encodings that are requested and supported, one at a time."""
 
 
 class ResponseError(Exception):
@@ -20,7 +20,7 @@ class ResponseError(Exception):
 
 @dataclass(frozen=True)
 class Response:
-    """What a server sent."""
+    """A response of the server."""
 
     status: int
     headers: httpx2.Headers
@@ -28,27 +28,34 @@ class Response:
 
     @property
     def text(self) -> str:
-        """The body as text, whatever it is."""
+        """The body as text; invalid bytes are replaced."""
         return self.body.decode("utf-8", errors="replace")
 
 
 async def receive(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], *, max_bytes: int) -> Response:
     """Send a request and read the response.
 
-    Raises ResponseError where it is larger than `max_bytes`, comes in too many pieces or cannot be decompressed, and
-    the errors of httpx2.
+    Args:
+        client: The HTTP client.
+        url: Address of the API.
+        body: JSON of the request.
+        max_bytes: Limit of the response, also decompressed.
+
+    Raises:
+        ResponseError: The response is too large, comes in too many chunks, or cannot be decompressed.
+        httpx2.RequestError: The request failed.
     """
     async with client.stream("POST", url, json=body, headers={"Accept-Encoding": ACCEPTED}) as response:
         unpack = _unpacker(response.headers.get("content-encoding", ""), max_bytes=max_bytes)
-        received, pieces, found = 0, 0, bytearray()
+        received, pieces, data = 0, 0, bytearray()
         async for piece in response.aiter_raw():
             received, pieces = received + len(piece), pieces + 1
-            found += unpack(piece, max_bytes - len(found))
-            if max(received, len(found)) > max_bytes:
+            data += unpack(piece, max_bytes - len(data))
+            if max(received, len(data)) > max_bytes:
                 raise _too_large(max_bytes)
             if pieces > MOST_PIECES:
                 raise ResponseError(f"the server's response comes in more than {MOST_PIECES:,} pieces")
-        return Response(response.status_code, response.headers, bytes(found))
+        return Response(response.status_code, response.headers, bytes(data))
 
 
 def _too_large(max_bytes: int) -> ResponseError:
@@ -63,22 +70,22 @@ class _Plain:
 
 
 class _Zlib:
-    """Decompresses piece by piece, never more than there is room for."""
+    """Decompresses chunk by chunk, never more than the remaining room."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)  # the header says whether it is gzip or zlib
+        self.decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)  # the header tells gzip from zlib
         self.first = True
 
     def __call__(self, piece: bytes, room: int) -> bytes:
         try:
-            found = self._decompress(piece, room)
+            data = self._decompress(piece, room)
         except zlib.error as error:
             raise ResponseError(f"the server's response cannot be decompressed: {error}") from None
         self.first = False
         if self.decompressor.unconsumed_tail:
             raise _too_large(self.max_bytes)
-        return found
+        return data
 
     def _decompress(self, piece: bytes, room: int) -> bytes:
         try:
@@ -86,7 +93,7 @@ class _Zlib:
         except zlib.error:
             if not self.first:
                 raise
-            self.decompressor = zlib.decompressobj(-zlib.MAX_WBITS)  # deflate as some servers understand it
+            self.decompressor = zlib.decompressobj(-zlib.MAX_WBITS)  # raw deflate, as some servers send it
             return self.decompressor.decompress(piece, room + 1)
 
 

@@ -1,7 +1,7 @@
-"""What leaves the client of a server: text without the API key, and messages that are safe to print.
+"""Remove the API key from a server's texts, and make messages safe to print.
 
-A server may repeat the key, as it is, in part, or encoded. Text is therefore compared without white space and with its
-escapes resolved (percent, JSON, HTML), against the key, its base64 and its hexadecimal form.
+A server may repeat the key as it is, in part, or encoded. Text is therefore compared without white space and with
+its escapes resolved (percent, JSON, HTML), against the key, its base64 and its hexadecimal form.
 """
 
 import base64
@@ -17,11 +17,11 @@ from partita_schema.errors import shortened
 
 HIDDEN = "***"
 SHORTEST_SECRET = 8
-"""Characters from which on a key is a secret; shorter ones, such as EMPTY, are placeholders for local servers."""
+"""Shortest key that is secret; shorter ones, such as EMPTY, are placeholders for local servers."""
 READ_OF_A_MESSAGE = 2**16
-"""Characters of a message that are looked at; LONGEST_MESSAGE of them are shown in the end."""
+"""Characters of a message that are searched; at most LONGEST_MESSAGE of them are printed."""
 LONGEST_MESSAGE = 500
-"""Characters of a message that are shown."""
+"""Characters of a message that are printed."""
 
 UNPRINTABLE = re.compile(
     r"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]?"  # colours and cursor movements
@@ -29,7 +29,7 @@ UNPRINTABLE = re.compile(
     r"|\x1b.?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
 )
-"""Escape sequences of terminals, control characters, and marks that reorder or hide what stands there."""
+"""Terminal escape sequences, control characters, and marks that reorder or hide text."""
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED = re.compile(
     r"%(?:25){0,4}([0-9A-Fa-f]{2})"
@@ -39,13 +39,13 @@ ESCAPED = re.compile(
     r"|&(quot|amp|lt|gt|apos);"
     r"|\\{1,8}|[\s\u00ad]{1,64}|" + UNPRINTABLE.pattern
 )
-"""One escaped character, or what may stand between two characters of the key."""
+"""One escaped character, or what may separate two characters of the key."""
 CLIENT_LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.proxy")
 NAMED = {"quot": '"', "amp": "&", "lt": "<", "gt": ">", "apos": "'"}
 
 
 class Redaction:
-    """Takes an API key out of texts."""
+    """Removes an API key from texts."""
 
     def __init__(self, key: str | None) -> None:
         self._key = key or ""
@@ -53,7 +53,7 @@ class Redaction:
         self._forms = tuple(dict.fromkeys(_forms(self._key))) if secret else ()
 
     def message(self, text: str) -> str:
-        """A message for people: one line, safe to print, without the key or a third of it, shortened."""
+        """Return a one-line message that is safe to print, shortened, without the key or a third of it."""
         text = UNPRINTABLE.sub("", text[:READ_OF_A_MESSAGE])
         line = " ".join(SURROGATE.sub("\ufffd", self._hide(text, share=3)).split())
         if self._key and not self._forms:
@@ -61,20 +61,20 @@ class Redaction:
         return shortened(line, LONGEST_MESSAGE)
 
     def answer(self, text: str) -> str:
-        """An answer without the key or half of it; all else stays as it is."""
+        """Return an answer without the key or half of it, otherwise unchanged."""
         return self._hide(text, share=2)
 
     def _hide(self, text: str, *, share: int) -> str:
-        """The text without parts of the key of at least its length divided by `share`."""
+        """Return the text without parts of the key of at least its length divided by `share`."""
         if not self._forms:
             return text
         plain, places = _unescaped(text)
-        found = sorted(span for form in self._forms for span in _shared(plain, form, share=share))
-        if not found:
+        spans = sorted(span for form in self._forms for span in _shared(plain, form, share=share))
+        if not spans:
             return text
         pieces: list[str] = []
         end = 0
-        for first, last in found:
+        for first, last in spans:
             start = places.start(first)
             if not pieces or start > end:
                 pieces += [text[end:start], HIDDEN]
@@ -84,7 +84,7 @@ class Redaction:
 
 @contextmanager
 def redacted_logs(redaction: Redaction) -> Iterator[None]:
-    """In this context what the HTTP client's libraries log of responses goes through the redaction as well."""
+    """Redact what the HTTP client's libraries log of responses in this context."""
 
     def redact(record: logging.LogRecord) -> bool:
         record.msg, record.args = redaction.message(record.getMessage()), ()
@@ -101,7 +101,7 @@ def redacted_logs(redaction: Redaction) -> Iterator[None]:
 
 
 class _Places:
-    """Where characters of an unescaped text stand in the text that it was made of."""
+    """Maps character offsets of an unescaped text to offsets of the original text."""
 
     def __init__(self) -> None:
         self.plain, self.text = array("q"), array("q")
@@ -111,12 +111,12 @@ class _Places:
         self.text.append(text)
 
     def start(self, place: int) -> int:
-        """Where a character begins."""
+        """Return the offset at which a character begins."""
         segment = bisect_right(self.plain, place) - 1
         return self.text[segment] + place - self.plain[segment]
 
     def end(self, place: int) -> int:
-        """Where the character before `place` ends."""
+        """Return the offset at which the character before `place` ends."""
         segment = bisect_right(self.plain, place - 1) - 1
         if self.plain[segment + 1] == place:
             return self.text[segment + 1]
@@ -124,7 +124,7 @@ class _Places:
 
 
 def _unescaped(text: str) -> tuple[str, _Places]:
-    """The text with escapes resolved and without what may be put between characters, and where these stand in it."""
+    """Return the text with escapes resolved and separators removed, and the map of its offsets."""
     parts: list[str] = []
     places = _Places()
     length = end = 0
@@ -154,25 +154,26 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _shared(plain: str, form: str, *, share: int) -> list[tuple[int, int]]:
-    """Where `plain` holds a part of `form` of at least its length divided by `share`, and at least a few characters.
+    """Return the spans of `plain` that match a part of `form` of at least its length divided by `share`.
 
-    Any such part holds a whole block of half its length at one of a few places, and those are looked for.
+    A part has a minimum length of a few characters. Any such part contains a whole block of half its length at one
+    of a few offsets, and these blocks are searched for.
     """
     least = min(len(form), max(SHORTEST_SECRET, -(-len(form) // share)))
     block = (least + 1) // 2
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for offset in range(0, len(form) - block + 1, block):
         place = plain.find(form[offset : offset + block])
         while place >= 0:
             first, last = _grown(plain, form, place, offset, block)
             if last - first >= least:
-                found.append((first, last))
+                spans.append((first, last))
             place = plain.find(form[offset : offset + block], max(place + 1, last - block + 1))
-    return found
+    return spans
 
 
 def _grown(plain: str, form: str, place: int, offset: int, length: int) -> tuple[int, int]:
-    """The longest part of `form` around a place of `plain` where `length` characters from `offset` on stand."""
+    """Extend a match of `length` characters in both directions, and return its span in `plain`."""
     back = 0
     while back < min(place, offset) and plain[place - back - 1] == form[offset - back - 1]:
         back += 1
@@ -183,13 +184,13 @@ def _grown(plain: str, form: str, place: int, offset: int, length: int) -> tuple
 
 
 def _forms(key: str) -> list[str]:
-    """The key as it may be repeated: itself, in one case, in hexadecimal and in base64 at any place of a text."""
+    """Return the forms of the key: itself, in one case, in hexadecimal, and in base64 at any alignment."""
     plain = _unescaped(key)[0]
     forms = [plain, plain.lower(), plain.upper(), unquote(plain)]
     data = key.encode()
     forms += [data.hex(), data.hex().upper()]
     for before in range(3):
-        # Characters that depend on what stands beside the key are left out.
+        # Characters that depend on the bytes beside the key are left out.
         encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
         inner = encoded[(0, 2, 3)[before] : 4 * ((before + len(data)) // 3)]
         forms += [inner, inner.replace("+", "-").replace("/", "_")]

@@ -1,7 +1,7 @@
-"""A model on a server, as the framework asks it: rows in, answers as they come.
+"""Generation with a model on a server: rows in, answers in the order of their arrival.
 
-A row that the server refuses is that row's error. What would befall every row ends the job, with what was answered so
-far kept: a server that is not there, a key that is not taken, a model that it does not know, and failures in a row.
+A row that the server rejects is an error of that row. Errors that would affect every row end the job, and the
+answers received before are kept: an unreachable server, a rejected key, an unknown model, and consecutive failures.
 """
 
 import hashlib
@@ -30,36 +30,36 @@ from partita_schema.endpoint_rules import sends_chat
 from partita_schema.errors import DataError, ModelError, PartitaError, ServerError
 
 BYTES_PER_TOKEN = 4
-"""Of English text, about; the server's count takes its place once it is told."""
+"""Approximate value for English text; replaced by the server's count when it is reported."""
 FETCHED = 64
-"""Prompts that are made at a time."""
+"""Prompts fetched at a time."""
 FEWEST_FAILURES = 10
-"""Rows that fail one after the other before a job ends; more where more are asked at the same time."""
+"""Consecutive failed rows that end a job; more with a higher concurrency."""
 KEPT = "Answers up to here are kept; start the same command again to go on"
 
 
 @dataclass(frozen=True)
 class EndpointClient:
-    """A model on a server. Prompts are held as bytes of UTF-8, one token each: its own tokens are not known here."""
+    """A model on a server. Prompts are held as UTF-8 bytes, one token each, because its tokenizer is unknown."""
 
     backend: EndpointBackend
     model: str
-    """Its name on the server."""
+    """Name of the model on the server."""
     mode: Mode
 
     @property
     def context_length(self) -> None:
-        """Not known: the server refuses what is too long."""
+        """None: unknown; the server rejects prompts that are too long."""
         return
 
     @cached_property
     def tokenizer(self) -> Any:
-        """One token a byte."""
+        """A tokenizer with one token per byte."""
         return byte_tokenizer()
 
     @property
     def fingerprint(self) -> str:
-        """What decides an answer, as far as it can be told here."""
+        """Everything known here that determines an answer."""
         extra = f" with {json.dumps(self.backend.extra_body, sort_keys=True)}" if self.backend.extra_body else ""
         return f"{self.model} ({self.mode}) at {self.backend.url}{extra}"
 
@@ -72,13 +72,23 @@ class EndpointClient:
         seed: int,
         left: npt.NDArray[np.bool_],
     ) -> Iterator[BatchResult]:
-        """Answers of the rows that are `left` [rows], as they come; equal greedy prompts are asked once.
+        """Generate answers and yield them as they arrive; equal greedy prompts are sent once.
 
-        An interrupt is passed on once the answers that have come are handed on. Raises ServerError and ModelError
-        where no row can be answered any more: what was handed on before is complete.
+        On an interrupt, results that have arrived are yielded before it is raised. Everything yielded is complete.
+
+        Args:
+            work: The rows with their prompts.
+            options: Generation options of `server_options`.
+            concurrency: Concurrent requests.
+            seed: Seed for sampling.
+            left: Rows to answer, [rows].
+
+        Raises:
+            ServerError: The server is unreachable, or too many rows failed in a row.
+            ModelError: The server rejects all requests.
         """
         rows, copies = plan(work, left)
-        rows.sort()  # not the longest first: those that are too long would all be refused at the beginning
+        rows.sort()  # not the longest first: prompts that are too long would all be rejected at the beginning
         judge = Judge(self, concurrency=concurrency)
         with Exchange(
             self.backend,
@@ -94,19 +104,19 @@ class EndpointClient:
                 try:
                     outcomes = exchange.receive()
                 except KeyboardInterrupt:
-                    found = judge.results(exchange.arrived(), copies)
-                    if found.results:
-                        yield found.batch(seconds=time.perf_counter() - started, concurrency=concurrency)
+                    collected = judge.results(exchange.arrived(), copies)
+                    if collected.results:
+                        yield collected.batch(seconds=time.perf_counter() - started, concurrency=concurrency)
                     raise
-                found = judge.results(outcomes, copies)
-                if found.end is None:
+                collected = judge.results(outcomes, copies)
+                if collected.end is None:
                     on_the_way += send(exchange, islice(questions, len(outcomes))) - len(outcomes)
-                if found.results:
+                if collected.results:
                     now = time.perf_counter()
-                    yield found.batch(seconds=now - started, concurrency=concurrency)
+                    yield collected.batch(seconds=now - started, concurrency=concurrency)
                     started = now
-                if found.end is not None:
-                    raise found.end
+                if collected.end is not None:
+                    raise collected.end
 
     def write(
         self,
@@ -117,9 +127,18 @@ class EndpointClient:
         concurrency: int,
         seed: int,
     ) -> list[Generated]:
-        """What the model writes after each text, or in a chat in reply to it, in their order.
+        """Generate text after each prompt, or in a chat a reply to it, in input order.
 
-        Raises DataError for an empty text, and ModelError where one has no answer.
+        Args:
+            texts: The prompts.
+            options: Generation options of `server_options`.
+            max_new_tokens: Limit of generated tokens per prompt.
+            concurrency: Concurrent requests.
+            seed: Seed for sampling.
+
+        Raises:
+            DataError: A prompt is empty.
+            ModelError: A prompt has no answer.
         """
         if not all(texts):
             raise DataError("a prompt is empty; write at least a character")
@@ -134,17 +153,17 @@ class EndpointClient:
             key=lambda row: row.to_bytes(8, "little"),
         )
         left = np.ones(len(tokens), dtype=np.bool_)
-        found = {
+        completions = {
             result.row: generated_or_raise(result)
             for batch in self.answers(work, options, concurrency=concurrency, seed=seed, left=left)
             for result in batch.results
         }
-        return [found[row] for row in range(len(tokens))]
+        return [completions[row] for row in range(len(tokens))]
 
     def questions(
         self, rows: list[int], work: RowRequests, options: GenerationOptions, *, seed: int
     ) -> Iterator[Question]:
-        """The requests of rows; prompts are made as they are needed."""
+        """Yield the requests of rows; prompts are fetched as they are needed."""
         for start in range(0, len(rows), FETCHED):
             chunk = rows[start : start + FETCHED]
             for row, ids in zip(chunk, work.fetch(chunk), strict=True):
@@ -161,7 +180,7 @@ class EndpointClient:
                 yield Question(row, body, tokens=len(ids) // BYTES_PER_TOKEN + most)
 
     def key(self) -> str | None:
-        """The key in the environment. Raises ModelError where the variable that the file names holds none."""
+        """Return the API key from the environment. Raise ModelError if the configured variable holds none."""
         name = self.backend.api_key_env
         if name is None:
             return None
@@ -175,20 +194,20 @@ class EndpointClient:
 
 @dataclass(frozen=True)
 class Found:
-    """Results of rows, and why the job ends with them."""
+    """Results of rows, and the error that ends the job, if any."""
 
     results: tuple[RowResult, ...]
     prompt_tokens: int
     end: PartitaError | None = None
-    """Why no other row can be answered."""
+    """The error that prevents answers to all other rows."""
 
     def batch(self, *, seconds: float, concurrency: int) -> BatchResult:
-        """The results as every engine hands them on."""
+        """Return the results as a BatchResult."""
         return BatchResult(self.results, self.prompt_tokens, padded_tokens=0, seconds=seconds, batch_size=concurrency)
 
 
 class Judge:
-    """Tells errors of rows from what ends a job."""
+    """Distinguishes errors of single rows from errors that end a job."""
 
     def __init__(self, server: EndpointClient, *, concurrency: int) -> None:
         self.server = server
@@ -198,33 +217,33 @@ class Judge:
         self.last_refusal: str | None = None
 
     def results(self, outcomes: Sequence[QuestionResult], copies: dict[int, list[int]]) -> Found:
-        """Results of outcomes, those of rows with the same prompt among them, up to one that ends the job."""
+        """Return the row results of requests, including duplicate prompts, up to the one that ends the job."""
         results: list[RowResult] = []
         prompt_tokens = 0
         end: PartitaError | None = None
         for outcome in outcomes:
-            told = outcome.result
-            if isinstance(told, EndpointReply):
+            reply = outcome.result
+            if isinstance(reply, EndpointReply):
                 self.answered, self.failures = True, 0
-                prompt_tokens += told.prompt_tokens
+                prompt_tokens += reply.prompt_tokens
             else:
-                end = end or self.end_of_all(told)
+                end = end or self.end_of_all(reply)
                 if end is not None:
-                    continue  # asked again by the next start
-            generated = told.generated if isinstance(told, EndpointReply) else None
-            error = told.reason if isinstance(told, RequestFailure) else None
+                    continue  # requested again when the job is resumed
+            generated = reply.generated if isinstance(reply, EndpointReply) else None
+            error = reply.reason if isinstance(reply, RequestFailure) else None
             for row in (outcome.row, *copies.get(outcome.row, ())):
                 results.append(RowResult(row, generated, error))
         return Found(tuple(results), prompt_tokens, end)
 
     def end_of_all(self, failure: RequestFailure) -> PartitaError | None:
-        """Why the job ends with this failure; None where it is the row's alone."""
+        """Return the error that ends the job after this failure; None if it concerns one row only."""
         if failure.cause == "unreachable":
             return ServerError(f"{failure.reason}. Start the server, or correct backend.url. {KEPT}")
         if failure.cause == "refused" and not (failure.status == 403 and self.answered):
             return ModelError(f"{self.advice(failure)}. {KEPT}")
         if failure.cause == "server" or (not self.answered and failure.reason == self.last_refusal):
-            # A row that is refused says nothing of others, unless none was ever answered and all are told the same.
+            # A rejected row says nothing about others, unless none was ever answered and all get the same message.
             self.failures += 1
         if failure.cause == "row":
             self.last_refusal = failure.reason
@@ -236,29 +255,29 @@ class Judge:
         return None
 
     def advice(self, failure: RequestFailure) -> str:
-        """What is wrong for every request, and what to do."""
-        backend, told = self.server.backend, failure.reason.removeprefix(REFUSED)
+        """Return what is wrong with every request, and how to fix it."""
+        backend, message = self.server.backend, failure.reason.removeprefix(REFUSED)
         if failure.status in (401, 403) and backend.api_key_env is None:
             return (
-                f"the server wants a key {told}; write backend.api_key_env, the name of the environment variable that "
-                "holds it"
+                f"the server wants a key {message}; write backend.api_key_env, the name of the environment variable "
+                "that holds it"
             )
         if failure.status in (401, 403):
-            return f"the server does not take the key in {backend.api_key_env} {told}"
+            return f"the server does not take the key in {backend.api_key_env} {message}"
         if failure.status in (404, 405):
             other = "completion" if self.server.mode == "chat" else "chat"
             return (
                 f"the server does not know {self.server.model} at {backend.url}, or takes no {self.server.mode} there "
-                f"{told}; correct backend.model or backend.url, which mostly ends with /v1, or write backend.mode: "
+                f"{message}; correct backend.model or backend.url, which mostly ends with /v1, or write backend.mode: "
                 f"{other}"
             )
         if failure.status is not None and failure.status < 400:
-            return f"{told}; write that address as backend.url"
-        return told
+            return f"{message}; write that address as backend.url"
+        return message
 
 
 def send(exchange: Exchange, questions: Iterator[Question]) -> int:
-    """Hand requests in; their number."""
+    """Submit requests and return their number."""
     number = 0
     for question in questions:
         exchange.send(question)
@@ -267,13 +286,13 @@ def send(exchange: Exchange, questions: Iterator[Question]) -> int:
 
 
 def row_seed(seed: int, key: bytes) -> int:
-    """Seed of a row's sampling: 31 bits, which every server takes."""
+    """Return the sampling seed of a row: 31 bits, which every server accepts."""
     mixed = hashlib.blake2b(seed.to_bytes(16, "little", signed=True) + key, digest_size=4).digest()
     return int.from_bytes(mixed, "little") >> 1
 
 
 def server_of(config: Config) -> EndpointClient:
-    """The server of a file."""
+    """Return the client for a configuration."""
     assert isinstance(config.backend, EndpointBackend)
     assert isinstance(config.base_model, str)
     mode: Mode = "chat" if sends_chat(config) else "completion"
@@ -281,7 +300,7 @@ def server_of(config: Config) -> EndpointClient:
 
 
 def generated_or_raise(result: RowResult) -> Generated:
-    """The answer. Raises ModelError where there is none."""
+    """Return the answer. Raise ModelError if there is none."""
     if result.generated is None:
         raise ModelError(result.error or "no answer")
     return result.generated

@@ -1,1 +1,1 @@
-"""A model in other processes that this one deals rows to: what is dealt, what a worker does, who holds what."""
+"""Generation on a pool of worker processes: assignments, messages, and worker states."""

@@ -1,36 +1,36 @@
-"""Who holds what: the places of a plan are dealt to workers in order, and what a dead one has left is dealt again."""
+"""Assignment of work items to workers in plan order; items of a dead worker are assigned again."""
 
 import heapq
 from collections.abc import Hashable
 
 
 class Assignments:
-    """Places from 0 to `total` - 1. Each is held by one worker at most, and answered once."""
+    """Item indices from 0 to `total` - 1. Each is held by at most one worker, and answered once."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.dealt = 0
-        """Places before this one were dealt, at least once."""
+        """Items before this index have been assigned at least once."""
         self.returned: list[int] = []
-        """A heap of places that a worker has left."""
+        """A heap of items returned by lost workers."""
         self.held: dict[Hashable, set[int]] = {}
 
     @property
     def left(self) -> int:
-        """Places that nobody holds yet."""
+        """Number of unassigned items."""
         return self.total - self.dealt + len(self.returned)
 
     @property
     def done(self) -> bool:
-        """Whether every place is answered."""
+        """Whether every item is answered."""
         return not self.left and not any(self.held.values())
 
     def holds(self, worker: Hashable) -> int:
-        """Places that a worker was dealt and has not answered."""
+        """Return the number of items that a worker holds."""
         return len(self.held.get(worker, ()))
 
     def assign(self, worker: Hashable, wanted: int) -> list[int]:
-        """The next places, the first ones of the plan first; at most `wanted`."""
+        """Assign the next items of the plan to a worker, at most `wanted`."""
         places = [heapq.heappop(self.returned) for _ in range(min(wanted, len(self.returned)))]
         end = min(self.total, self.dealt + max(0, wanted - len(places)))
         places += range(self.dealt, end)
@@ -39,11 +39,11 @@ class Assignments:
         return places
 
     def answer(self, worker: Hashable, place: int) -> None:
-        """A worker has answered a place that it holds."""
+        """Mark an item that a worker holds as answered."""
         self.held[worker].remove(place)
 
     def requeue(self, worker: Hashable) -> int:
-        """What a worker holds is there for others again; its number."""
+        """Return a worker's items to the queue, and their number."""
         places = self.held.pop(worker, set())
         for place in places:
             heapq.heappush(self.returned, place)

@@ -1,4 +1,4 @@
-"""One job of a fleet: rows are dealt, answers are handed on, and what a dead worker has left is dealt again."""
+"""One job of a worker pool: assign rows, pass on results, and reassign the rows of dead workers."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from partita.inference.fleet.worker_pool import WorkerPool
 
 AHEAD = 2
-"""How many times the rows that it answers at a time a worker has: those, and as many that wait for them to end."""
+"""Rows that a worker holds, as a multiple of those it generates at a time, so that it never waits."""
 
 
 class WorkerPoolJob:
-    """Has the parcels of a plan answered."""
+    """Runs the work items of a plan on a pool."""
 
     def __init__(self, fleet: "WorkerPool", plan: WorkPlan, errand: WorkerJob) -> None:
-        """The fleet has started."""
+        """The pool must have started."""
         self.fleet, self.plan, self.errand = fleet, plan, errand
         self.desk = Assignments(plan.total)
         self.in_slots = errand.engine == "slots"
         self.is_stopping = False
 
     def completions(self, stopping: Callable[[], bool]) -> Iterator[BatchResult]:
-        """Results as they come, until all are there; or once it is `stopping`, those of rows that were begun."""
+        """Yield results until all have arrived; once `stopping` returns True, only those of started rows."""
         fleet = self.fleet
         self.start_job(fleet.ready())
         while not self.desk.done:
@@ -48,18 +48,18 @@ class WorkerPoolJob:
             yield from self.next_results()
 
     def next_results(self) -> Iterator[BatchResult]:
-        """What has come since."""
+        """Yield the results that have arrived, and handle other events."""
         for event in self.fleet.poll():
-            found = self.handle_event(event)
-            if found is not None:
-                yield found
+            batch = self.handle_event(event)
+            if batch is not None:
+                yield batch
         for member in self.fleet.working():
             if (self.desk.holds(member.number) or self.desk.done) and self.fleet.is_silent(member):
                 self.lose(member, f"it has not answered for {self.fleet.timeout:,.0f} s (backend.timeout_seconds)")
         self.fleet.check_timeouts()
 
     def handle_event(self, event: Event) -> BatchResult | None:
-        """Results, if that is what an event brings; workers that are ready are given something to do."""
+        """Handle an event. Return results if it holds any; assign work to workers that are ready."""
         fleet = self.fleet
         member = fleet.members[event.worker]
         match event:
@@ -80,19 +80,19 @@ class WorkerPoolJob:
         return None
 
     def reported(self, member: WorkerState, batch: BatchResult) -> BatchResult:
-        """The results of a worker, with those that follow from them; the worker has new rows."""
+        """Return the results of a worker with those derived from them, and assign it new rows."""
         results: list[RowResult] = []
         for result in batch.results:
-            place, found = self.plan.answered(result)
-            results += found
+            place, answered = self.plan.answered(result)
+            results += answered
             if place is not None:
                 self.desk.answer(member.number, place)
         self.fleet.deaths = 0
-        # Slots that are opened for the last few rows say nothing of how many there could be.
+        # The slots opened for the last few rows do not show how many could be opened.
         found_less = batch.out_of_memory > 0
         member.at_a_time = batch.batch_size if found_less else max(member.at_a_time, batch.batch_size)
         self.submit([member])
-        # They work at the same time: what all of them take together is the mean.
+        # Workers run at the same time, so the time of all of them is the mean.
         workers = max(1, len(self.fleet.working()))
         return replace(
             batch,
@@ -104,18 +104,18 @@ class WorkerPoolJob:
         )
 
     def lose(self, member: WorkerState, reason: str) -> None:
-        """A worker is gone, and others get what it had."""
+        """Handle a lost worker: its rows are assigned to others."""
         rows = self.desk.requeue(member.number)
         self.fleet.lose(member, reason, rows=rows)
         self.submit(self.fleet.working())
 
     def start_job(self, members: Sequence[WorkerState]) -> None:
-        """Send workers out on the errand, with as many rows as they answer at a time."""
+        """Start the job on workers, with as many rows as they generate at a time."""
         for member in members:
             member.state, member.heard, member.at_a_time = "working", time.monotonic(), 0
             self.fleet.crew.start_job(member.number, self.errand)
         most = min(self.at_a_time(members[0]), self.share(1)) if members else 0
-        # The longest rows are dealt round, so that all workers have some.
+        # The longest rows are assigned round-robin, so that all workers get some.
         dealt: dict[int, list[int]] = {member.number: [] for member in members}
         for _ in range(most):
             for member in members:
@@ -125,10 +125,10 @@ class WorkerPoolJob:
         self.submit(members)
 
     def submit(self, members: Sequence[WorkerState]) -> None:
-        """Hand rows to workers that soon have free slots, fewer towards the end, so that all come to it together."""
+        """Assign rows to workers that will soon have free slots; fewer towards the end, so that all finish together."""
         for member in members:
             at_a_time = self.at_a_time(member)
-            # Where memory decides, there may be more slots for shorter rows.
+            # Where memory is the limit, there may be more slots for shorter rows.
             ahead = MORE_SLOTS if self.errand.room_tokens is not None and self.in_slots else AHEAD
             wanted = ahead * at_a_time - self.desk.holds(member.number)
             if self.is_stopping or wanted * FREE_SHARE < at_a_time:
@@ -137,22 +137,22 @@ class WorkerPoolJob:
             self.send(member.number, self.desk.assign(member.number, min(wanted, share)))
 
     def share(self, parts: int) -> int:
-        """Places that are left, by workers and so many parts of each; for a single worker all."""
+        """Return the unassigned items divided by `parts` per worker; all of them for a single worker."""
         workers = self.fleet.workers
         return -(-self.desk.left // (parts * workers)) if workers > 1 else self.desk.left
 
     def at_a_time(self, member: WorkerState) -> int:
-        """Places of the plan that a worker answers at a time."""
+        """Return the number of items that a worker processes at a time."""
         return max(self.errand.batch_size, member.at_a_time) if self.in_slots else 1
 
     def send(self, number: int, places: list[int]) -> None:
-        """Hand a worker the parcels at these places."""
+        """Send a worker the items at these indices."""
         if places:
             self.fleet.members[number].heard = time.monotonic()
             self.fleet.crew.submit(number, self.errand.number, self.plan.parcels(places))
 
     def end(self, *, now: bool) -> None:
-        """Tell workers that this was all; with `now`, also of what they have not begun."""
+        """Tell workers that no more rows follow; with `now`, also to skip rows not yet started."""
         for member in self.fleet.working():
             member.heard = time.monotonic()
             self.fleet.crew.end(member.number, self.errand.number, now=now)

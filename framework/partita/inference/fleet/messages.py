@@ -1,4 +1,4 @@
-"""What a fleet's workers are told and what they tell, other than rows and answers."""
+"""Messages between a worker pool and its workers, except rows and results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,58 +19,58 @@ class LoadRequest:
 
     config: Config
     folder: Path
-    """Where relative paths of the file start."""
+    """Folder that relative paths of the file are resolved against."""
     tokenizer: "PreTrainedTokenizerFast | None"
-    """The one that was made for a new model; None where it lies beside the weights."""
+    """Tokenizer of a new model; None if it is saved with the weights."""
     saved: Path | None
-    """The folder of trained weights, if there is one."""
+    """Folder of the trained weights, if there is one."""
     threads: str
-    """OMP_NUM_THREADS where the command was started; empty where nobody has set it."""
+    """OMP_NUM_THREADS of the command; empty if it is not set."""
 
 
 @dataclass(frozen=True)
 class WorkerLocation:
-    """Where a worker runs."""
+    """Machine and process of a worker."""
 
     node: str
-    """Its machine."""
+    """Name of the machine."""
     process: int
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is told of a model that was loaded: the same on all workers."""
+    """Properties of a loaded model; equal on all workers."""
 
     fingerprint: str
     context_length: int | None
     checkpoint_generation: Mapping[str, Any]
-    """What the checkpoint's generation_config.json says."""
+    """Content of the checkpoint's generation_config.json."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker's device holds."""
+    """How many rows a worker's device fits."""
 
     size: BatchSize
     room_tokens: int | None
-    """Tokens of rows in all, where memory decided the size."""
+    """Total tokens of rows that fit, if memory determined the size."""
 
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """A job, as workers are told of it; its rows come afterwards."""
+    """Description of a job; its rows follow."""
 
     number: int
-    """Tells errands apart; it grows."""
+    """Increasing number of the job."""
     engine: str
     options: GenerationOptions
     max_new_tokens: int
     seed: int
     rows: int
-    """Rows of the data."""
+    """Number of rows in the dataset."""
     batch_size: int
     size: BatchSize | None
-    """The size that was found; None where nobody looked for one."""
+    """The measured batch size; None if it was not measured."""
     room_tokens: int | None
     prefix: Sequence[int]
     """Tokens that all prompts begin with."""
@@ -78,7 +78,7 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class LogMessage:
-    """What a worker has logged."""
+    """A log message of a worker."""
 
     level: int
     text: str

@@ -1,6 +1,6 @@
-"""What workers are handed: rows with their prompts, in the order of a plan that is the same as in one process.
+"""Work items: rows with their prompts, in the same order as in a single process.
 
-A place of the plan is a row where answers are made in slots, and a whole batch where they are made in sorted batches.
+An item is one row with continuous batching, and a whole batch with static batching.
 """
 
 from collections.abc import Sequence
@@ -21,55 +21,55 @@ class WorkItem:
     """Rows that are answered together, each with its prompt."""
 
     place: int
-    """Place in the plan."""
+    """Index of the item in the plan."""
     rows: tuple[int, ...]
-    """Places in the data."""
+    """Row indices in the dataset."""
     prompts: tuple[list[int], ...]
-    """Tokens of each row's prompt."""
+    """Prompt tokens of each row."""
     new_tokens: tuple[int, ...]
-    """Most new tokens of each row."""
+    """Limit of generated tokens of each row."""
     keys: tuple[bytes, ...]
-    """What each row's random numbers follow from."""
+    """Sampling key of each row."""
     max_new_tokens: tuple[bool, ...]
-    """Rows that are asked for; the others only decide what those become."""
+    """Which rows are requested; the others only keep the batch as planned."""
 
 
 class WorkPlan(Protocol):
-    """All parcels of a job, by their place."""
+    """All work items of a job by index."""
 
     @property
     def total(self) -> int:
-        """Number of places."""
+        """Number of items."""
 
     @property
     def prefix(self) -> Sequence[int]:
-        """Tokens that all prompts begin with and that are read once."""
+        """Tokens that all prompts begin with; computed once."""
 
     def parcels(self, places: Sequence[int]) -> list[WorkItem]:
-        """The parcels at these places, with what is not answered of them."""
+        """Return the items at these indices, without rows that are answered."""
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
-        """A worker's result and those that follow from it; and the place that is answered with it, if any is."""
+        """Return the index of the item that a result completes, if any, and the result with those derived from it."""
 
 
 class RowWorkPlan:
-    """A row a place, the longest prompt first; rows with equal prompts are one."""
+    """One row per item, the longest prompt first; rows with equal prompts share an item."""
 
     def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_]) -> None:
-        """`left` [rows] tells which rows are to be answered."""
+        """Take the rows to answer, `left` [rows]."""
         self.work = work
         self.order, self.copies = plan(work, left)
         self.prefix = common_prefix(work, self.order)
         self.places: dict[int, int] = {}
-        """Of rows that were handed out and are not answered."""
+        """Item index of each assigned row without a result."""
 
     @property
     def total(self) -> int:
-        """Number of places."""
+        """Number of items."""
         return len(self.order)
 
     def parcels(self, places: Sequence[int]) -> list[WorkItem]:
-        """The parcels at these places."""
+        """Return the items at these indices."""
         rows = [self.order[place] for place in places]
         self.places |= zip(rows, places, strict=True)
         return [
@@ -78,37 +78,37 @@ class RowWorkPlan:
         ]
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
-        """The result, with those of rows that have the same prompt, and its place."""
+        """Return the item index, and the result with those of rows that have the same prompt."""
         copies = [RowResult(row, result.generated, result.error) for row in self.copies.get(result.row, ())]
         return self.places.pop(result.row), [result, *copies]
 
 
 class BatchWorkPlan:
-    """A batch a place: those of the static engine."""
+    """One batch of the static engine per item."""
 
     prefix: Sequence[int] = ()
 
     def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
-        """`left` [rows] tells which rows are to be answered; the others are still in the batches."""
+        """Take the rows to answer, `left` [rows]; the others stay in the batches."""
         self.work = work
         self.left = left.copy()
         batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size, way=way)
         self.positions = [position for position, rows in enumerate(batches) if self.left[rows].any()]
         self.batches: list[Rows] = [batches[position] for position in self.positions]
         self.places: dict[int, int] = {}
-        """Of rows that were handed out and are not answered."""
+        """Item index of each assigned row without a result."""
 
     @property
     def total(self) -> int:
-        """Number of places."""
+        """Number of items."""
         return len(self.batches)
 
     def parcels(self, places: Sequence[int]) -> list[WorkItem]:
-        """The batches at these places."""
+        """Return the batches at these indices."""
         return [self.parcel(place) for place in places]
 
     def parcel(self, place: int) -> WorkItem:
-        """A whole batch, named by its position among all."""
+        """Return a whole batch, named by its position among all batches."""
         rows = self.batches[place].tolist()
         wanted = self.left[rows].tolist()
         self.places |= {row: place for row, asked in zip(rows, wanted, strict=True) if asked}
@@ -122,7 +122,7 @@ class BatchWorkPlan:
         )
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
-        """The result; and its batch, where that is complete with it."""
+        """Return the result, and the index of its batch if that is now complete."""
         place = self.places.pop(result.row)
         self.left[result.row] = False
         return None if self.left[self.batches[place]].any() else place, [result]

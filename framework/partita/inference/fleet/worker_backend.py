@@ -1,4 +1,4 @@
-"""What starts a fleet's workers and carries messages to them and back, and what comes back."""
+"""The interface that starts workers and exchanges messages with them, and its events."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from partita.inference.results import BatchResult
 
 @dataclass(frozen=True)
 class WorkerReplied:
-    """A worker has done what it was asked for."""
+    """A worker has finished a call."""
 
     worker: int
     method: str
@@ -20,7 +20,7 @@ class WorkerReplied:
 
 @dataclass(frozen=True)
 class WorkerReported:
-    """A worker has results of its errand, or something to say."""
+    """A worker has results of its job, or a log message."""
 
     worker: int
     found: BatchResult | LogMessage
@@ -28,14 +28,14 @@ class WorkerReported:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker's errand is over, and all its results were told."""
+    """A worker has finished its job, and all its results have been reported."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker is gone. Nothing comes from it any more."""
+    """A worker is gone and sends no more events."""
 
     worker: int
     reason: str
@@ -43,7 +43,7 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerFailed:
-    """A worker has raised what is no row's error."""
+    """A worker raised an error that does not concern a single row."""
 
     worker: int
     error: Exception
@@ -53,34 +53,34 @@ Event = WorkerReplied | WorkerReported | WorkerEnded | WorkerLost | WorkerFailed
 
 
 class WorkerBackend(Protocol):
-    """Workers by number. What they come to is told by `events`, of each worker in order; nothing else here waits.
+    """Starts workers and sends them messages. Only `events` waits; it returns each worker's events in order.
 
-    Each is a `partita.distributed.worker.Worker` in a process of its own.
+    Each worker is a `partita.distributed.worker.Worker` in a separate process.
     """
 
     def start(self) -> int:
-        """A new worker's number; it is asked `where` it is, and replies once it has started."""
+        """Start a worker and return its number; it replies to the call `where` once it has started."""
 
     def ask(self, worker: int, method: str, *given: Any, **named: Any) -> None:
-        """Call a method of the worker; `WorkerReplied` has what comes of it."""
+        """Call a method of the worker; `WorkerReplied` holds the result."""
 
     def start_job(self, worker: int, errand: WorkerJob) -> None:
-        """Let it answer what it is handed."""
+        """Start a job; the worker answers the rows that are submitted to it."""
 
     def submit(self, worker: int, number: int, parcels: Sequence[WorkItem]) -> None:
-        """Rows of the errand with this number."""
+        """Send rows of the job with this number."""
 
     def end(self, worker: int, number: int, *, now: bool) -> None:
-        """No more rows come; with `now`, it leaves what it has not begun."""
+        """Announce that no more rows follow; with `now`, the worker skips rows not yet started."""
 
     def stop(self, worker: int) -> None:
-        """End its process, whatever it does, and forget it."""
+        """Kill the worker's process and forget the worker."""
 
     def events(self, timeout_seconds: float) -> list[Event]:
-        """What has happened since, at least one event unless that takes too long.
+        """Return the events since the last call; wait up to `timeout_seconds` for the first one.
 
-        A worker on an errand is lost behind all results of its that have come.
+        The loss of a working worker is reported after all its results.
         """
 
     def resources(self) -> Mapping[str, float]:
-        """What there is to run workers on, in all."""
+        """Return the total resources for workers."""

@@ -1,9 +1,9 @@
-"""A model that several workers hold. This process deals rows, longest first, and hands on what comes back at once.
+"""A model on several workers: this process assigns rows, longest first, and yields results as they arrive.
 
-A worker is dealt as many rows as keep it busy until its next answers are here, and less towards the end, so that all
-come to it together. A worker that dies leaves what it has not answered to the others, and another one takes its place:
-no row is lost, and none is answered twice. What a row raises inside a worker is that row's error, as in one process.
-What befalls a worker as a whole ends the job.
+A worker is assigned enough rows to stay busy, and fewer towards the end, so that all workers finish together. When a
+worker dies, its unanswered rows are assigned to others and a new worker replaces it: no row is lost or answered
+twice. An error raised by a row is that row's error, as in a single process. An error of a worker as a whole ends the
+job.
 """
 
 import logging
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
-"""Workers that may die one after the other without a row in between."""
+"""Workers that may die consecutively without a result in between."""
 GLANCE_SECONDS = 0.2
-"""Time after which it is looked whether the job is to stop, where nothing happens."""
+"""Longest wait for events before checking whether the job should stop."""
 LONGEST_REASON = 400
-"""Characters of why a worker has died."""
+"""Characters of the reason why a worker died."""
 
 
 class WorkerPool:
-    """The workers, and the model that they hold. Nothing is started before something is asked of it."""
+    """A pool of workers that hold a model. Workers are started when the pool is first used."""
 
     def __init__(
         self,
@@ -61,33 +61,38 @@ class WorkerPool:
         workers: int,
         timeout_seconds: float,
     ) -> None:
-        """`workers` are to hold what is in the `order`; one that does nothing for so long is given up.
+        """Create a pool; no worker is started yet.
 
-        With the `tokenizer`, this process makes the prompts.
+        Args:
+            crew: Starts the workers.
+            order: What each worker loads.
+            tokenizer: Tokenizes the prompts in this process.
+            workers: Number of workers.
+            timeout_seconds: Seconds without a message after which a worker is considered lost.
         """
         self.crew, self.order, self.tokenizer = crew, order, tokenizer
         self.workers, self.timeout = workers, timeout_seconds
         self.members: dict[int, WorkerState] = {}
         self.known: ModelFacts | None = None
         self.has_begun = False
-        """Whether all have been there."""
+        """Whether all workers have been ready at the same time."""
         self.deaths = 0
-        """Since the last row was answered."""
+        """Workers lost since the last result."""
         self.errands = 0
         self.offered: Offer | None = None
 
-    # What is told of the model
+    # Properties of the model
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What a worker tells of the model."""
+        """Properties of the loaded model, as reported by a worker."""
         self.start()
         assert self.known is not None
         return self.known
 
     @property
     def fingerprint(self) -> str:
-        """What the model is; the same as in one process on such a device."""
+        """Fingerprint of the model; the same as in a single process on such a device."""
         return self.facts.fingerprint
 
     @property
@@ -97,18 +102,18 @@ class WorkerPool:
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
-        """What the checkpoint's generation_config.json says."""
+        """Content of the checkpoint's generation_config.json."""
         return self.facts.checkpoint_generation
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Why rows of up to so many tokens cannot be answered in slots; None where they can."""
-        found: str | None = self.ask("why_no_slots", options, tokens=tokens)[0]
-        return found
+        """Return why rows of up to `tokens` tokens cannot use continuous batching; None if they can."""
+        reason: str | None = self.ask("why_no_slots", options, tokens=tokens)[0]
+        return reason
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
         """Return which rows of up to `tokens` tokens can be answered in one batch."""
-        found: BatchWay = self.ask("batch_way", options, tokens=tokens)[0]
-        return found
+        way: BatchWay = self.ask("batch_way", options, tokens=tokens)[0]
+        return way
 
     def offer(
         self,
@@ -119,7 +124,16 @@ class WorkerPool:
         rows: int | None,
         max_new_tokens: int,
     ) -> Offer:
-        """How many rows are answered at a time: each worker finds what it holds, and the smallest counts for all."""
+        """Return how many rows are generated at a time: each worker measures its own limit, and the smallest is used by
+        all.
+
+        Args:
+            options: Generation options.
+            lengths: Prompt lengths in tokens, [rows].
+            shared_tokens: Length of the prefix that all prompts share, in tokens.
+            rows: Rows at a time, set by the user, or None.
+            max_new_tokens: Limit of generated tokens per row.
+        """
         offers: list[Offer] = self.ask(
             "offer",
             options,
@@ -134,7 +148,7 @@ class WorkerPool:
             logger.info("workers hold %s to %s rows at a time; all get %s", sizes[0], sizes[-1], sizes[0])
         return self.offered
 
-    # Answers
+    # Generation
 
     def completions(
         self,
@@ -149,10 +163,22 @@ class WorkerPool:
         left: npt.NDArray[np.bool_],
         stopping: Callable[[], bool],
     ) -> Iterator[BatchResult]:
-        """Answers of the rows that are `left` [rows], as they come.
+        """Generate answers and yield them as they arrive. Everything yielded is complete.
 
-        Once it is `stopping`, workers end the rows that they have begun. Raises what a worker fails with, and
-        JobError where workers die one after the other: what was handed on before is complete.
+        Args:
+            work: The rows with their prompts.
+            options: Generation options.
+            engine: "slots" or "static".
+            max_new_tokens: Limit of generated tokens per row.
+            batch_size: Rows that each worker generates at a time.
+            room_tokens: Total tokens of rows that fit, if memory determined the size.
+            seed: Seed for sampling.
+            left: Rows to answer, [rows].
+            stopping: Once it returns True, workers finish the started rows only.
+
+        Raises:
+            JobError: Workers died consecutively without a result.
+            Exception: Any error that a worker raised outside of a row.
         """
         plan: WorkPlan
         if engine == "slots":
@@ -180,16 +206,16 @@ class WorkerPool:
         try:
             yield from job.completions(stopping)
         finally:
-            # Of a job that was left in the middle: what they are at would go on.
+            # If the caller abandons the job, workers would continue with it.
             for member in self.working():
                 self.stop(member)
 
     # Workers
 
     def start(self) -> None:
-        """Have the workers, with the model in memory. Raises JobError where some do not come.
+        """Start the workers and load the model. Raise JobError if some do not start.
 
-        All are waited for at first; those that take the place of dead ones only where no other is left.
+        The first time, wait for all workers; later, wait for a replacement only if no other worker is left.
         """
         while not self.ready() or not (self.has_begun or len(self.ready()) == self.workers):
             self.fill()
@@ -199,13 +225,13 @@ class WorkerPool:
         self.has_begun = True
 
     def fill(self) -> None:
-        """Hire as many workers as there are to be."""
+        """Start workers until the pool is complete."""
         while len(self.members) < self.workers:
             number = self.crew.start()
             self.members[number] = WorkerState(number)
 
     def lose(self, member: WorkerState, reason: str, *, rows: int = 0) -> None:
-        """A worker is gone, which had so many rows. Raises JobError where that happens time after time."""
+        """Remove a lost worker that held `rows` rows. Raise JobError if this happens repeatedly."""
         self.stop(member)
         self.deaths += 1
         logger.debug("%s: %s", described(member), reason)
@@ -219,23 +245,23 @@ class WorkerPool:
         logger.warning("%s is gone; another one takes its place%s", described(member), dealt)
 
     def stop(self, member: WorkerState) -> None:
-        """End a worker."""
+        """Stop a worker."""
         self.crew.stop(member.number)
         self.members.pop(member.number, None)
 
     def ready(self) -> list[WorkerState]:
-        """Workers that wait for an errand."""
+        """Return the workers without a job."""
         return [member for member in self.members.values() if member.state == "ready"]
 
     def working(self) -> list[WorkerState]:
-        """Workers on an errand."""
+        """Return the workers with a job."""
         return [member for member in self.members.values() if member.state == "working"]
 
     def ask(self, method: str, *given: Any, **named: Any) -> list[Any]:
-        """What the method comes to on each worker that is ready, of those that live to tell it; at least one."""
-        found: list[Any] = []
+        """Call a method on each ready worker, and return the results of those that survive; at least one."""
+        replies: list[Any] = []
         with self.asking():
-            while not found:
+            while not replies:
                 self.start()
                 asked = self.ready()
                 for member in asked:
@@ -244,45 +270,45 @@ class WorkerPool:
                 while any(member.state == "asked" for member in self.members.values()):
                     for event in self.poll():
                         if isinstance(event, WorkerReplied) and event.method == method:
-                            found.append(event.value)
+                            replies.append(event.value)
                             self.members[event.worker].state = "ready"
                         else:
                             self.handle_event(event)
                     self.check_timeouts()
-        return found
+        return replies
 
     def each(self, method: str, tasks: Iterable[Any], **named: Any) -> list[Any]:
-        """What the method comes to on each task, in their order: whoever is ready takes the next one."""
-        found: dict[int, Any] = {}
-        numbered, given = enumerate(tasks), dict[int, tuple[int, Any]]()
+        """Call a method once per task, on any ready worker, and return the results in the order of the tasks."""
+        results: dict[int, Any] = {}
+        numbered, assigned = enumerate(tasks), dict[int, tuple[int, Any]]()
         left: list[tuple[int, Any]] = []
-        """Tasks of workers that have died."""
+        """Tasks of workers that died."""
         more = True
         with self.asking():
-            while more or left or given:
+            while more or left or assigned:
                 self.fill()
                 for member in self.ready():
                     task = left.pop() if left else next(numbered, None)
                     if task is None:
                         more = False
                         break
-                    given[member.number] = task
+                    assigned[member.number] = task
                     self.crew.ask(member.number, method, task[1], **named)
                     member.state, member.heard = "asked", time.monotonic()
-                for event in self.poll() if given or not self.ready() else ():
+                for event in self.poll() if assigned or not self.ready() else ():
                     if isinstance(event, WorkerReplied) and event.method == method:
-                        found[given.pop(event.worker)[0]] = event.value
+                        results[assigned.pop(event.worker)[0]] = event.value
                         self.members[event.worker].state, self.deaths = "ready", 0
                         continue
-                    if isinstance(event, WorkerLost) and event.worker in given:
-                        left.append(given.pop(event.worker))
+                    if isinstance(event, WorkerLost) and event.worker in assigned:
+                        left.append(assigned.pop(event.worker))
                     self.handle_event(event)
                 self.check_timeouts()
-        return [found[place] for place in sorted(found)]
+        return [results[place] for place in sorted(results)]
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Around questions: where they are given up in the middle, so are the workers that are at them."""
+        """Stop workers with unfinished calls if the block is left early."""
         try:
             yield
         finally:
@@ -290,7 +316,7 @@ class WorkerPool:
                 self.stop(member)
 
     def poll(self) -> Iterator[Event]:
-        """What has happened to workers since; nothing of those that are dismissed in between."""
+        """Yield the events since the last call, except those of stopped workers."""
         for event in self.crew.events(GLANCE_SECONDS):
             member = self.members.get(event.worker)
             if member is not None:
@@ -298,7 +324,7 @@ class WorkerPool:
                 yield event
 
     def handle_event(self, event: Event) -> None:
-        """Know what has become of a worker. Raises what it has failed with."""
+        """Update the state of a worker. Raise the error that it failed with."""
         member = self.members[event.worker]
         match event:
             case WorkerFailed():
@@ -318,9 +344,9 @@ class WorkerPool:
         self.load()
 
     def load(self) -> None:
-        """Have workers load the model whose machine is known; at first once that is known of all.
+        """Tell workers to load the model once their machine is known; at first, once the machines of all are known.
 
-        Those of a machine share its memory and its cores.
+        Workers on the same machine share its memory and cores.
         """
         if self.known is None and any(member.state == "starting" for member in self.members.values()):
             return
@@ -336,7 +362,7 @@ class WorkerPool:
             member.state = "loading"
 
     def check_same(self, facts: ModelFacts) -> None:
-        """Raises JobError where a worker has another model than those before it."""
+        """Raise JobError if a worker has loaded another model than the others."""
         if self.known is not None and self.known != facts:
             raise JobError(
                 f"the workers do not have the same model ({self.known.fingerprint} and {facts.fingerprint}): their "
@@ -345,18 +371,18 @@ class WorkerPool:
         self.known = facts
 
     def check_timeouts(self) -> None:
-        """Raises JobError where no worker is at work, and one that is waited for does not come."""
+        """Raise JobError if no worker is working, and one has not responded in time."""
         silent = [member for member in self.members.values() if self.is_silent(member)]
         if silent and not self.working():
             states = [member.state for member in self.members.values()]
             there = len(states) - states.count("starting")
-            told = ", ".join(f"{amount:g} {name}" for name, amount in self.crew.resources().items())
+            available = ", ".join(f"{amount:g} {name}" for name, amount in self.crew.resources().items())
             raise JobError(
                 f"{there} of {self.workers} workers have started, and {described(silent[0])} has not answered for "
-                f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {told or 'no machines'}: write a "
-                "smaller backend.workers, add machines, or write a longer time"
+                f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: write "
+                "a smaller backend.workers, add machines, or write a longer time"
             )
 
     def is_silent(self, member: WorkerState) -> bool:
-        """Whether something is waited for from this worker, and for too long."""
+        """Return whether a response of this worker is overdue."""
         return member.state != "ready" and time.monotonic() - member.heard > self.timeout

@@ -1,4 +1,4 @@
-"""One worker, as far as it is known to the process that deals."""
+"""The state of one worker, as known to the pool."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,24 +8,24 @@ from partita.inference.fleet.messages import WorkerLocation
 
 @dataclass
 class WorkerState:
-    """One worker, as far as it is known here."""
+    """The state of one worker, as known to the pool."""
 
     number: int
     state: str = "starting"
-    """starting, placed, loading, ready, asked something, or working on an errand."""
+    """starting, placed, loading, ready, asked (a call is pending), or working (on a job)."""
     place: WorkerLocation | None = None
     heard: float = field(default_factory=time.monotonic)
-    """When something came from it."""
+    """Time of its last message."""
     at_a_time: int = 0
-    """Rows that it answers at a time."""
+    """Rows that it generates at a time."""
 
     @property
     def node(self) -> str | None:
-        """Its machine, once that is known."""
+        """Its machine, once known."""
         return self.place.node if self.place is not None else None
 
 
 def described(member: WorkerState) -> str:
-    """A worker, for people."""
+    """Describe a worker for messages."""
     place = member.place
     return f"worker {member.number}" + (f" (process {place.process} on {place.node})" if place is not None else "")
