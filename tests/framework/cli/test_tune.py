@@ -158,7 +158,7 @@ def test_help_loads_no_heavy_library() -> None:
         timeout=60,
         check=True,
     )
-    assert "Trains nothing and answers nothing" in re.sub(r"\s+", " ", done.stdout)
+    assert "Trains and predicts nothing" in re.sub(r"\s+", " ", done.stdout)
     loaded = {line.split("|")[-1].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "partita" in loaded
     assert loaded.isdisjoint({"torch", "transformers", "matplotlib", "numpy", "datasets"})
