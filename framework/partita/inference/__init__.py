@@ -1,1 +1,1 @@
-"""From rows to answers, and from answers to values: engine, journal, decoder, metrics, predictions."""
+"""Prediction: engines, journal, decoder, metrics and output tables."""

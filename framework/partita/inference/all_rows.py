@@ -1,4 +1,4 @@
-"""All rows of a data set in the order of the source, those included that could not be read."""
+"""All rows of a dataset in input order, including unreadable ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from partita.inference.prompts import PromptRows
 
 
 class AllRows:
-    """Readable rows with the unreadable ones at their places among them. An unreadable row has no values."""
+    """Readable and unreadable rows by their index in the source. An unreadable row has no values."""
 
     def __init__(self, rows: PromptRows, bad: Sequence[BadRow]) -> None:
-        """`bad` are the unreadable rows, in the order of the source."""
+        """Take the readable rows, and the unreadable ones in the order of the source."""
         self._rows = rows
         self.columns = rows.columns
-        """Names of the columns."""
+        """Column names."""
         self._bad = {min(row.place, len(rows)) + number: row for number, row in enumerate(bad)}
         self.unreadable = {index: row.reason for index, row in self._bad.items()}
         """Why a row could not be read, by its index."""
@@ -27,23 +27,23 @@ class AllRows:
         return self._length
 
     def get(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows in the order asked for."""
+        """Return rows in the requested order."""
         if not self._bad:
             return self._rows.get(indices)
         readable = [self._place(index) for index in indices if index not in self._bad]
-        found = iter(self._rows.get(readable) if readable else [])
-        return [{} if index in self._bad else next(found) for index in indices]
+        rows = iter(self._rows.get(readable) if readable else [])
+        return [{} if index in self._bad else next(rows) for index in indices]
 
     def key(self, index: int) -> str:
-        """What names a row, the same in every run."""
+        """Return the name of a row, the same in every run."""
         bad = self._bad.get(index)
         return self._rows.key(self._place(index)) if bad is None else bad.key
 
     def sampling_key(self, index: int) -> str:
-        """Return the key that a sampled answer to a row follows from."""
+        """Return the key from which a row's random numbers are derived."""
         bad = self._bad.get(index)
         return self._rows.sampling_key(self._place(index)) if bad is None else bad.key
 
     def _place(self, index: int) -> int:
-        """Place of a readable row among the readable ones."""
+        """Return the index of a readable row among the readable ones."""
         return index - int(np.searchsorted(self._bad_indices, index))

@@ -1,7 +1,8 @@
-"""From an answer's text to the values of the output features.
+"""Parse an answer's text into the values of the output features.
 
-With one output the answer is its value. With several it is one JSON object with the outputs' names as keys, and each
-part is read by its type. No text raises: what cannot be read has no value and a reason.
+With one output, the answer is its value. With several, the answer is one JSON object with the outputs' names as
+keys, and each member is parsed by the type of its output. No text raises: an unreadable output has no value and a
+reason.
 """
 
 from collections.abc import Mapping
@@ -19,21 +20,21 @@ from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, Ou
 
 @dataclass(frozen=True)
 class Decoded:
-    """What an answer holds, by output name."""
+    """The values of an answer, by output name."""
 
     values: dict[str, Any]
-    """Value of each output; None where it could not be read."""
+    """Value of each output; None if it is unreadable."""
     errors: dict[str, str]
-    """Why there is no value, for the outputs without one."""
+    """Why there is no value, for outputs without one."""
     raw: dict[str, str]
-    """The part of the answer that each value was read from; the whole answer where it could not be taken apart."""
+    """The part of the answer that each value was read from; the whole answer if it could not be parsed."""
 
 
 class TextReader:
-    """The whole text, stripped."""
+    """Reads the whole text."""
 
     def read(self, text: str) -> str:
-        """The text without white space around it."""
+        """Return the text without surrounding white space."""
         return text.strip()
 
 
@@ -41,12 +42,13 @@ Reader = TextReader | LabelReader | NumberReader | JsonReader
 
 
 class Decoder:
-    """Reads answers by the output features of a file."""
+    """Parses answers into the output features of a configuration."""
 
     def __init__(self, config: Config, *, labels: Mapping[str, tuple[str, ...]]) -> None:
-        """`labels` holds the labels seen in the data, by output name, for categories whose file names none.
+        """Create the readers of all outputs.
 
-        Raises ConfigError where a category has no labels at all.
+        `labels` holds the labels found in the data, by output name, for categories without configured labels. Raises
+        ConfigError if a category has no labels.
         """
         self._readers = {
             feature.name: _reader(feature, seen=labels.get(feature.name), path=f"output_features[{place}]")
@@ -59,7 +61,7 @@ class Decoder:
         return tuple(self._readers)
 
     def decode(self, text: str) -> Decoded:
-        """The values in an answer; never raises."""
+        """Parse an answer; never raises."""
         if len(self._readers) == 1:
             return _decoded({name: _read_text(reader, text) for name, reader in self._readers.items()})
         try:
@@ -69,7 +71,7 @@ class Decoder:
         return _decoded({name: _read_member(reader, members, name, text) for name, reader in self._readers.items()})
 
     def without_answer(self, reason: str) -> Decoded:
-        """What there is for a row that was not answered: no values, for this reason."""
+        """Return the result for a row without an answer: no values, and this reason."""
         return _decoded({name: _Part(None, "", reason) for name in self._readers})
 
     def _is_answer(self, value: Any) -> Any:
@@ -103,7 +105,7 @@ def _read_text(reader: Reader, text: str) -> _Part:
 
 
 def _read_member(reader: Reader, members: Mapping[str, Any], name: str, text: str) -> _Part:
-    """The value of one key of the answer's object; JSON and numbers are taken as they stand there."""
+    """Read one member of the answer's object; JSON values and numbers are used as they are."""
     member = members.get(name)
     if name not in members or (member is None and not isinstance(reader, JsonReader)):
         return _missing(reader, text, f"the answer has no {name!r}")
@@ -119,7 +121,7 @@ def _read_member(reader: Reader, members: Mapping[str, Any], name: str, text: st
 
 
 def _missing(reader: Reader, text: str, reason: str) -> _Part:
-    """An output that the answer does not hold: a category's fallback label, else a reason."""
+    """Return a category's fallback label for a missing output, else the reason."""
     fallback = reader.fallback if isinstance(reader, LabelReader) else None
     return _Part(fallback, text, reason if fallback is None else None)
 

@@ -1,7 +1,7 @@
-"""Which engine answers, and answers by it.
+"""Choice of the generation engine, and generation with it.
 
-Slots wherever the model and the options allow them, else sorted batches; the log says which and why. Where the model is
-on a server, the server; where workers have it, they do the same.
+Continuous batching is used where the model and the options support it, else static batching; the log says which and
+why. A model on a server is asked through its API, and a pool of workers runs the same engines.
 """
 
 import logging
@@ -34,7 +34,7 @@ Engine = Literal["slots", "static", "server"]
 def room_for(
     lm: "GenerativeModel | EndpointClient | WorkerPool", lengths: Lengths, *, max_new_tokens: int
 ) -> tuple[Lengths, npt.NDArray[np.integer]]:
-    """Tokens of each prompt, 0 for those that fill the context, and most new tokens of each row."""
+    """Return the tokens of each prompt, 0 for those that fill the context, and each row's limit of generated tokens."""
     room = lm.context_length
     if room is None:
         return lengths, np.full(len(lengths), max_new_tokens)
@@ -49,7 +49,14 @@ def choose_engine(
     options: GenerationOptions,
     max_new_tokens: int,
 ) -> Engine:
-    """The engine for prompts of these lengths; the log says why it is not the slots."""
+    """Return the engine for prompts of these lengths; log why it is not continuous batching.
+
+    Args:
+        lm: The model.
+        lengths: Prompt lengths in tokens, [rows].
+        options: Generation options.
+        max_new_tokens: Limit of generated tokens per row.
+    """
     if isinstance(lm, EndpointClient):
         return "server"
     kept, new_tokens = room_for(lm, lengths, max_new_tokens=max_new_tokens)
@@ -63,7 +70,7 @@ def choose_engine(
 
 
 def refuse_without_slots(options: GenerationOptions, reason: str) -> None:
-    """Raises ModelError where answers are held to something that only slots can keep."""
+    """Raise ModelError if the options constrain answers in a way that needs continuous batching."""
     key = "decoder.scoring" if options.labels else "decoder.constrain" if options.grammar is not None else None
     if key is not None:
         raise ModelError(f"{key} needs answers that are made in slots, and here they are not: {reason}; remove {key}")
@@ -84,13 +91,27 @@ def generate_rows(
     stopping: Callable[[], bool] = never,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[BatchResult]:
-    """Answers of all rows that have a prompt and are not `done` [rows], as they come.
+    """Generate answers for all rows with a prompt that are not `done`, and yield them as they are finished.
 
-    `unanswerable` rows are left out. Where the context leaves less room than `max_new_tokens`, a row gets what there
-    is. At most `batch_size` rows are answered at a time, fewer by `limit`, which falls where memory runs out, and more
-    shorter ones where memory holds `room_tokens` and that alone decided the size. Once it is `stopping`, rows that were
-    begun are answered and no others, but for a server, which is not asked. An interrupt is passed on at once, and
-    ModelError is raised where the device fails: what was yielded before is complete.
+    An interrupt is raised at once; everything yielded is complete.
+
+    Args:
+        lm: The model.
+        prompts: The prompts; rows that cannot be answered are skipped.
+        engine: The engine of `choose_engine`.
+        options: Generation options.
+        max_new_tokens: Limit of generated tokens per row; less where the context leaves less.
+        batch_size: Most rows generated at a time.
+        seed: Seed for sampling.
+        done: Rows that are answered already, [rows].
+        limit: Upper bound on the batch size; lowered when memory runs out.
+        room_tokens: Total tokens of rows that fit, if memory determined the size; then more short rows run at a
+            time.
+        stopping: Once it returns True, only the started rows are finished. Not used with a server.
+        process_group: The ranks that share the rows.
+
+    Raises:
+        ModelError: The device failed.
     """
     lengths, new_tokens = room_for(lm, prompts.lengths, max_new_tokens=max_new_tokens)
     limit = BatchLimit(batch_size) if limit is None else limit
@@ -151,7 +172,7 @@ def generate_rows(
 
 
 def unused_key(row: int) -> bytes:
-    """The key of a row where nothing is drawn."""
+    """Return an empty sampling key, for greedy decoding."""
     return b""
 
 
@@ -163,14 +184,25 @@ def generate_requests(
     capacity: Capacity,
     seed: int,
 ) -> list[Generated]:
-    """Answers to all requests, in their order. Raises OutOfMemory where one does not fit alone, and what else comes."""
+    """Generate answers to all requests, and return them in input order.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        options: Generation options.
+        capacity: The batch size and its limit.
+        seed: Seed for sampling.
+
+    Raises:
+        OutOfMemory: A single request does not fit.
+    """
     lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
     most = max((request.max_new_tokens for request in requests), default=0)
     if not requests or choose_engine(lm, lengths, options=options, max_new_tokens=most) == "static":
         return requests_in_batches(lm, requests, options=options, capacity=capacity, seed=seed)
     run = run_of_requests(lm, requests, options=options, capacity=capacity, seed=seed)
-    found = {result.row: result for batch in run.completions() for result in batch.results}
-    return [answer_of(found[row].generated, found[row].error) for row in range(len(requests))]
+    results = {result.row: result for batch in run.completions() for result in batch.results}
+    return [answer_of(results[row].generated, results[row].error) for row in range(len(requests))]
 
 
 def run_of_requests(
@@ -181,7 +213,7 @@ def run_of_requests(
     capacity: Capacity,
     seed: int,
 ) -> Scheduler:
-    """The slots that answer requests; what one raises is raised."""
+    """Return the scheduler of requests; it raises errors of single requests."""
     prompts = [list(request.input_ids) for request in requests]
     work = RowRequests(
         lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
@@ -205,7 +237,7 @@ def run_of_requests(
 
 
 def answer_of(generated: Generated | None, error: str | None) -> Generated:
-    """The answer. Raises ModelError where there is none."""
+    """Return the answer. Raise ModelError if there is none."""
     if generated is None:
         raise ModelError(error or "no answer")
     return generated

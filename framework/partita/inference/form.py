@@ -1,4 +1,4 @@
-"""What the outputs of a file hold answers to: a grammar, or the labels of which one is chosen."""
+"""Constraints on answers: a grammar, or labels to score."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,18 +12,25 @@ from partita_schema.grammar import answer_grammar
 
 
 class AnswerEncoder(Protocol):
-    """From an answer to its tokens."""
+    """Tokenizes answers."""
 
     def answer_ids(self, answer: str) -> tuple[int, ...]:
-        """Tokens of an answer as it is learned behind a prompt, and of what a chat template writes behind it."""
+        """Return the tokens of an answer as it is trained after a prompt, with what a chat template adds after it."""
 
 
 def in_form(
     options: GenerationOptions, config: Config, *, labels: Mapping[str, Sequence[str]], encoder: AnswerEncoder
 ) -> GenerationOptions:
-    """The options, with what the outputs of the file hold answers to; `labels` are those of categories by name.
+    """Return the generation options with the constraints of the output features.
 
-    Raises ModelError where two labels to be scored cannot be told apart.
+    Args:
+        options: Generation options.
+        config: The configuration.
+        labels: Labels by category output.
+        encoder: Tokenizes answers.
+
+    Raises:
+        ModelError: Two labels to score have the same tokens.
     """
     grammar = answer_grammar(config.output_features, labels=labels)
     output = config.output_features[0]
@@ -40,13 +47,21 @@ def scored_labels(
     at: str = "decoder.scoring",
     advice: str = "rename one, or remove scoring",
 ) -> tuple[Label, ...]:
-    """The labels with their tokens. Raises ModelError about the key `at` where two cannot be told apart."""
+    """Return the labels with their tokens. Raise ModelError if two have the same tokens.
+
+    Args:
+        output: The category output.
+        labels: Labels by category output.
+        encoder: Tokenizes answers.
+        at: Key to name in the error.
+        advice: The fix to name in the error.
+    """
     lower = output.preprocessing.lowercase
     texts = dict.fromkeys(label.lower() if lower else label for label in output.labels or labels[output.name])
-    found: dict[tuple[int, ...], Label] = {}
+    labels_by_ids: dict[tuple[int, ...], Label] = {}
     for text in texts:
         label = Label(text, encoder.answer_ids(text))
-        same = found.setdefault(label.ids, label)
+        same = labels_by_ids.setdefault(label.ids, label)
         if same is not label:
             raise ModelError(f"{at}: the labels {same.text!r} and {text!r} are the same tokens to this model; {advice}")
-    return tuple(found.values())
+    return tuple(labels_by_ids.values())

@@ -1,4 +1,4 @@
-"""One job of answering: what is asked, of which model and how; and the count of what it came to."""
+"""One prediction job: its inputs, and the statistics of its batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -43,7 +43,7 @@ class Tally:
     row_steps: int = 0
 
     def add(self, batch: BatchResult) -> None:
-        """Count a batch."""
+        """Add the counts of a batch."""
         self.batches += 1
         self.prompt_tokens += batch.prompt_tokens
         self.padded_tokens += batch.padded_tokens
@@ -58,7 +58,7 @@ class Tally:
 
     @classmethod
     def together(cls, tallies: "Sequence[Tally]") -> "Tally":
-        """The sums of all ranks, which worked at the same time: their seconds are the mean."""
+        """Merge the sums of all ranks. The ranks ran at the same time, so their seconds are averaged."""
         sums = {field.name: sum(getattr(tally, field.name) for tally in tallies) for field in fields(cls)}
         for name in ("seconds", "prefill_seconds", "decode_seconds"):
             sums[name] /= len(tallies)
@@ -66,12 +66,12 @@ class Tally:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second, 0 before the first batch."""
+        """Generated tokens per second; 0 before the first batch."""
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def shown(self) -> dict[str, float | str]:
-        """What a progress display shows beside the rows."""
+        """The values that a progress display shows beside the rows."""
         shown: dict[str, float | str] = {}
         if self.generated_tokens:
             shown["tokens_per_second"] = self.tokens_per_second
@@ -85,11 +85,11 @@ class Tally:
 
     @property
     def padding(self) -> float:
-        """Share of what was read that was padding."""
+        """Share of padding in the tokens processed."""
         return 1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     def stats(self, journal: Journal, *, resumed: int, seconds: float) -> PredictionStats:
-        """The sums, with what the journal holds in all; `seconds` is the time of the whole job."""
+        """Return the statistics of the job, with the totals of the journal; `seconds` is the time of the whole job."""
         return PredictionStats(
             rows=len(journal),
             ok=journal.count("ok"),
@@ -114,7 +114,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides the answers of a call."""
+    """Everything that determines the answers of a call."""
 
     lm: "GenerativeModel | EndpointClient | WorkerPool"
     prompts: PromptSource
@@ -125,21 +125,25 @@ class Job:
     batch_size: int
     seed: int
     room_tokens: int | None = None
-    """What memory holds, where it decided the batch size."""
+    """Total tokens of rows that fit, if memory determined the batch size."""
     limit: BatchLimit | None = None
-    """Cuts the batches that `batch_size` plans; None for one of the job's own."""
+    """Upper bound on the batch size; None for a new one."""
     stopping: Callable[[], bool] = never
-    """Whether no more rows are to be begun."""
+    """Whether to start no more rows."""
     process_group: ProcessGroup = SINGLE_PROCESS
-    """The processes that share the rows."""
+    """The ranks that share the rows."""
 
     def completions(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
     ) -> Iterator[list[Answer]]:
-        """Answers of the rows that are not `done` [rows]: first those known without the model, then batch by batch.
+        """Yield the answers of the rows that are not `done`: first those known without the model, then batch by batch.
 
-        Of a process group, each rank has those of the rows that it claims, and rank 0 those known without the model.
-        `attempts` tells how often a row was tried before; `tally` is counted up.
+        In a process group, each rank yields the rows that it takes, and rank 0 also those known without the model.
+
+        Args:
+            done: Rows that are answered already, [rows].
+            attempts: Returns how often a row was tried before.
+            tally: Sums to add the batches to.
         """
 
         def number(row: int) -> int:
@@ -206,6 +210,6 @@ class Job:
         )
 
     def _answer(self, record: PredictionRecord) -> Answer:
-        """The record with the values that stand in it."""
+        """Return the answer of a record with its parsed values."""
         answer = answer_of(record, self.decoder)
         return Answer(replace(record, values=answer.decoded.values), answer.decoded)

@@ -1,11 +1,12 @@
-"""The journal: what was answered, kept as it happens, so that a job that dies loses at most the batch in flight.
+"""The journal: answers are saved as they are made, so that a killed job loses at most the batch in flight.
 
-Append-only JSON lines. The first line is a header: the number of rows, and a fingerprint of all that decides an answer,
-by part (model, generation, prompt, data). Then one record a row, in the order in which rows were answered. Where a row
-stands twice, the later record counts. Each line ends with a checksum: damaged records count as absent, so that their
-rows are answered again. A torn last line is cut off before anything is appended.
+The file is append-only JSON lines. The first line is a header with the number of rows and a fingerprint of
+everything that determines an answer, by part (model, generation, prompt, data). One record per row follows, in the
+order of completion. If a row has several records, the last one counts. Each line ends with a checksum: damaged
+records are ignored, so that their rows are generated again. A torn last line is truncated before anything is
+appended.
 
-In memory there are a few numbers a row, never its text: records are read back from the file by their place in it.
+Memory holds a few numbers per row, never its text: records are read from the file by their offset.
 """
 
 import fcntl
@@ -31,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 SYNC_SECONDS = 2.0
-"""Time after which written records are forced onto the disk."""
+"""Interval after which written records are flushed to disk."""
 
 RECORDS_AT_ONCE = 1000
-"""Records that are taken over from another journal at a time."""
+"""Records copied from another journal at a time."""
 
 ABSENT = -1
 ANY_ROWS = 2**63
@@ -42,15 +43,15 @@ ANY_ROWS = 2**63
 
 
 class Journal:
-    """A journal that is open: for appending under an exclusive lock, or for reading.
+    """An open journal: for appending under an exclusive lock, or for reading.
 
-    A context manager. Rows are counted from 0 to `rows` - 1.
+    A context manager. Rows are numbered from 0 to `rows` - 1.
     """
 
     def __init__(
         self, path: Path, *, descriptor: int, rows: int, writable: bool, sync_seconds: float = SYNC_SECONDS
     ) -> None:
-        """`open` and `read_only` make one."""
+        """Use `open` or `read_only` instead."""
         self.path = path
         self._descriptor: int | None = descriptor
         self._writable = writable
@@ -72,11 +73,18 @@ class Journal:
         fresh: bool = False,
         sync_seconds: float = SYNC_SECONDS,
     ) -> "Journal":
-        """The journal at `path`, made where there is none, locked, with what it holds for rows of `keys` [rows, 16].
+        """Open or create the journal at `path`, lock it, and index its records.
 
-        Records whose key is not the row's are as good as absent. `fresh` forgets what is there. Raises ResumeError
-        where another process writes it, where the fingerprint is not the same, or where the file is no journal, and
-        WriteError where it cannot be written, such as a symbolic link.
+        Args:
+            path: The file.
+            fingerprint: What determines an answer, by part.
+            keys: Keys of the rows, [rows, 16]. Records with another key are ignored.
+            fresh: Discard existing records.
+            sync_seconds: Interval after which written records are flushed to disk.
+
+        Raises:
+            ResumeError: Another process writes the journal, the fingerprint differs, or the file is not a journal.
+            WriteError: The file cannot be written, such as a symbolic link.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +115,7 @@ class Journal:
 
     @classmethod
     def read_only(cls, path: Path) -> "Journal":
-        """The journal at `path`, to read from; nothing is locked or changed. Raises ResumeError where it is none."""
+        """Open the journal at `path` for reading, without a lock. Raise ResumeError if it is not a journal."""
         try:
             descriptor = open_private(path, os.O_RDONLY)
         except OSError as error:
@@ -138,22 +146,22 @@ class Journal:
         return len(self._offsets)
 
     def done(self, *, retry_errors: bool = False) -> "npt.NDArray[np.bool_]":
-        """True for rows that need nothing more, [rows]; with `retry_errors` rows with an error need another try."""
+        """Return which rows are done, [rows]; with `retry_errors`, rows with an error are not."""
         recorded: npt.NDArray[np.bool_] = self._statuses != ABSENT
         if retry_errors:
             recorded &= self._statuses != STATUSES.index("error")
         return recorded
 
     def count(self, status: Status) -> int:
-        """Rows with this status."""
+        """Return the number of rows with this status."""
         return int((self._statuses == STATUSES.index(status)).sum())
 
     def all_attempts(self) -> "npt.NDArray[np.int16]":
-        """How often each row was tried, [rows]."""
+        """Return how often each row was tried, [rows]."""
         return self._attempts.copy()
 
     def append(self, records: Sequence[PredictionRecord]) -> None:
-        """Keep records, all of them or none. Raises WriteError, such as on a full disk; what was kept before stays."""
+        """Append records, all or none. Raise WriteError, for example on a full disk; earlier records are kept."""
         lines = [sealed_line(json_line(vars(record))) for record in records]
         start = self._size
         self._write(b"".join(lines))
@@ -164,16 +172,22 @@ class Journal:
             self.sync()
 
     def absorb(self, path: Path, *, fingerprint: Mapping[str, str], keys: "npt.NDArray[np.uint8]") -> None:
-        """Take over what another journal of this very job holds, and remove it; one of another job is removed.
+        """Copy the records of another journal of this job, and delete it; one of another job is only deleted.
 
-        Raises ResumeError where a process still writes it.
+        Args:
+            path: The other journal.
+            fingerprint: What determines an answer of this job, by part.
+            keys: Keys of the rows, [rows, 16]. Records with another key are ignored.
+
+        Raises:
+            ResumeError: Another process still writes it.
         """
         with os.fdopen(open_private(path, os.O_RDWR), "rb") as file:
             _lock(file.fileno(), path)
             own = _header(fingerprint, len(self))
             try:
                 header = _read_header(path)
-            except DamagedError:  # records say themselves which rows they are of
+            except DamagedError:  # each record names its row
                 header = own
             if header is not None and not _changes(header, own):
                 damaged = 0
@@ -190,7 +204,7 @@ class Journal:
             path.unlink()
 
     def record(self, row: int) -> PredictionRecord | None:
-        """The last record of a row, None where there is none."""
+        """Return the last record of a row, or None."""
         if self._offsets[row] == ABSENT:
             return None
         assert self._descriptor is not None, "the journal is closed"
@@ -201,7 +215,7 @@ class Journal:
         return record
 
     def sync(self) -> None:
-        """Force what was written onto the disk."""
+        """Flush written records to disk."""
         assert self._descriptor is not None, "the journal is closed"
         try:
             os.fsync(self._descriptor)
@@ -210,7 +224,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Force everything onto the disk and let go of the file."""
+        """Flush all records to disk and close the file."""
         if self._descriptor is None:
             return
         try:
@@ -221,7 +235,7 @@ class Journal:
             self._descriptor = None
 
     def _has_header(self, own: Mapping[str, Any]) -> bool:
-        """Whether there is a header, of this very job. A torn header counts as none: nothing stands behind it."""
+        """Return whether the file has a header of this job. A torn header counts as none: no record follows it."""
         header = _read_header(self.path)
         if header is None:
             if self.path.stat().st_size:
@@ -236,26 +250,26 @@ class Journal:
         return True
 
     def _replace_header(self, own: Mapping[str, Any], keys: "npt.NDArray[np.uint8]") -> None:
-        """Write the file again with a header of this job and the records that are intact and of its rows."""
+        """Rewrite the file with a header of this job and the intact records of its rows."""
         assert self._descriptor is not None
         beside = self.path.with_name(f".{self.path.name}.writing")
         beside.unlink(missing_ok=True)
         with os.fdopen(open_private(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
             file.write(sealed_line(json_line(own)))
-            kept = 0
+            num_records = 0
             for _, line in _lines(self.path):
                 record = read_record(line, rows=len(self))
                 if record is not None and _is_of(record, keys):
-                    kept += file.write(line) > 0
+                    num_records += file.write(line) > 0
             file.flush()
             os.fsync(file.fileno())
             _lock(file.fileno(), self.path)
             beside.replace(self.path)
-            os.dup2(file.fileno(), self._descriptor, inheritable=False)  # one open file, so the lock stays
-        logger.warning("%s: its first line is damaged; %s records of this job are kept", self.path, f"{kept:,}")
+            os.dup2(file.fileno(), self._descriptor, inheritable=False)  # same open file description, so the lock stays
+        logger.warning("%s: its first line is damaged; %s records of this job are kept", self.path, f"{num_records:,}")
 
     def _index(self, keys: "npt.NDArray[np.uint8] | None") -> None:
-        """Learn the place of every record, and cut off a torn last line where the journal is written to."""
+        """Index the offset of every record, and truncate a torn last line if the journal is writable."""
         damaged = stale = 0
         for offset, line in _lines(self.path):
             if not line.endswith(b"\n"):
@@ -287,7 +301,7 @@ class Journal:
         self._attempts[row] = min(attempt, np.iinfo(np.int16).max)
 
     def _write(self, data: bytes) -> None:
-        """Append all of `data`; whatever stops it, an interrupt included, leaves the file as it was before."""
+        """Append all of `data`; on any error, including an interrupt, the file is restored to its previous size."""
         assert self._descriptor is not None, "the journal is closed"
         rest = memoryview(data)
         try:
@@ -311,7 +325,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _is_of(record: PredictionRecord, keys: "npt.NDArray[np.uint8]") -> bool:
-    """Whether a record is of the row that it names, as the data has it now."""
+    """Return whether a record belongs to the current row with its number."""
     return bool(bytes.fromhex(record.key) == keys[record.row].tobytes())
 
 
@@ -324,7 +338,7 @@ def _header(fingerprint: Mapping[str, str], rows: int) -> dict[str, Any]:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What is not the same in two headers, in words."""
+    """Return the differences of two headers as text."""
     before, after = ({**header["fingerprint"], "rows": header["rows"]} for header in (old, new))
     names = [*after, *(name for name in before if name not in after)]
     return [
@@ -339,7 +353,7 @@ def _shown(value: Any) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their ends, each with its place in the file."""
+    """Yield each line, including its end, with its offset."""
     offset = 0
     with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
         for line in file:
@@ -348,10 +362,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_header(path: Path) -> dict[str, Any] | None:
-    """The header, None where there is none or it is torn.
+    """Return the header; None if there is none or it is torn.
 
-    Raises DamagedError where intact records follow what should be the header, and ResumeError where the file is
-    another one.
+    Raises DamagedError if intact records follow a damaged header, and ResumeError if the file is not a journal.
     """
     line = next(_lines(path), (0, b""))[1]
     if not line:

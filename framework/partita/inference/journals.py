@@ -1,8 +1,8 @@
-"""The journals of a job that several processes work on: one each, and in the end one again.
+"""The journals of a job with several ranks: one per rank, merged at the end.
 
-Rank 0 has the journal of the job, every other rank one beside it, `NAME.rank-3.jsonl`, in which nobody else writes.
-Whenever the job is started, by whatever number of processes, those that were left behind are taken over first: what a
-killed rank had answered is not answered again.
+Rank 0 writes the job's journal, and every other rank writes a file beside it, `NAME.rank-3.jsonl`. When the job is
+started with any number of processes, leftover files are merged first: what a killed rank had answered is not
+generated again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,12 +19,12 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_pr
 
 @dataclass(frozen=True)
 class JobJournal:
-    """Where this process keeps answers, and what of the job is done already."""
+    """The journal of this rank, and the progress of the job."""
 
     own: Journal
-    """The job's journal on rank 0, one beside it on others."""
+    """The job's journal on rank 0, a file beside it on other ranks."""
     before: npt.NDArray[np.bool_]
-    """Rows that need nothing more, [rows]."""
+    """Rows that are done, [rows]."""
     tries: npt.NDArray[np.int16]
     """How often each row was tried, [rows]."""
     path: Path
@@ -33,11 +33,11 @@ class JobJournal:
     process_group: ProcessGroup
 
     def attempts(self, row: int) -> int:
-        """How often a row was tried before."""
+        """Return how often a row was tried before."""
         return int(self.tries[row])
 
     def join(self) -> None:
-        """Put what all ranks have answered into the journal of the job. All ranks wait for that."""
+        """Merge the answers of all ranks into the job's journal. Collective: all ranks wait for it."""
         if self.process_group.rank > 0:
             self.own.close()
         self.process_group.all_gather_object(None, "the end of the answers")
@@ -57,7 +57,16 @@ def open_journals(
     retry_errors: bool = False,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[JobJournal]:
-    """The journals of a job at `path`, open and locked; each rank has its own. Raises as `Journal.open` does."""
+    """Open and lock the journals of a job; each rank has its own. Raises what `Journal.open` raises.
+
+    Args:
+        path: The job's journal.
+        fingerprint: What determines an answer, by part.
+        keys: Keys of the rows, [rows, 16].
+        fresh: Discard existing records.
+        retry_errors: Whether rows with an error are generated again.
+        process_group: The ranks of the job.
+    """
     with main_process_first(process_group, "opening the journals"):
         place = path if process_group.rank == 0 else rank_path(path, process_group.rank)
         own = Journal.open(place, fingerprint=fingerprint, keys=keys, fresh=fresh or process_group.rank > 0)
@@ -71,14 +80,14 @@ def open_journals(
 
 
 def rank_path(path: Path, rank: int) -> Path:
-    """Where a rank other than 0 keeps its answers."""
+    """Return the path of the journal of a rank other than 0."""
     return path.with_name(f"{path.stem}.rank-{rank}{path.suffix}")
 
 
 def absorb_all(
     journal: Journal, *, fingerprint: Mapping[str, str], keys: npt.NDArray[np.uint8], fresh: bool = False
 ) -> None:
-    """Take over all journals of ranks that lie beside one; with `fresh` they are removed."""
+    """Merge the journals of all ranks into the job's journal; with `fresh`, delete them."""
     for left in sorted(journal.path.parent.glob(f"{journal.path.stem}.rank-*{journal.path.suffix}")):
         if fresh:
             left.unlink()

@@ -1,6 +1,6 @@
-"""The JSON value in an answer: alone, in a fenced block, or with text around it.
+"""Find the JSON value in an answer: alone, in a fenced block, or surrounded by text.
 
-The first complete value that fits counts. A value that is cut off is not replaced by a smaller one inside it.
+The first complete value that passes the check is used. A truncated value is not replaced by a smaller one inside it.
 """
 
 import json
@@ -12,9 +12,9 @@ from partita.inference.reading import ReadError, clipped
 from partita_schema.json_values import is_too_deep, json_validator, schema_mistake
 
 MAX_REASON = 200
-"""Characters of a reason that are kept."""
+"""Length limit of a reason, in characters."""
 
-# Possessive, so that an opening without an end takes linear time.
+# Possessive quantifiers, so that an opening without an end takes linear time.
 FENCE = re.compile(r"```[ \t]*+[\w-]*+[ \t]*+\r?\n?(.*?)```", re.DOTALL)
 START = re.compile(r"[{\[]")
 
@@ -27,9 +27,9 @@ _READER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def find_json(text: str, *, check: Callable[[Any], Any]) -> Any:
-    """The first complete JSON value in `text` for which `check` does not raise ReadError: what `check` returns.
+    """Return the result of `check` for the first complete JSON value in `text` that it accepts.
 
-    Raises ReadError: the reason of `check` for the first value, else why there is no value.
+    Raises ReadError with the reason for the first value, or why there is no value.
     """
     first: ReadError | None = None
     try:
@@ -44,7 +44,7 @@ def find_json(text: str, *, check: Callable[[Any], Any]) -> Any:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """Complete values, the likeliest first. Raises ReadError at the first place where no more can be read."""
+    """Yield complete values, the most likely first. Raise ReadError where no more can be read."""
     for part in (text, *FENCE.findall(text)):
         try:
             yield _READER.decode(part.strip())
@@ -65,7 +65,7 @@ def _embedded(text: str) -> Iterator[Any]:
         except json.JSONDecodeError as error:
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
                 raise ReadError(f"the JSON value is cut off: {clipped(text[start.start() :])}") from None
-            # Beyond the mistake: what lies before it is a piece of a broken value, not a value.
+            # Continue after the error: what lies before it is a fragment of a broken value.
             place = max(start.end(), error.pos)
         except ValueError:
             place = start.end()
@@ -74,8 +74,8 @@ def _embedded(text: str) -> Iterator[Any]:
 
 
 def _storable(value: Any) -> Any:
-    """The value with lone surrogates replaced, which no UTF-8 file can hold. Raises ReadError where it is too deep."""
-    if is_too_deep([value]):  # one level more, as in a row of the output
+    """Return the value with lone surrogates replaced, which UTF-8 cannot encode. Raise ReadError if it is too deep."""
+    if is_too_deep([value]):  # one more level, as in a row of the output
         raise ReadError("the JSON value is nested too deeply")
     written = json.dumps(value, ensure_ascii=False)
     try:
@@ -86,22 +86,22 @@ def _storable(value: Any) -> Any:
 
 
 def compact(value: Any) -> str:
-    """The value as JSON text without spaces."""
+    """Return the value as JSON text without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class JsonReader:
-    """Finds a JSON value in a text and holds it to its schema."""
+    """Finds a JSON value in a text and validates it against a schema."""
 
     def __init__(self, schema: dict[str, Any] | None) -> None:
         self._validator = json_validator(schema) if schema is not None else None
 
     def read(self, text: str) -> Any:
-        """The value. Raises ReadError."""
+        """Return the value. Raise ReadError."""
         return find_json(text, check=self.check)
 
     def check(self, value: Any) -> Any:
-        """The same value. Raises ReadError where it does not satisfy the schema; the text names the path in it."""
+        """Return the value unchanged. Raise ReadError, with the path in the value, if it violates the schema."""
         if self._validator is None:
             return value
         try:

@@ -1,8 +1,8 @@
-"""The label that an answer names.
+"""Find the label in an answer.
 
-Rules of the file come first, in their order. Labels without a rule are found by the default: the answer equals a label,
-else exactly one label stands in it as a whole word. Where one label lies inside another ("good" in "not good"), the
-longer one is what was said. Case does not matter, unless two labels differ in case only.
+Configured rules are applied first, in their order. Labels without a rule match if the answer equals the label, else
+if it is the only label that occurs in the answer as a whole word. If one label contains another ("not good" and
+"good"), the longer one counts. Matching ignores case, unless two labels differ only in case.
 """
 
 import re
@@ -14,7 +14,7 @@ from partita.inference.reading import ReadError, clipped
 from partita_schema.features import Match
 
 MARKS = " \t\r\n.,;:!?\"'`*()[]<>\u2018\u2019\u201c\u201d"
-"""What may stand around a label without making it another one."""
+"""Characters that may surround a label."""
 
 
 class LabelReader:
@@ -33,10 +33,10 @@ class LabelReader:
         self._words = [(label, _word_pattern(label, any_case=folded[label.casefold()] == 1)) for label in plain]
 
     def read(self, text: str) -> str:
-        """The label, or the fallback. Raises ReadError where there is neither."""
-        found = self._by_rule(text) or self._equal(text)
-        if found is not None:
-            return found
+        """Return the label, or the fallback. Raise ReadError if there is neither."""
+        label = self._by_rule(text) or self._equal(text)
+        if label is not None:
+            return label
         standing = self._standing(text)
         if len(standing) == 1:
             return standing[0]
@@ -61,13 +61,13 @@ class LabelReader:
 
     def _equal(self, text: str) -> str | None:
         for candidate in (text.strip(), text.strip(MARKS)):
-            found = self._exact.get(candidate) or self._folded.get(candidate.casefold())
-            if found is not None:
-                return found
+            label = self._exact.get(candidate) or self._folded.get(candidate.casefold())
+            if label is not None:
+                return label
         return None
 
     def _standing(self, text: str) -> list[str]:
-        """Labels that stand in the text as whole words, in their order; those inside a longer one are left out."""
+        """Return the labels that occur in the text as whole words, in order, except those inside a longer one."""
         spans = [(label, *found.span()) for label, pattern in self._words for found in pattern.finditer(text)]
 
         def inside(start: int, end: int) -> bool:
@@ -87,6 +87,6 @@ def _word_pattern(label: str, *, any_case: bool) -> re.Pattern[str]:
 
 
 def _needs_boundary(character: str) -> bool:
-    """Whether words that end in this character are set apart: not in Chinese or Japanese, nor after "C++"."""
+    """Return whether words ending in this character have boundaries: not in Chinese or Japanese, nor after "C++"."""
     word = character.isalnum() or character == "_"
     return word and unicodedata.east_asian_width(character) not in "WF"

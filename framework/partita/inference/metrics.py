@@ -1,14 +1,14 @@
-"""Scores of answers against the truth, by the type of the output.
+"""Metrics of answers by the type of the output.
 
-Every row counts: an answer that could not be read (`invalid`) and a row without an answer (`errors`) are wrong, and
-their shares are reported; `n` is the number of rows. A row that cannot be scored, such as one without a right answer,
-is not among them; `Model.evaluate` reports how many as `skipped`. Scores are summed up row by row, with the same result
-in whatever order rows come; no texts are kept.
+All rows count: unreadable answers (`invalid`) and rows without an answer (`errors`) are wrong, and their shares are
+reported; `n` is the number of rows. Rows that cannot be scored, such as those without a reference, are excluded;
+`Model.evaluate` reports their number as `skipped`. Metrics are accumulated row by row, independent of the row order,
+without storing texts.
 
 | output | metrics |
 |---|---|
-| category | accuracy; macro_f1 and weighted_f1 over the labels that are right or answered somewhere |
-| number | exact_match; over the answers that are numbers mae, mse and rmse (infinite where none is) and r2 |
+| category | accuracy; macro_f1 and weighted_f1 over all labels that occur as reference or answer |
+| number | exact_match; over the numeric answers mae, mse and rmse (infinite without any) and r2 |
 | json | exact_match, valid; for objects field_accuracy over all fields, and field.NAME for each |
 | text | exact_match; rouge_1, rouge_2 and rouge_l (F-measures, 0 to 1) and bleu (corpus, 0 to 100) |
 """
@@ -32,7 +32,7 @@ METRICS = {
     "json": ("exact_match", "valid", "field_accuracy"),
     "text": ("exact_match", "rouge_1", "rouge_2", "rouge_l", "bleu"),
 }
-"""Metrics by type of output."""
+"""Metrics by output type."""
 SHARED_METRICS = ("invalid", "errors", "n")
 """Metrics of every output."""
 
@@ -40,29 +40,29 @@ MAX_FIELDS = 64
 """Fields of JSON objects that are reported by name."""
 
 ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
-"""Metrics of texts by their names in the library."""
+"""ROUGE metrics and their names in the library."""
 
 WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
 class OutputScores:
-    """Metrics by output; empty where no row was scored."""
+    """Metrics by output; empty if no row was scored."""
 
     outputs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics of each output, by name."""
     overall: Mapping[str, float] = field(default_factory=dict)
-    """exact_match: the share of rows in which every output is right; n: the number of rows."""
+    """exact_match: the share of rows with every output right; n: the number of rows."""
 
     @property
     def flat(self) -> dict[str, float]:
-        """All metrics by one name: `output.metric`, and those of `overall` by their own."""
+        """All metrics in one dictionary: `output.metric`, and those of `overall` by their own names."""
         named = {f"{name}.{metric}": value for name, scores in self.outputs.items() for metric, value in scores.items()}
         return named | dict(self.overall)
 
 
 class Scorer:
-    """Sums up scores row by row."""
+    """Accumulates metrics row by row."""
 
     def __init__(self, config: Config) -> None:
         self._sums = {feature.name: _sums(feature) for feature in config.output_features}
@@ -70,14 +70,14 @@ class Scorer:
         self._rows = self._all_right = 0
 
     def add(self, truth: Mapping[str, Any], answer: Answer) -> None:
-        """Score one row; `truth` holds the right value of each output, by name."""
+        """Score one row; `truth` holds the reference of each output, by name."""
         answered = answer.record.status == "ok"
         right = [self._add_output(name, truth[name], answer, answered=answered) for name in self._sums]
         self._rows += 1
         self._all_right += all(right)
 
     def scores(self) -> OutputScores:
-        """The scores of all rows so far."""
+        """Return the metrics of all rows so far."""
         if not self._rows:
             return OutputScores()
         outputs = {name: sums.metrics(self._rows) | self._counts[name].metrics() for name, sums in self._sums.items()}
@@ -91,7 +91,7 @@ class Scorer:
 
 
 class _Counts:
-    """Rows, unreadable answers, and rows without an answer."""
+    """Counts of rows, unreadable answers, and rows without an answer."""
 
     def __init__(self) -> None:
         self.rows = self.invalid = self.errors = 0
@@ -106,17 +106,17 @@ class _Counts:
 
 
 class _Sums(Protocol):
-    """What is summed up for one output."""
+    """Accumulated values of one output."""
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
-        """Count one row; `value` means nothing unless `valid`. Returns whether it is right."""
+        """Add one row and return whether it is right; `value` is only meaningful if `valid`."""
 
     def metrics(self, rows: int) -> dict[str, float]:
-        """The metrics of all rows so far, of which there is at least one."""
+        """Return the metrics of all rows so far, at least one."""
 
 
 class _CategorySums:
-    """How often each label was answered for each."""
+    """Counts of pairs of reference and answered label."""
 
     def __init__(self) -> None:
         self.pairs: Counter[tuple[str, str | None]] = Counter()
@@ -128,7 +128,7 @@ class _CategorySums:
     def metrics(self, rows: int) -> dict[str, float]:
         """Return the accuracy and the means of the labels' F1 scores.
 
-        An unreadable answer misses its label but is not a label itself, whose F1 would always be 0.
+        An unreadable answer counts as a miss but is not a label itself, because its F1 would always be 0.
         """
         true_counts: Counter[str] = Counter()
         answer_counts: Counter[str | None] = Counter()
@@ -148,7 +148,7 @@ class _CategorySums:
 
 
 class _NumberSums:
-    """Errors and right values of the answers that are numbers."""
+    """Errors and references of the numeric answers."""
 
     def __init__(self) -> None:
         self.right = 0
@@ -178,7 +178,7 @@ class _NumberSums:
         }
 
     def _r2(self, mse: float) -> float:
-        """The coefficient of determination; where all right values are equal, 1 without errors and else 0."""
+        """Return the coefficient of determination; if all references are equal, 1 without errors and 0 with."""
         if not math.isfinite(mse):
             return -math.inf
         mean = exact_sum(self.truths) / len(self.truths)
@@ -189,7 +189,7 @@ class _NumberSums:
 
 
 class _JsonSums:
-    """Right values, and right fields of objects."""
+    """Counts of right values, and of right fields of objects."""
 
     def __init__(self) -> None:
         self.right = self.valid = 0
@@ -219,10 +219,10 @@ class _JsonSums:
 
 
 class _TextSums:
-    """Right texts, ROUGE (Lin 2004) by row, and the n-gram counts of BLEU (Papineni et al. 2002).
+    """Exact matches, ROUGE (Lin 2004) per row, and the n-gram counts of BLEU (Papineni et al. 2002).
 
-    BLEU takes the orders of n-grams that answers have: answers of fewer than four words alone have no 4-grams, and
-    would otherwise come to 0 however right they are. With longer ones it is the usual score.
+    BLEU uses only the n-gram orders that the answers have: answers shorter than four words have no 4-grams and would
+    score 0 even if they are right. With longer answers it is the usual score.
     """
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class _TextSums:
 
         self.right = 0
         self.rouge = {name: array("d") for name in ROUGE}
-        # As the library's own tokenizer on English, and letters of other scripts are letters too.
+        # Same as the library's tokenizer on English; letters of other scripts count as letters, too.
         self.rouge_scorer = RougeScorer(list(ROUGE.values()), tokenizer=_Words())
         self.bleu = BLEU(effective_order=True)
         self.matches, self.totals = [0] * 4, [0] * 4
@@ -266,12 +266,12 @@ class _TextSums:
 
 class _Words:
     def tokenize(self, text: str) -> list[str]:
-        """Runs of letters and digits, in lower case."""
+        """Return the lowercased runs of letters and digits."""
         return WORD.findall(text.lower())
 
 
 def metric_names(config: Config) -> tuple[str, ...]:
-    """Names that `OutputScores.flat` may hold, those of single JSON fields aside, with `loss` before them."""
+    """Return `loss` and the names that `OutputScores.flat` may hold, except those of single JSON fields."""
     outputs = config.output_features
     named = [f"{output.name}.{metric}" for output in outputs for metric in (*METRICS[output.type], *SHARED_METRICS)]
     return ("loss", *named, "exact_match", "n")
@@ -286,15 +286,15 @@ def _sums(feature: OutputFeature) -> _Sums:
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """The sum, rounded once: the same in whatever order."""
+    """Return the sum, rounded once, independent of the order."""
     try:
         return math.fsum(values)
-    except OverflowError:  # of numbers as large as can be
+    except OverflowError:  # finite values near the maximum of a float
         return math.inf
 
 
 def canonical(value: Any) -> str:
-    """One text for equal JSON values: keys sorted, 1.0 as 1; true stays apart from 1."""
+    """Return the same text for equal JSON values: sorted keys, 1.0 as 1; true and 1 differ."""
     return json.dumps(_whole(value), sort_keys=True)
 
 

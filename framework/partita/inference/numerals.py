@@ -1,8 +1,8 @@
-"""The number that an answer holds.
+"""Find the number in an answer.
 
-Read are decimal numbers with a sign, also before a currency sign (`-$5`), thousands separators, a power of ten, and a
-scale (`12.5k`, `2 million`). Dates in digits are no numbers and are passed over. A letter that may be a scale or a unit
-(`3M`, `300K`) leaves the answer without a value: nothing is guessed.
+Supported are decimal numbers with a sign, also before a currency symbol (`-$5`), thousands separators, an exponent,
+and a scale (`12.5k`, `2 million`). Numeric dates are skipped. A letter that may be a scale or a unit (`3M`, `300K`)
+makes the answer unreadable, because the value would be a guess.
 """
 
 import math
@@ -13,11 +13,11 @@ from partita.inference.reading import ReadError, clipped
 from partita_schema.features import NumberDecoder
 
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
-"""What may stand between groups of three digits: the same everywhere in a number."""
+"""Thousands separators; a number must use the same one throughout."""
 SCALES = {"k": 3, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten by the letter or word right after a number."""
+"""Powers of ten by the letter or word directly after a number."""
 
-# A sign right behind a digit, a letter or a bracket is an operator ("5-3"), not part of the number.
+# A sign directly after a digit, a letter or a bracket is an operator ("5-3"), not part of the number.
 NUMBER = re.compile(
     rf"(?P<sign>(?<![\w)\]])[-+\u2212](?:[$\u20ac\u00a3\u00a5\u20b9] ?)?)?"
     rf"(?P<digits>[1-9][0-9]{{0,2}}(?P<separator>[{SEPARATORS}])[0-9]{{3}}(?:(?P=separator)[0-9]{{3}})*(?![0-9])"
@@ -35,18 +35,18 @@ DATE = re.compile(
 
 
 class NumberReader:
-    """Finds a number in a text and holds it to its range."""
+    """Finds a number in a text and checks its range."""
 
     def __init__(self, decoder: NumberDecoder) -> None:
         self._decoder = decoder
         self._regex = re.compile(decoder.regex) if decoder.regex is not None else None
 
     def read(self, text: str) -> float:
-        """The number; an int where it is written as a whole one. Raises ReadError."""
+        """Return the number, as an int if it is written as a whole number. Raise ReadError."""
         return self.check(_value(self._find(text)))
 
     def check(self, value: float) -> float:
-        """The same number. Raises ReadError where it is not finite or out of range."""
+        """Return the number unchanged. Raise ReadError if it is not finite or out of range."""
         try:
             finite = math.isfinite(value)
         except OverflowError:
@@ -61,11 +61,11 @@ class NumberReader:
         return value
 
     def _find(self, text: str) -> re.Match[str]:
-        """The match of NUMBER that counts. Raises ReadError where there is none."""
-        found = list(_numbers(text) if self._regex is None else self._regex.finditer(text))
-        if not found:
+        """Return the selected match of NUMBER. Raise ReadError if there is none."""
+        matches = list(_numbers(text) if self._regex is None else self._regex.finditer(text))
+        if not matches:
             raise ReadError(f"no number stands in {clipped(text)}")
-        match = found[0 if self._decoder.pick == "first" else -1]
+        match = matches[0 if self._decoder.pick == "first" else -1]
         if self._regex is None:
             return match
         picked = (match.group(1) if self._regex.groups else None) or match.group()
@@ -76,13 +76,13 @@ class NumberReader:
 
 
 def _numbers(text: str) -> Iterator[re.Match[str]]:
-    """The numbers in a text, dates left out."""
-    # The mark keeps what stands on both sides of a date apart.
+    """Yield the numbers in a text, without dates."""
+    # The mark separates the text on both sides of a date.
     return NUMBER.finditer(DATE.sub("|", text))
 
 
 def _value(number: re.Match[str]) -> float:
-    """The value of a match. Raises ReadError where its scale is not clear."""
+    """Return the value of a match. Raise ReadError if its scale is ambiguous."""
     if number["unclear"]:
         raise ReadError(
             f"{clipped(number.group())} may hold a scale or a unit; ask for all digits in the prompt, or say with "
@@ -94,6 +94,6 @@ def _value(number: re.Match[str]) -> float:
     value = float(f"{digits}e{SCALES[scale]}" if scale else digits + (number["power"] or ""))
     if scale:
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
-    # Above 2**53 a float no longer holds every whole number, and nothing else in the program would either.
+    # Above 2**53 a float, and with it the rest of the program, cannot represent every integer.
     whole = digits.lstrip("-").isdigit() and not number["power"] and abs(value) < 2**53
     return int(digits) if whole else value

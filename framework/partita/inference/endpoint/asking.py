@@ -40,7 +40,7 @@ Cause = Literal["row", "server", "unreachable", "refused"]
 
 @dataclass(frozen=True)
 class RequestFailure:
-    """Why a request has no answer."""
+    """A failed request and its cause."""
 
     cause: Cause
     """row: the server rejects this row; server: it failed or was too busy; unreachable: no connection; refused: it

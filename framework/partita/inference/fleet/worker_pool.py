@@ -379,8 +379,8 @@ class WorkerPool:
             available = ", ".join(f"{amount:g} {name}" for name, amount in self.crew.resources().items())
             raise JobError(
                 f"{there} of {self.workers} workers have started, and {described(silent[0])} has not answered for "
-                f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: write "
-                "a smaller backend.workers, add machines, or write a longer time"
+                f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: "
+                "write a smaller backend.workers, add machines, or write a longer time"
             )
 
     def is_silent(self, member: WorkerState) -> bool:
