@@ -1,10 +1,10 @@
-"""Batches that are cut in two where memory runs out.
+"""Split batches in two when memory runs out.
 
-A batch is worked on whole, or else in its halves, quarters and so on, in order, as large as the limit lets them be: how
-it is cut is a function of its rows' lengths and of the limit alone. The limit falls to half a batch that did not fit.
-It is one of rows of that length; of shorter ones there may be more, so that a few long rows do not slow down a job. A
-row that does not fit alone says nothing about the others: what failed together with it no longer counts then, and the
-limit is again what it was.
+A batch runs whole, or in halves, quarters and so on, in order, as large as the limit allows: the split is a function
+of the rows' lengths and the limit alone. After a failure, the limit drops to half of the failed batch. It is a limit
+for rows of that length; shorter rows may be more, so that a few long rows do not slow down a job. A single row that
+does not fit says nothing about the others: failures of batches that contained it are discarded, and the limit is
+restored.
 """
 
 import logging
@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 @dataclass
 class BatchLimit:
-    """Most rows that go through the model at once. Jobs that share one begin where it stands."""
+    """Most rows in one forward pass. Jobs that share a limit also share its reductions."""
 
     rows: int
-    """The limit now, for rows of `tokens`."""
+    """The current limit, for rows of `tokens` tokens."""
     out_of_memory: int = 0
     """How often a batch did not fit."""
     tokens: int | None = None
-    """Length of the longest row of the batch that did not fit; None where all have fitted."""
+    """Length of the longest row in the batch that did not fit; None if all have fitted."""
     most: int = 0
-    """The limit for rows of any length; 0 for `rows` as they are at first."""
+    """The limit for rows of any length; 0 for the initial `rows`."""
 
     def __post_init__(self) -> None:
         self.most = self.most or self.rows
 
     def at(self, tokens: int) -> int:
-        """Most rows of this length: as many tokens in all as `rows` of `tokens` are."""
+        """Return the most rows of this length: as many tokens in total as `rows` rows of `tokens` tokens."""
         if self.tokens is None:
             return self.rows
         return min(self.most, max(1, self.rows * self.tokens // max(1, tokens)))
@@ -45,31 +45,31 @@ class BatchLimit:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a job may put on the device at once."""
+    """How many rows a job may put on the device at once."""
 
     rows: int
-    """Rows that its batches are planned with."""
+    """Planned batch size."""
     limit: BatchLimit
-    """Cuts them."""
+    """Upper bound on the batches."""
     room_tokens: int | None = None
-    """Tokens of rows that memory holds in all, where it decided the number of rows and not their speed."""
+    """Total tokens of rows that fit, if memory and not speed determined the number of rows."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
-    """A context for the work, in which a device says that it is full before the system ends the process."""
+    """Context in which the device raises an error before the system kills the process."""
 
 
 @dataclass(frozen=True)
 class BatchPart(Generic[T]):
-    """A part of a batch that is finished: with its result, or a single row that does not fit."""
+    """A finished part of a batch: its result, or the failure of a single row that does not fit."""
 
     places: range
-    """Which rows of the batch."""
+    """Indices of its rows in the batch."""
     result: T | None
     failure: Exception | None = None
-    """What the device said of a single row that does not fit."""
+    """The device's error for a single row that does not fit."""
 
 
 def halves(places: range) -> tuple[range, range]:
-    """The two halves of at least two places; the first is the larger one."""
+    """Split at least two indices into halves; the first one is the larger."""
     middle = (len(places) + 1) // 2
     return places[:middle], places[middle:]
 
@@ -82,12 +82,15 @@ def run_with_oom_backoff(
     tokens: Callable[[range], int],
     describe: Callable[[range], str],
 ) -> Iterator[BatchPart[T]]:
-    """Parts of a batch of `rows`, in order, every row in one of them at most.
+    """Run a batch of `rows` rows, split where necessary, and yield the finished parts in order.
 
-    `work` does a part and gives its result, or the failure where the part did not fit, and then both halves of the part
-    are worked on; or neither where nothing of the part is asked for, which is then left out. `tokens` tells the
-    length of a part's longest row, new tokens included, and `describe` names a part in the log, such as "64 rows of 461
-    prompt tokens".
+    Args:
+        rows: Number of rows in the batch.
+        work: Runs a part. It returns the result, or the failure if the part did not fit, and then both halves are
+            run; or neither if no row of the part is requested, and then the part is skipped.
+        limit: Upper bound on the rows of a part; lowered when memory runs out.
+        tokens: Returns the length of a part's longest row, including new tokens.
+        describe: Names a part in the log, such as "64 rows of 461 prompt tokens".
     """
     before, failed = (limit.rows, limit.tokens), list[range]()
     waiting = [range(rows)] if rows else []
@@ -108,7 +111,7 @@ def run_with_oom_backoff(
             logger.warning("%s %s: going on with %s", why, describe(places), f"{limit.rows:,}")
             logger.debug("the device said: %s", failure)
         else:
-            # What failed together with these rows may have failed because of them.
+            # Parts that contained this row may have failed because of it.
             failed = [other for other in failed if places[0] not in other]
             limit.rows, limit.tokens = (len(halves(failed[-1])[0]), tokens(failed[-1])) if failed else before
             if failure is not None:

@@ -1,7 +1,7 @@
-"""Prediction put together: prompts, engine, journal, decoder, table.
+"""Prediction: prompts, engine, journal, decoder and output table.
 
-`predict_rows` keeps every answer in a journal and can be killed and started again at any time. `answer_rows` is the
-same without a journal, for evaluation.
+`predict_rows` saves every answer in a journal and can be killed and resumed at any time. `generate_for_rows` does
+the same without a journal, for evaluation.
 """
 
 import logging
@@ -43,16 +43,16 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_NEW_TOKENS = 256
 READING_IS_SHOWN = 10_000
-"""Rows from which on reading them takes long enough to be shown."""
+"""Number of rows above which tokenizing them shows progress."""
 SPARE_LABEL_TOKENS = 8
-"""Room around a label, for an answer such as "The label is positive."."""
+"""Extra tokens around a label, for an answer such as "The label is positive."."""
 
 
 class ShowProgress(Protocol):
-    """Makes a progress display; a run's `progress` is one."""
+    """Creates a progress display, such as a run's `progress`."""
 
     def __call__(self, total: int, description: str, *, completed: int = 0) -> "AbstractContextManager[Progress]":
-        """The display, in a context."""
+        """Return the display as a context manager."""
 
 
 def predict_rows(
@@ -77,14 +77,36 @@ def predict_rows(
     progress: ShowProgress | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Predictions:
-    """Predictions of all rows, in input order; written to `output` where one is given.
+    """Predict all rows, and return the predictions in input order.
 
-    `schema` cleans a row into values by feature name. `fingerprint` names what decides an answer, by part; a journal
-    with another one is refused. Rows that the journal holds are not generated again. Rows in `bad`, which could not be
-    read, are errors at their place among the others. `capacity` is asked with the prompts; its limit falls where memory
-    runs out, also for the jobs that share it. The ranks of `process_group` share the rows, and each has all predictions
-    in the end. Raises ResumeError, WriteError, and KeyboardInterrupt on Ctrl-C or SIGTERM once all answers so far are
-    on the disk.
+    The ranks of `process_group` share the rows, and each returns all predictions.
+
+    Args:
+        lm: The model.
+        rows: The readable rows.
+        encoder: Tokenizes prompts.
+        schema: Converts a row to values by feature name.
+        decoder: Parses answers.
+        config: The configuration.
+        generation: Generation options.
+        max_new_tokens: Limit of generated tokens per row.
+        capacity: Returns the batch size for the prompts; its limit is lowered when memory runs out, also for other
+            jobs.
+        seed: Seed for sampling.
+        journal_path: The journal; rows recorded in it are not generated again.
+        output: File to write, or None.
+        safe_csv: Escape text of a .csv that a spreadsheet would run as a formula.
+        fingerprint: What determines an answer, by part; a journal with another fingerprint is refused.
+        bad: Unreadable rows; they become errors at their index in the source.
+        retry_errors: Generate rows again that ended in an error.
+        fresh: Discard existing records.
+        progress: Opens a progress display.
+        process_group: The ranks that share the rows.
+
+    Raises:
+        ResumeError: The journal belongs to another job, or is in use.
+        WriteError: The journal or the output cannot be written.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM, after all answers so far are on disk.
     """
     answers = _answers_part(generation, max_new_tokens, seed=seed)
     rows = AllRows(rows, bad)
@@ -137,7 +159,7 @@ def predict_rows(
 
 
 def _tell_unanswered(stats: PredictionStats) -> None:
-    """Say how many rows have no answer, and where their reasons stand."""
+    """Log how many rows have no answer, and where the reasons are."""
     if stats.errors or stats.skipped:
         logger.warning(
             "without an answer: %s of %s (%s, %s skipped); the column error holds the reasons",
@@ -149,12 +171,12 @@ def _tell_unanswered(stats: PredictionStats) -> None:
 
 
 def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: int) -> str:
-    """How long answers are, and where they are sampled, from which seed."""
+    """Return the part of the fingerprint for the length of answers and the seed of sampled ones."""
     return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if generation.samples else "")
 
 
 def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> PredictionStats:
-    """Append the answers that the journal lacks. Raises KeyboardInterrupt where that was stopped before the end."""
+    """Generate the answers missing in the journal. Raise KeyboardInterrupt if stopped before the end."""
     done, process_group, journal = journals.before, job.process_group, journals.own
     resumed, tally = int(done.sum()), Tally()
     total, answered = len(done), process_group.shared_counter("answered rows")
@@ -200,10 +222,25 @@ def generate_for_rows(
     limit: BatchLimit | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[Answer]:
-    """Each row's answer once, in the order they are made; nothing is written. `limit` is as in `predict_rows`.
+    """Generate an answer for each row, and yield the answers in the order of completion; nothing is written.
 
-    Rows that could not be answered are among them, with an error and without values. Of a process group, each rank has
-    those of some rows.
+    Rows without an answer are included, with an error and without values. In a process group, each rank yields the
+    answers of some rows.
+
+    Args:
+        lm: The model.
+        rows: The rows.
+        encoder: Tokenizes prompts.
+        schema: Converts a row to values by feature name.
+        decoder: Parses answers.
+        generation: Generation options.
+        max_new_tokens: Limit of generated tokens per row.
+        batch_size: Rows generated at a time.
+        seed: Seed for sampling.
+        progress: Opens a progress display.
+        description: Text of the progress display.
+        limit: Upper bound on the batch size; lowered when memory runs out.
+        process_group: The ranks that share the rows.
     """
     prompts = EncodedPrompts(rows, encoder, schema, process_group=process_group)
     engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
@@ -233,7 +270,7 @@ def generate_for_rows(
 
 class _HiddenProgress:
     def advance(self, amount: int = 1, **shown: Any) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
 
 def _display(
@@ -245,11 +282,17 @@ def _display(
 def default_new_tokens(
     config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]], otherwise: int = DEFAULT_NEW_TOKENS
 ) -> int:
-    """Tokens that an answer may have.
+    """Return the limit of generated tokens per answer.
 
-    generation.max_new_tokens where the file has it. Else what the outputs need together: decoder.max_new_tokens, else
-    preprocessing.max_sequence_length, else for a category its longest label and a little, else `otherwise`; and with
-    several outputs the tokens of the JSON object around them.
+    generation.max_new_tokens if set. Otherwise the sum over the outputs of decoder.max_new_tokens, else
+    preprocessing.max_sequence_length, else for a category the tokens of its longest label plus a margin, else
+    `otherwise`; with several outputs, plus the tokens of the surrounding JSON object.
+
+    Args:
+        config: The configuration.
+        tokenizer: Counts tokens.
+        labels: Labels by category output.
+        otherwise: Tokens for an output without a limit.
     """
     if config.generation.max_new_tokens is not None:
         return config.generation.max_new_tokens
@@ -258,14 +301,14 @@ def default_new_tokens(
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     features = config.output_features
-    found = [_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features]
-    needed = sum(otherwise if tokens is None else tokens for tokens in found)
+    counts = [_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features]
+    needed = sum(otherwise if tokens is None else tokens for tokens in counts)
     around = sum(count(f'"{feature.name}": "", ') for feature in features) + count("{}") if len(features) > 1 else 0
     return needed + around
 
 
 def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Callable[[str], int]) -> int | None:
-    """Tokens that an output needs; None where it does not say."""
+    """Return the tokens that an output needs; None if unknown."""
     if isinstance(feature, TextOutput | JsonOutput) and feature.decoder.max_new_tokens is not None:
         return feature.decoder.max_new_tokens
     if feature.preprocessing.max_sequence_length is not None:

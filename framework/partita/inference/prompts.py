@@ -1,4 +1,4 @@
-"""Prompts of a data set by index, in flat memory: lengths are learned in one pass, tokens are made when needed."""
+"""Prompts of a dataset by row index: one pass records their lengths, and tokens are computed again when needed."""
 
 import hashlib
 import logging
@@ -25,7 +25,7 @@ Keys = npt.NDArray[np.uint8]
 DIGEST_BYTES = 16
 NONE_UNREADABLE: Mapping[int, str] = {}
 KEPT_TOKENS = 16 * 2**20
-"""Tokens that are kept from the first pass, 4 bytes each; rows beyond are encoded again when their turn comes."""
+"""Tokens kept from the first pass, 4 bytes each; rows beyond them are tokenized again when needed."""
 
 
 class PromptRows(Protocol):
@@ -36,16 +36,16 @@ class PromptRows(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
+        """Column names."""
 
     def get(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows in the order asked for."""
+        """Return rows in the requested order."""
 
     def key(self, index: int) -> str:
-        """What names a row, the same in every run."""
+        """Return the name of a row, the same in every run."""
 
     def sampling_key(self, index: int) -> str:
-        """Return the key that a sampled answer to a row follows from."""
+        """Return the key from which a row's random numbers are derived."""
 
 
 class EncodedPrompt(Protocol):
@@ -61,32 +61,32 @@ class EncodedPrompt(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why the row cannot be asked."""
+        """Why the row has no prompt."""
 
 
 class PromptEncoder(Protocol):
-    """From cleaned rows (values by feature name) to prompts."""
+    """Tokenizes the prompts of rows, given as values by feature name."""
 
     def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Sequence[EncodedPrompt]:
-        """The prompts of rows, in order; a row's does not depend on its neighbours."""
+        """Return the prompts of rows, in order; each depends on its own row only."""
 
 
 class PromptSource(Protocol):
-    """What the engine generates for. Rows are counted from 0."""
+    """The prompts of a job. Rows are numbered from 0."""
 
     def __len__(self) -> int:
         """Number of rows."""
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of each prompt, [rows]; 0 for rows that cannot be asked."""
+        """Tokens of each prompt, [rows]; 0 for rows without a prompt."""
 
     @property
     def keys(self) -> Keys:
         """row_key of each row, [rows, 16]."""
 
     def sampling_key(self, row: int) -> bytes:
-        """What a row's random numbers follow from, next to the seed."""
+        """Return the key that, with the seed, determines a row's random numbers."""
 
     @property
     def prefix(self) -> Sequence[int]:
@@ -94,22 +94,22 @@ class PromptSource(Protocol):
 
     @property
     def digests(self) -> npt.NDArray[np.void]:
-        """Of each prompt's tokens, [rows]: equal where those are."""
+        """Digest of each prompt's tokens, [rows]: equal for equal prompts."""
 
     @property
     def errors(self) -> Mapping[int, str]:
-        """Rows whose prompt cannot be made, with the reason."""
+        """Why a row's prompt could not be made, by row."""
 
     @property
     def skipped(self) -> Mapping[int, str]:
-        """Rows that are unusable themselves, such as one without a needed value, with the reason."""
+        """Why a row is invalid, such as one without a required value, by row."""
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
-        """Tokens of these rows' prompts; only for rows with a length."""
+        """Return the tokens of these rows' prompts; only for rows with a length."""
 
 
 class EncodedPrompts:
-    """The prompts of `rows`: 44 bytes a row, a bounded number of tokens, the reasons of rows that cannot be asked."""
+    """The prompts of a dataset: 44 bytes per row, a bounded number of tokens, and why rows have no prompt."""
 
     def __init__(
         self,
@@ -123,10 +123,19 @@ class EncodedPrompts:
         process_group: ProcessGroup = SINGLE_PROCESS,
         unreadable: Mapping[int, str] = NONE_UNREADABLE,
     ) -> None:
-        """Renders and encodes every row once, `chunk` rows at a time; `progress` is told their number.
+        """Render and tokenize every row once.
 
-        `fingerprint` becomes part of each row's key. Each rank of `process_group` encodes a part of the rows, and is
-        told of the others by those that did. Rows in `unreadable` become errors with these reasons.
+        Each rank of `process_group` tokenizes a part of the rows, and the results are gathered on all ranks.
+
+        Args:
+            rows: The rows.
+            encoder: Tokenizes prompts.
+            schema: Converts a row to values by feature name.
+            fingerprint: Included in each row's key.
+            chunk: Rows tokenized at a time.
+            progress: Called with the number of rows of each chunk.
+            process_group: The ranks that share the work.
+            unreadable: Reasons of rows that become errors, by row.
         """
         self._rows, self._encoder, self._schema = rows, encoder, schema
         self._unreadable = unreadable
@@ -153,9 +162,9 @@ class EncodedPrompts:
         return len(self._rows)
 
     def sampling_key(self, row: int) -> bytes:
-        """What a row's random numbers follow from: its own key, and its number among the rows that share it.
+        """Return the key of a row's random numbers: the row's own key, and its number among rows with the same key.
 
-        Neither the prompt nor the job counts: `predict` and `evaluate` draw the same numbers for the same rows.
+        It does not depend on the prompt or the job, so `predict` and `evaluate` sample with the same numbers.
         """
         return bytes(self._sampling_keys[row])
 
@@ -164,24 +173,24 @@ class EncodedPrompts:
         return sampling_keys(self._rows)
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
-        """Tokens of these rows' prompts, those that were kept and others made anew."""
+        """Return the tokens of these rows' prompts, from memory or tokenized again."""
         missing = [index for index in indices if index not in self._kept]
-        made: dict[int, list[int]] = {}
+        tokenized: dict[int, list[int]] = {}
         if missing:
             clean = check_rows(self._schema, self._rows.get(missing)).clean
             places = [missing[place] for place in clean]
             encoded = self._encode(places, list(clean.values()))
-            made = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
-        return [made[index] if index in made else self._kept[index] for index in indices]
+            tokenized = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
+        return [tokenized[index] if index in tokenized else self._kept[index] for index in indices]
 
     def _learned(self, first: int, end: int) -> "Learned":
-        """What was learned of a part of the rows."""
+        """Return the results for a part of the rows."""
         part = slice(first, end)
         known = (self.lengths[part], self.keys[part], self.digests[part])
         return Learned(part, *known, self.prefix, self._kept.record(part), self.errors, self.skipped)
 
     def _take_in(self, parts: "Sequence[Learned]") -> None:
-        """Know what all ranks have learned."""
+        """Merge the results of all ranks."""
         self._kept = KeptTokens(len(self), most=KEPT_TOKENS)
         for learned in parts:
             self.lengths[learned.part], self.keys[learned.part] = learned.lengths, learned.keys
@@ -205,7 +214,7 @@ class EncodedPrompts:
             self.keys[index] = np.frombuffer(key, dtype=np.uint8)
 
     def _measure(self, index: int, prompt: "EncodedPrompt | Exception") -> str:
-        """Learn the length of a row's prompt, or why it has none; returns its text."""
+        """Record the length of a row's prompt, or why it has none; return its text."""
         if isinstance(prompt, Exception):
             self.errors[index] = described(prompt)
             return ""
@@ -230,11 +239,11 @@ class EncodedPrompts:
         self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def _try_encode(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, "EncodedPrompt | Exception"]]:
-        """Prompts by index; the exception in place of a prompt that cannot be made."""
+        """Yield prompts by index; an exception replaces a prompt that could not be made."""
         try:
             encoded = self._encode(list(rows), list(rows.values()))
         except Exception as error:
-            # A chat template is code from outside and may refuse a row; the others are unharmed.
+            # A chat template is external code and may reject a row; the other rows are not affected.
             logger.info("%s rows are encoded one by one: %s", len(rows), described(error))
         else:
             yield from zip(rows, encoded, strict=True)
@@ -251,7 +260,7 @@ class EncodedPrompts:
 
 @dataclass(frozen=True)
 class Learned:
-    """What one rank has learned of its part of the rows."""
+    """The results of one rank for its part of the rows."""
 
     part: slice
     lengths: Lengths
@@ -259,16 +268,16 @@ class Learned:
     digests: npt.NDArray[np.void]
     prefix: Sequence[int]
     tokens: "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]"
-    """Tokens that were kept, and where those of each row lie."""
+    """The kept tokens, and the start and end of each row's tokens."""
     errors: Mapping[int, str]
     skipped: Mapping[int, str]
 
 
 class KeptTokens:
-    """Tokens of rows, as long as there is room."""
+    """Tokens of rows, as far as there is room."""
 
     def __init__(self, rows: int, *, most: int) -> None:
-        """Room for `most` tokens; the rows are added once each."""
+        """Reserve room for `most` tokens; each row is added once."""
         self._most, self._used = most, 0
         self._tokens = np.zeros(0, dtype=np.int32)
         self._ends = np.zeros((rows, 2), dtype=np.int32)
@@ -278,21 +287,21 @@ class KeptTokens:
 
     def __getitem__(self, row: int) -> list[int]:
         start, end = self._ends[row]
-        found: list[int] = self._tokens[start:end].tolist()
-        return found
+        ids: list[int] = self._tokens[start:end].tolist()
+        return ids
 
     def record(self, part: slice) -> "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]":
-        """All tokens, and where those of the rows of a part lie among them."""
+        """Return all tokens, and the start and end of those of a part of the rows."""
         return self._tokens[: self._used], self._ends[part]
 
     def take_in(self, part: slice, tokens: "npt.NDArray[np.int32]", ends: "npt.NDArray[np.int32]") -> None:
-        """Keep what `record` gave of a part."""
+        """Add what `record` returned for a part."""
         self._tokens = np.concatenate([self._tokens[: self._used], tokens])
         self._ends[part] = np.where(ends[:, 1:] > 0, ends + self._used, 0)
         self._used = len(self._tokens)
 
     def add(self, row: int, ids: npt.NDArray[np.integer]) -> None:
-        """Keep a row's tokens, at least one, if there is room."""
+        """Add a row's tokens, at least one, if there is room."""
         end = self._used + len(ids)
         if end > self._most:
             return
@@ -306,27 +315,27 @@ class KeptTokens:
 
 
 def sampling_keys(rows: PromptRows) -> Keys:
-    """Return a hash of each row's sampling key, [rows, 16], and of its number among the rows with that key."""
-    found = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
+    """Return a digest of each row's sampling key and of its number among the rows with that key, [rows, 16]."""
+    keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
     for row in range(len(rows)):
-        found[row] = np.frombuffer(row_key("", row=rows.sampling_key(row), fingerprint=""), dtype=np.uint8)
-    _, inverse, counts = np.unique(found.view(f"V{KEY_BYTES}")[:, 0], return_inverse=True, return_counts=True)
+        keys[row] = np.frombuffer(row_key("", row=rows.sampling_key(row), fingerprint=""), dtype=np.uint8)
+    _, inverse, counts = np.unique(keys.view(f"V{KEY_BYTES}")[:, 0], return_inverse=True, return_counts=True)
     seen: dict[int, int] = {}
     for row in np.flatnonzero(counts[inverse] > 1).tolist():
         number = seen[inverse[row]] = seen.get(inverse[row], -1) + 1
         if number:
             key = row_key("", row=rows.sampling_key(row), fingerprint=f"{number}")
-            found[row] = np.frombuffer(key, dtype=np.uint8)
-    return found
+            keys[row] = np.frombuffer(key, dtype=np.uint8)
+    return keys
 
 
 def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
-    """Tokens that all prompts begin with."""
-    first, last = min(prompts), max(prompts)  # all others lie between them, and share what these do
+    """Return the tokens that all prompts begin with."""
+    first, last = min(prompts), max(prompts)  # all others sort between these two and share their common prefix
     same = next((place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
     return first[: min(len(first), len(last)) if same is None else same]
 
 
 def described(error: Exception) -> str:
-    """An exception as its class and text."""
+    """Format an exception as its class and text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

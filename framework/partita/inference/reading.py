@@ -1,12 +1,12 @@
-"""What the readers of answers share: the exception for an answer without a value, and how an answer is quoted in it."""
+"""The error of an unreadable answer, and how answers are quoted in it."""
 
 
 class ReadError(ValueError):
-    """An answer that holds no value of the wanted kind; the text says why. It never leaves the decoder."""
+    """An answer without a value of the expected type; the text says why. It never leaves the decoder."""
 
 
 def clipped(text: str, *, most: int = 60) -> str:
-    """The text in quotes, its middle left out where it is long."""
+    """Return the text in quotes, with the middle left out if it is long."""
     if len(text) > most:
         half = (most - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"

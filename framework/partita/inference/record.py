@@ -1,4 +1,4 @@
-"""One line of the journal: what became of a row, and the identity that ties it to its prompt."""
+"""One line of the journal: the result of a row, and the key that ties it to its prompt."""
 
 import hashlib
 import json
@@ -16,39 +16,39 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """What became of one row."""
+    """The result of one row."""
 
     key: str
     """row_key of the row, in hexadecimal."""
     row: int
-    """Place of the row in the data, from 0."""
+    """Index of the row in the dataset, from 0."""
     status: Status
-    """ok: answered; error: the model could not answer it; skipped: the row itself is unusable and was not asked."""
+    """ok: answered; error: the model could not answer it; skipped: the row is invalid and was not sent to the model."""
     text: str | None = None
     """The answer."""
     values: dict[str, Any] | None = None
-    """Value of each output as it was read when the row was answered."""
+    """Value of each output as parsed when the row was answered."""
     tokens: int = 0
-    """Tokens generated."""
+    """Number of generated tokens."""
     finish_reason: Literal["stop", "length"] | None = None
-    """stop: the model ended the answer; length: the limit did."""
+    """stop: the model ended the answer; length: it reached the token limit."""
     logprob: float | None = None
-    """Natural logarithm of the answer's probability; None if not asked."""
+    """Natural logarithm of the answer's probability; None if not requested."""
     scores: dict[str, float] | None = None
-    """The same of each label, where labels were scored."""
+    """Log probability of each label, if labels were scored."""
     error: str | None = None
     """Why there is no answer."""
     attempt: int = 1
-    """How often the row was tried, this time included."""
+    """How often the row was tried, including this time."""
     milliseconds: float = 0.0
-    """Time for the row: its batch's, divided by the rows of the batch."""
+    """Time of the row's batch divided by its number of rows, in milliseconds."""
 
 
 RECORD_FIELDS = tuple(field.name for field in fields(PredictionRecord))
 
 
 def row_key(text: str, *, row: str, fingerprint: str) -> bytes:
-    """Identity of an answer: 16 bytes over the rendered prompt, the row's own key, and all that decides an answer."""
+    """Return the key of an answer: 16 bytes over the rendered prompt, the row's own key, and the job's fingerprint."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for part in (text, row, fingerprint):
         encoded = part.encode("utf-8", errors="surrogatepass")
@@ -58,12 +58,12 @@ def row_key(text: str, *, row: str, fingerprint: str) -> bytes:
 
 
 def fingerprint_of(parts: Mapping[str, str]) -> str:
-    """One hash over all parts of a fingerprint."""
+    """Return one hash over all parts of a fingerprint."""
     return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON; escaped where the text holds lone surrogates, which UTF-8 cannot."""
+    """Return one line of JSON; ASCII-escaped if the text holds lone surrogates, which UTF-8 cannot encode."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ def json_line(value: Mapping[str, Any]) -> bytes:
 
 
 def read_record(line: bytes, *, rows: int) -> PredictionRecord | None:
-    """The record in a line, None where the line is damaged."""
+    """Parse a line; None if it is damaged."""
     try:
         record = parse_record(unsealed_line(line))
         whole = len(bytes.fromhex(record.key)) == KEY_BYTES and record.status in STATUSES and 0 <= record.row < rows
@@ -81,5 +81,5 @@ def read_record(line: bytes, *, rows: int) -> PredictionRecord | None:
 
 
 def parse_record(raw: dict[str, Any]) -> PredictionRecord:
-    """The record in a JSON object; keys that a newer version adds are left aside."""
+    """Return the record of a JSON object; keys added by newer versions are ignored."""
     return PredictionRecord(**{name: raw[name] for name in RECORD_FIELDS if name in raw})

@@ -1,4 +1,4 @@
-"""What becomes of rows, whichever engine answers them."""
+"""Results of rows and batches, the same for all engines."""
 
 from dataclasses import dataclass
 
@@ -15,44 +15,44 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowResult:
-    """What became of one row: an answer, or an error."""
+    """The result of one row: an answer, or an error."""
 
     row: int
-    """Place of the row in the data."""
+    """Index of the row in the dataset."""
     generated: Generated | None
     """The answer."""
     error: str | None = None
-    """Why there is none."""
+    """Why there is no answer."""
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of rows that were asked for, and what it took."""
+    """The results of requested rows, and the work they took."""
 
     results: tuple[RowResult, ...]
-    """Rows, in the order in which they were done."""
+    """Results in the order of completion."""
     prompt_tokens: int
-    """Prompt tokens that were read, those of rows that were not asked for included."""
+    """Prompt tokens processed, including those of rows that were not requested."""
     padded_tokens: int
-    """The same with padding."""
+    """The same including padding."""
     seconds: float
-    """Time taken, that of tries that did not fit included."""
+    """Seconds taken, including tries that did not fit."""
     batch_size: int
-    """Most rows of this length at a time from here on."""
+    """Most rows of this length at a time from now on."""
     out_of_memory: int = 0
-    """How often something did not fit since the result before."""
+    """How often memory ran out since the last result."""
     prefill_seconds: float = 0.0
-    """Of the seconds, those that prompts were read in; 0 where that is not told apart."""
+    """Seconds of prefill; 0 if not measured separately."""
     decode_seconds: float = 0.0
-    """Of the seconds, those that tokens were made in, one for each row at a time."""
+    """Seconds of decoding steps, each of one token per row."""
     slot_steps: int = 0
-    """Slots in each of those steps, added up ..."""
+    """Number of slots, summed over the decoding steps."""
     row_steps: int = 0
-    """... and those of them in use."""
+    """Number of slots in use, summed over the decoding steps."""
 
 
 def unanswerable(prompts: PromptSource, *, context_length: int | None) -> dict[int, str]:
-    """Rows that are errors before any forward pass, with the reason: no prompt, or one that fills the context."""
+    """Return the rows that fail before any forward pass, with the reason: no prompt, or one that fills the context."""
     errors = dict(prompts.errors)
     if context_length is not None:
         for row in np.flatnonzero(prompts.lengths >= context_length).tolist():
@@ -64,7 +64,7 @@ def unanswerable(prompts: PromptSource, *, context_length: int | None) -> dict[i
 
 
 def too_large(prompt_tokens: int, new_tokens: int) -> str:
-    """Why a row that does not fit alone has no answer."""
+    """Return the error of a row that does not fit on the device alone."""
     return (
         f"does not fit in memory even alone: {prompt_tokens:,} prompt tokens and up to {new_tokens:,} new ones; "
         "shorten the prompt, or write a smaller generation.max_new_tokens, quantization or a smaller model"
@@ -72,7 +72,7 @@ def too_large(prompt_tokens: int, new_tokens: int) -> str:
 
 
 def stop_if_broken(error: Exception) -> None:
-    """Raises JobError where an error leaves the device unusable: every row after it would fail as well."""
+    """Raise JobError if an error leaves the device unusable, so that all later rows would fail."""
     if is_broken_device(error):
         raise JobError(
             f"the device failed and cannot go on: {error}. Answers up to here are kept; start again, with "

@@ -1,13 +1,13 @@
-"""The slot engine: rows are answered at the same time, and whenever one has ended the next one takes its slot.
+"""Continuous batching: a finished row frees its slot of the KV cache at once, and the next row takes it.
 
-Rows start with the longest prompt, so that memory is short at the beginning if ever, and prompts that are read together
-are of like length. What all prompts begin with is read once. Rows with equal prompts are answered once where answers
-are greedy. A sampled answer follows from the seed and the row's key: no answer depends on which rows stood beside it,
-on the number of slots, or on whether the job was killed in between.
+Rows start with the longest prompt, so that memory runs out at the beginning or never, and prompts of one prefill
+have similar lengths. The common prefix of all prompts is computed once. With greedy decoding, rows with equal
+prompts are generated once. A sampled answer depends on the seed and the row's key only: not on neighbouring rows,
+the number of slots, or restarts.
 
-Where memory runs out the slots are halved and the rows in them begin anew; only a row that does not fit alone is an
-error. Prompts that cannot be read together are read one by one, and when a step fails, each of its rows is answered
-alone: only rows that fail then are errors. A failure of the device itself ends the job.
+When memory runs out, the number of slots is halved and their rows start again; only a row that does not fit alone is
+an error. Prompts that fail to prefill together are prefilled one by one, and when a decoding step fails, each of its
+rows is generated alone: only rows that fail again are errors. A failure of the device ends the job.
 """
 
 import logging
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FREE_SHARE = 8
-"""Prompts are read once an eighth of the slots is free."""
+"""Prompts are prefilled once one in this many slots is free."""
 MORE_SLOTS = 4
-"""How many times the slots for the longest rows there may be for shorter ones, where memory decides."""
+"""Most slots for short rows as a multiple of those for the longest rows, if memory is the limit."""
 SECONDS = 0.02
-"""Answers wait no longer than this to be handed on."""
+"""Longest wait before results are yielded, in seconds."""
 
 
 @dataclass(frozen=True)
 class RowRequests:
-    """Rows to answer, and what is known of them."""
+    """The rows to answer, with their prompts."""
 
     lengths: npt.NDArray[np.integer]
-    """Tokens of each prompt; 0 for rows that are not asked."""
+    """Tokens of each prompt; 0 for rows to skip."""
     new_tokens: npt.NDArray[np.integer]
-    """Most new tokens of each row."""
+    """Limit of generated tokens of each row."""
     fetch: Callable[[Sequence[int]], list[list[int]]]
-    """The tokens of prompts."""
+    """Returns the prompt tokens of rows."""
     key: Callable[[int], bytes]
-    """What a row's random numbers follow from."""
+    """Returns the sampling key of a row."""
     prefix: Sequence[int] = ()
     """Tokens that all prompts begin with."""
     digests: npt.NDArray[np.void] | None = None
-    """Equal for rows with equal prompts; None to answer each row by itself."""
+    """Equal for rows with equal prompts; None to generate each row separately."""
 
 
 @dataclass
 class SchedulerStats:
-    """What was done since the last answers were handed on."""
+    """Work done since the last results were yielded."""
 
     started: float = field(default_factory=time.perf_counter)
     prompt_tokens: int = 0
@@ -76,7 +76,7 @@ class SchedulerStats:
 
 
 class Scheduler:
-    """Answers the rows of a work that are left."""
+    """Runs rows through the slots of a model."""
 
     def __init__(
         self,
@@ -94,11 +94,21 @@ class Scheduler:
         process_group: ProcessGroup = SINGLE_PROCESS,
         source: RowQueue | None = None,
     ) -> None:
-        """`left` [rows] tells which rows are to be answered. Unless `tolerant`, what a row raises is raised.
+        """Plan the rows; no slots are opened yet.
 
-        `room_tokens` are all that memory holds where it decided the number of `slots`: of shorter rows there are more.
-        Once it is `stopping`, the rows that were begun are answered and no others. The ranks of `process_group` share
-        the rows. With a `source`, rows come from there, the longest first, and all begin with the work's prefix.
+        Args:
+            lm: The model.
+            work: The rows with their prompts.
+            options: Generation options.
+            slots: Most rows at a time.
+            seed: Seed for sampling.
+            left: Rows to answer, [rows].
+            limit: Upper bound on the slots; lowered when memory runs out.
+            room_tokens: Total tokens of rows that fit, if memory determined `slots`; then short rows get more slots.
+            tolerant: Whether an error of a row becomes its result; otherwise it is raised.
+            stopping: Once it returns True, only the started rows are finished.
+            process_group: The ranks that share the rows.
+            source: Queue to take rows from instead of `left`, the longest first; all begin with `work.prefix`.
         """
         self.lm, self.work, self.options = lm, work, options
         self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
@@ -106,7 +116,7 @@ class Scheduler:
         order, self.copies = plan(work, left)
         self.source = PlannedRowQueue(order, process_group=process_group) if source is None else source
         self.queue: list[int] = []
-        """Rows that are to be begun, taken from the end."""
+        """Rows to start, taken from the end."""
         self.prefix = list(common_prefix(work, order) if source is None else work.prefix)
         self.slots: AnsweringSlots | None = None
         self.room_tokens = room_tokens
@@ -116,7 +126,7 @@ class Scheduler:
         self.times = SchedulerStats()
 
     def completions(self) -> Iterator[BatchResult]:
-        """Results as they come."""
+        """Yield results as rows finish."""
         with closing(self.run()) as moves:
             for _ in moves:
                 if self.results and self.is_due():
@@ -126,18 +136,18 @@ class Scheduler:
                 yield self.take_finished()
 
     def steps(self) -> Iterator[list[RowResult]]:
-        """What has ended with each step; in between `unfinished` tells of the others."""
+        """Yield the results of each step; in between, `unfinished` returns the running rows."""
         with closing(self.run()) as moves:
             for _ in moves:
                 results, self.results = self.results, []
                 yield results
 
     def unfinished(self) -> list[tuple[int, list[int]]]:
-        """Rows that are being answered, with their tokens so far."""
+        """Return the running rows with their tokens so far."""
         return [(row.request.row, row.new) for row in self.slots.live] if self.slots is not None else []
 
     def run(self) -> Generator[None]:
-        """Step by step, until all rows are answered; the model is as before afterwards."""
+        """Run step by step until all rows are finished; afterwards the model is in its previous mode."""
         with self.lm.evaluating():
             try:
                 while self.has_waiting():
@@ -147,7 +157,7 @@ class Scheduler:
                 self.close()
 
     def has_waiting(self) -> bool:
-        """Whether a row is to be begun, or to be ended."""
+        """Return whether rows are left to start or to finish."""
         if self.stopping():
             self.queue = []
         elif self.source.left and len(self.queue) * FREE_SHARE <= self.count:
@@ -156,11 +166,11 @@ class Scheduler:
         return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:
-        """Whether answers have waited long enough."""
+        """Return whether results have waited long enough to be yielded."""
         return len(self.results) >= self.count or time.perf_counter() - self.times.started >= SECONDS
 
     def take_finished(self) -> BatchResult:
-        """The results since the last time, and what they took."""
+        """Return the results since the last call, with the work they took."""
         times, self.times = self.times, SchedulerStats()
         results, self.results = tuple(self.results), []
         return BatchResult(
@@ -177,7 +187,7 @@ class Scheduler:
         )
 
     def step(self) -> None:
-        """Fill free slots where that is worth it, and make a token for every row."""
+        """Prefill free slots if worthwhile, and decode one token for every row."""
         slots = self.open()
         if slots is None:
             return
@@ -195,7 +205,7 @@ class Scheduler:
             self.decode_step(slots)
 
     def most_slots(self, tokens: int) -> int:
-        """Slots for rows of up to so many tokens."""
+        """Return the number of slots for rows of up to `tokens` tokens."""
         most = min(self.wanted, self.limit.at(tokens))
         if self.room_tokens is not None:
             limit = self.limit
@@ -204,7 +214,7 @@ class Scheduler:
         return max(1, most if self.source.left else min(most, len(self.queue)))
 
     def could_be_more(self) -> bool:
-        """Whether the rows that are left are so short that slots of their length would be twice as many."""
+        """Return whether the remaining rows are so short that twice as many slots of their length would fit."""
         if self.room_tokens is None or not self.queue:
             return False
         if 2 * self.longest(self.queue[-1:]) > self.tokens:
@@ -213,19 +223,19 @@ class Scheduler:
         return 2 * tokens <= self.tokens and self.most_slots(tokens) >= 2 * self.count
 
     def longest(self, rows: Sequence[int]) -> int:
-        """Most tokens that one of these rows comes to."""
+        """Return the most tokens, prompt and answer, that one of these rows may have."""
         places = np.array(rows)
         return int((self.work.lengths[places] + self.work.new_tokens[places]).max())
 
     def should_prefill(self, slots: AnsweringSlots) -> bool:
-        """Whether enough slots are free to read prompts."""
+        """Return whether enough slots are free for a prefill."""
         free = self.count - len(slots.live)
         return not slots.live or free * FREE_SHARE >= self.count or free >= len(self.queue)
 
-    # What can fail
+    # Operations that can fail
 
     def open(self) -> AnsweringSlots | None:
-        """The slots; new ones where there are none. None where they did not fit."""
+        """Return the slots; open them if there are none. Return None if they did not fit."""
         if self.slots is not None:
             return self.slots
         tokens = self.longest(self.queue)
@@ -238,7 +248,7 @@ class Scheduler:
             stop_if_broken(error)
             if not self.tolerant or not self.prefix:
                 raise
-            # Every row has it, and is told what it raises.
+            # Every row begins with the prefix, and each gets its own error.
             logger.info("what all prompts begin with cannot be read: %s", described(error))
             self.prefix = []
             return None
@@ -251,7 +261,7 @@ class Scheduler:
         return opened
 
     def prefill(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
-        """Read prompts in one pass, or one by one if they fail together; False where the slots are gone."""
+        """Prefill prompts together, or one by one if that fails. Return False if the slots were closed."""
         started = time.perf_counter()
         ended, failure, reason = self.tried(lambda: slots.admit(group))
         if reason is None:
@@ -269,7 +279,7 @@ class Scheduler:
         return True
 
     def decode_step(self, slots: AnsweringSlots) -> None:
-        """A token more of every row."""
+        """Decode one more token for every row."""
         started, live = time.perf_counter(), len(slots.live)
         ended, failure, reason = self.tried(slots.step)
         if reason is not None:
@@ -284,7 +294,7 @@ class Scheduler:
     def tried(
         self, work: Callable[[], list[SlotAnswer]]
     ) -> tuple[list[SlotAnswer] | None, Exception | None, str | None]:
-        """Answers; or what the device refused them with; or what was raised, in words, where that is a row's error."""
+        """Run an operation on the slots; return its answers, the out-of-memory failure, or another error as text."""
         try:
             return *attempt(work), None
         except Exception as error:
@@ -292,11 +302,11 @@ class Scheduler:
             if not self.tolerant:
                 raise
             reason = described(error)
-        # Outside the block above: while its exception is bound it holds the failed pass's tensors.
+        # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
         return None, None, reason
 
     def answer_alone(self, requests: list[SlotRequest], reason: str) -> None:
-        """Answer rows one after the other that failed together."""
+        """Generate rows one by one that failed together."""
         self.close()
         if len(requests) == 1:
             self.note(RowResult(requests[0].row, None, reason))
@@ -312,7 +322,7 @@ class Scheduler:
                     self.note(result)
 
     def took(self, ended: list[SlotAnswer] | None, failure: Exception | None, group: Sequence[SlotRequest]) -> bool:
-        """Note answers; or where memory ran out, halve the slots. False in that case."""
+        """Record answers and return True; if memory ran out, halve the slots and return False."""
         if ended is None:
             self.shrink(failure, group)
             return False
@@ -321,7 +331,7 @@ class Scheduler:
         return True
 
     def shrink(self, failure: Exception | None, group: Sequence[SlotRequest]) -> None:
-        """Half the slots; their rows, and the prompts that were being read, begin anew."""
+        """Halve the slots; their rows, and the prompts of an unfinished prefill, start again."""
         requests = [*group, *(row.request for row in (self.slots.live if self.slots is not None else ()))]
         rows = [request.row for request in requests] or [self.queue.pop()]
         self.close()
@@ -329,7 +339,7 @@ class Scheduler:
         self.limit.out_of_memory += 1
         self.times.out_of_memory += 1
         if self.count == 1:
-            # What failed together with this row may have failed because of it.
+            # Batches that contained this row may have failed because of it.
             if self.before is not None:
                 self.limit.rows, self.limit.tokens = self.before
             self.before = None
@@ -353,15 +363,15 @@ class Scheduler:
         logger.debug("the device said: %s", failure)
 
     def close(self) -> None:
-        """Give the slots back."""
+        """Close the slots."""
         if self.slots is not None:
             self.slots.close()
         self.slots = None
 
-    # What is noted
+    # Bookkeeping
 
     def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
-        """The next prompts that are read in one pass."""
+        """Return the next prompts to prefill together."""
         start = len(self.prefix)
         longest = int(self.work.lengths[self.queue[-1]]) - start
         count = slots.readable(longest, min(self.count - len(slots.live), len(self.queue)))
@@ -373,27 +383,27 @@ class Scheduler:
         ]
 
     def count_tokens(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> None:
-        """Count what was read."""
+        """Count the tokens of a prefill."""
         lengths = [len(request.input_ids) - len(self.prefix) for request in group]
         self.times.prompt_tokens += sum(lengths)
         self.times.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
 
     def note(self, result: RowResult) -> None:
-        """A row's result, and the same for rows with the same prompt."""
+        """Record the result of a row, and of rows with the same prompt."""
         self.results.append(result)
         for row in self.copies.get(result.row, ()):
             self.results.append(RowResult(row, result.generated, result.error))
 
 
 def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
-    """What the prompts of these rows begin with, where it is long enough; every prompt goes on after it."""
+    """Return the common prefix of these rows' prompts if it is long enough; every prompt has tokens after it."""
     shortest = int(work.lengths[rows].min()) if len(rows) > 1 else 0
-    found = work.prefix[: max(0, shortest - 1)]
-    return found if len(found) >= SHORTEST_PREFIX else ()
+    prefix = work.prefix[: max(0, shortest - 1)]
+    return prefix if len(prefix) >= SHORTEST_PREFIX else ()
 
 
 def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
-    """Rows to answer, the longest prompt first, and for each the rows that have the same one."""
+    """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt."""
     rows: Rows = np.flatnonzero(left & (work.lengths > 0))
     copies: dict[int, list[int]] = {}
     if work.digests is not None and len(rows):

@@ -1,17 +1,17 @@
-"""The static engine: all rows longest first, cut into batches, each batch generated to its end.
+"""The static engine: rows are sorted by length, split into batches, and each batch is generated to its end.
 
-A batch holds rows of any lengths where the model answers them beside padding as it does alone, else rows of equal
-length, else a single row: `BatchWay` says which.
+A batch holds rows of any length if the model's answers do not depend on padding, else rows of equal length, else a
+single row; see `BatchWay`.
 
-The plan is a function of the model, the prompts' lengths, the batch size and the context: never of what is already
-done. What a row samples follows from the seed and the row's key. A job that was killed and is resumed therefore makes
-the answers of an uninterrupted one: a batch of which a part is missing is generated in full, as it was.
+The plan is a function of the model, the prompt lengths, the batch size and the context, never of the progress.
+Samples depend on the seed and the row's key. A resumed job therefore gives the same answers as an uninterrupted one:
+a batch with missing rows is generated in full.
 
-A batch that runs out of memory is cut in two, and so are those after it as long as their rows are as long; only a row
-that does not fit alone is an error. The plan stays as it was, and answers do not change.
+A batch that runs out of memory is split in two, and so are the following ones as long as their rows are as long;
+only a row that does not fit alone is an error. The plan and the answers do not change.
 
-A batch that raises anything else is tried again row by row, and only the rows that raise again are errors. A failure
-of the device itself ends the job.
+A batch that raises another error is retried row by row, and only rows that raise again are errors. A failure of the
+device ends the job.
 """
 
 import logging
@@ -42,9 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: BatchWay = PADDED) -> list[Rows]:
-    """All rows with a length, the longest first, in batches of up to `batch_size` rows that `way` allows together.
+    """Return all rows with a length, the longest first, in batches of up to `batch_size` rows that `way` allows
+    together.
 
-    Rows of one length stay in order.
+    Rows of equal length keep their order.
     """
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     order = order[lengths[order] > 0]
@@ -60,7 +61,14 @@ def way_for(
     *,
     options: GenerationOptions,
 ) -> BatchWay:
-    """Which rows of these lengths, 0 for those that are not answered, can be answered together."""
+    """Return which rows of these lengths can be generated together.
+
+    Args:
+        lm: The model.
+        lengths: Prompt lengths in tokens, [rows]; 0 for rows to skip.
+        new_tokens: Limit of generated tokens, [rows].
+        options: Generation options.
+    """
     return lm.batch_way(options, tokens=int((lengths + new_tokens)[lengths > 0].max(initial=0)))
 
 
@@ -79,12 +87,26 @@ def generate_in_batches(
     stopping: Callable[[], bool] = never,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[BatchResult]:
-    """Answers of all rows with a length that are not `done` [rows], batch by batch, up to `new_tokens` [rows] each.
+    """Generate answers for all rows with a length that are not `done`, and yield them batch by batch.
 
-    What is sampled of a row follows from the seed and from `key` of the row. Batches are planned by `batch_size` and
-    cut by `limit`, which falls where memory runs out; the ranks of `process_group` share them. Once it is `stopping`,
-    none is begun. An interrupt is passed on at once, and ModelError is raised where the device fails: what was yielded
-    before is complete.
+    An interrupt is raised at once; everything yielded is complete.
+
+    Args:
+        lm: The model.
+        prompts: The prompts.
+        options: Generation options.
+        lengths: Prompt lengths in tokens, [rows]; 0 for rows to skip.
+        new_tokens: Limit of generated tokens, [rows].
+        key: Returns the sampling key of a row.
+        batch_size: Rows of a planned batch.
+        seed: Seed for sampling.
+        done: Rows that are answered already, [rows].
+        limit: Upper bound on the batches; lowered when memory runs out.
+        stopping: Once it returns True, no batch is started.
+        process_group: The ranks that share the batches.
+
+    Raises:
+        ModelError: The device failed.
     """
     way = way_for(lm, lengths, new_tokens, options=options)
     batches = plan_batches(lengths, batch_size=batch_size, way=way)
@@ -117,7 +139,15 @@ def requests_in_batches(
     capacity: Capacity,
     seed: int,
 ) -> list[Generated]:
-    """Answers to all requests, in their order. Raises OutOfMemory where one does not fit alone."""
+    """Generate answers to all requests, and return them in input order. Raise OutOfMemory if a single one does not fit.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        options: Generation options.
+        capacity: The batch size and its limit.
+        seed: Seed for sampling.
+    """
     lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
     new_tokens = np.array([request.max_new_tokens for request in requests], dtype=np.int64)
     way = way_for(lm, lengths, new_tokens, options=options)
@@ -149,28 +179,28 @@ def requests_in_batches(
 
 @dataclass(frozen=True)
 class StaticBatch:
-    """A batch of the plan. Its rows are known by their places, from 0."""
+    """A batch of the plan. Its rows are addressed by their index in the batch."""
 
     lm: "GenerativeModel"
     fetch: Callable[[Sequence[int]], list[list[int]]]
-    """The tokens of prompts."""
+    """Returns the prompt tokens of rows."""
     options: GenerationOptions
     rows: Rows
-    """Place of each row in the data."""
+    """Index of each row in the dataset."""
     lengths: npt.NDArray[np.integer]
     """Tokens of each prompt."""
     new_tokens: npt.NDArray[np.integer]
-    """Most new tokens of each row."""
+    """Limit of generated tokens of each row."""
     wanted: npt.NDArray[np.bool_]
-    """Rows that are asked for."""
+    """Which rows are requested."""
     key: Callable[[int], bytes]
-    """What a row's random numbers follow from, next to the seed."""
+    """Returns the sampling key of a row."""
     seed: int
     limit: BatchLimit
-    """What cuts the batch."""
+    """Upper bound on the rows of a forward pass."""
 
     def generate(self) -> Iterator[BatchResult]:
-        """What becomes of the rows that are asked for, in one result or in several; the longest first."""
+        """Generate the batch, whole or split, and yield the results of the requested rows."""
         limit = self.limit
         started, before = time.perf_counter(), limit.out_of_memory
         for part in run_with_oom_backoff(
@@ -196,16 +226,16 @@ class StaticBatch:
             started, before = time.perf_counter(), limit.out_of_memory
 
     def longest(self, places: range) -> int:
-        """Tokens of the longest row of a part, with those that are generated."""
+        """Return the length of a part's longest row, including new tokens."""
         chosen = slice(places.start, places.stop)
         return int((self.lengths[chosen] + self.new_tokens[chosen]).max())
 
     def describe(self, places: range) -> str:
-        """A part in words."""
+        """Describe a part for the log."""
         return f"{counted(len(places), 'row')} of {counted(self.lengths[places[0]], 'prompt token')}"
 
     def attempt_part(self, places: range) -> tuple[list[RowResult] | None, Exception | None]:
-        """What became of a part's rows that are asked for, or the failure where it does not fit: for `in_parts`."""
+        """Return the results of a part's requested rows, or the failure if it does not fit."""
         asked = [place for place in places if self.wanted[place]]
         if not asked:
             return None, None
@@ -218,12 +248,12 @@ class StaticBatch:
             if answers is None:
                 return None, failure
             return [RowResult(int(self.rows[place]), answers[place - places.start]) for place in asked], None
-        # Outside the block above: while its exception is bound it holds the failed pass's tensors.
+        # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
         logger.info("a batch of %s rows failed and is tried row by row: %s", len(places), reason)
         return [self.answer_alone(place) for place in asked], None
 
     def answer_alone(self, place: int) -> RowResult:
-        """One row's answer, or its error."""
+        """Generate one row alone, and return its answer or error."""
         row = int(self.rows[place])
         try:
             answers, _ = attempt(lambda: self.answers([place]))
@@ -236,7 +266,7 @@ class StaticBatch:
         return self.too_large(place)
 
     def answers(self, places: Sequence[int]) -> list[Generated]:
-        """Answers of these rows, generated together."""
+        """Generate these rows together."""
         rows = [int(self.rows[place]) for place in places]
         requests = [
             GenerationRequest(tokens, int(self.new_tokens[place]), key=self.key(row))
@@ -250,5 +280,5 @@ class StaticBatch:
         return answers
 
     def too_large(self, place: int) -> RowResult:
-        """A row that does not fit alone."""
+        """Return the error of a row that does not fit alone."""
         return RowResult(int(self.rows[place]), None, too_large(self.lengths[place], self.new_tokens[place]))

@@ -1,4 +1,4 @@
-"""Jobs that are asked to stop: Ctrl-C, and SIGTERM from systems that want their machine back."""
+"""Stopping a job: Ctrl-C, and SIGTERM from a scheduler that reclaims the machine."""
 
 import signal
 import threading
@@ -10,15 +10,15 @@ from types import FrameType
 from partita_trainers.interrupt import interruption, never
 
 FINISH_SECONDS = 20
-"""How long rows that were begun may take to end: systems that stop a job kill it after 30 s, as a rule."""
+"""Time for started rows to finish: schedulers usually kill a job 30 s after asking it to stop."""
 
 
 @contextmanager
 def finish_what_was_begun(engine: str, *, finish_seconds: float = FINISH_SECONDS) -> Iterator[Callable[[], bool]]:
-    """In this context Ctrl-C and SIGTERM let rows end that were begun; what comes tells whether one was heard.
+    """Let started rows finish after Ctrl-C or SIGTERM; yield a function that returns whether one was received.
 
-    KeyboardInterrupt is raised by a second one, by what comes once that has taken too long, and at once where a server
-    answers: it may be long in coming.
+    KeyboardInterrupt is raised by a second signal, by the yielded function after `finish_seconds`, and at once with
+    a server, whose answers may take long.
     """
     if engine == "server":
         yield never
@@ -35,7 +35,7 @@ def finish_what_was_begun(engine: str, *, finish_seconds: float = FINISH_SECONDS
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """In this context SIGTERM raises KeyboardInterrupt, as Ctrl-C does; only the main thread can have that."""
+    """Raise KeyboardInterrupt on SIGTERM in this context, as on Ctrl-C. Has no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

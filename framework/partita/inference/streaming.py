@@ -1,4 +1,4 @@
-"""Answers piece by piece, while they are made."""
+"""Streaming: answers piece by piece while they are generated."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
 
 INCOMPLETE = "\ufffd"
-"""What a tokenizer writes for bytes that are no character yet."""
+"""What a tokenizer decodes incomplete characters to."""
 
 
 def stream_requests(
@@ -26,9 +26,16 @@ def stream_requests(
     capacity: Capacity,
     seed: int,
 ) -> Iterator[tuple[int, str]]:
-    """Places of requests with the next piece of their answer; the pieces of one, put together, are its answer.
+    """Yield pairs of a request's index and the next piece of its answer; the pieces of a request add up to its answer.
 
-    Where rows are not answered in slots, an answer is a single piece. Raises what `generate_requests` raises.
+    Without continuous batching, an answer is a single piece. Raises what `generate_requests` raises.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        options: Generation options.
+        capacity: The batch size and its limit.
+        seed: Seed for sampling.
     """
     lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
     most = max((request.max_new_tokens for request in requests), default=0)
@@ -37,26 +44,26 @@ def stream_requests(
         yield from ((place, answer.text) for place, answer in enumerate(whole) if answer.text)
         return
     run = run_of_requests(lm, requests, options=options, capacity=capacity, seed=seed)
-    told: dict[int, str] = {}
+    streamed: dict[int, str] = {}
     for results in run.steps():
         texts = {
             row: told_so_far(decode_continuation(lm.tokenizer, ids), options.stop) for row, ids in run.unfinished()
         }
         texts |= {result.row: answer_of(result.generated, result.error).text for result in results}
         for row, text in texts.items():
-            before = told.get(row, "")
+            before = streamed.get(row, "")
             if len(text) > len(before) and text.startswith(before):
-                told[row] = text
+                streamed[row] = text
                 yield row, text[len(before) :]
 
 
 def told_so_far(text: str, stop: Sequence[str]) -> str:
-    """The part of an unfinished answer that will not change: no half character, nothing that may begin a stop text."""
-    kept = text.rstrip(INCOMPLETE)
-    held = max((overlap(kept, end) for end in stop), default=0)
-    return kept[: len(kept) - held]
+    """Return the final part of an unfinished answer: no incomplete character, no possible stop text."""
+    complete = text.rstrip(INCOMPLETE)
+    held = max((overlap(complete, end) for end in stop), default=0)
+    return complete[: len(complete) - held]
 
 
 def overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` with which `stop` begins."""
+    """Return how many characters at the end of `text` are a prefix of `stop`."""
     return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,4 +1,4 @@
-"""Files of predictions: JSON lines, CSV or Parquet by ending, written row by row and complete or absent."""
+"""Prediction files: JSON lines, CSV or Parquet by extension, written row by row and atomically."""
 
 import csv
 import datetime
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ColumnType = Literal["boolean", "integer", "number", "text", "json"]
-"""json: anything that fits none of the others, written as JSON text where a file knows no such values."""
+"""json: any value that fits none of the other types; written as JSON text to formats without nested values."""
 
 Row = Mapping[str, Any]
 CHUNK_ROWS = 1000
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What a formula begins with, in full-width characters as well (OWASP, CSV Injection)."""
+"""First characters of a formula, including full-width ones (OWASP, CSV Injection)."""
 
 
 def check_ending(path: Path) -> None:
-    """Raises DataError where no table can be written under this name."""
+    """Raise DataError if no table can be written with this extension."""
     if path.suffix.lower() not in WRITERS:
         ending = f"the ending {path.suffix!r}" if path.suffix else "no ending"
         raise DataError(f"{path} has {ending}; predictions are written as .jsonl, .csv or .parquet")
 
 
 def check_output(path: Path, *, safe_csv: bool = False) -> None:
-    """Check before a job that its output can be written; make the folder.
+    """Check before a job that its output can be written, and create the folder.
 
-    Raises DataError for another ending, and where the system does not let this user write there.
+    Raises DataError for another extension, and if this user cannot write there.
     """
     check_ending(path)
     if safe_csv and path.suffix.lower() != ".csv":
@@ -53,10 +53,17 @@ def check_output(path: Path, *, safe_csv: bool = False) -> None:
 
 
 def write_table(path: Path, rows: Iterable[Row], *, columns: Mapping[str, ColumnType], safe_csv: bool = False) -> None:
-    """Write rows under `path`, in the format of its ending, one at a time; the file is complete or as it was before.
+    """Write rows to `path`, in the format of its extension; the file is complete, or unchanged on an error.
 
-    Where `path` is a symbolic link, the file that it names is written. With `safe_csv`, text that a spreadsheet would
-    run as a formula is marked as text. Raises DataError for another ending, and WriteError where it cannot be written.
+    Args:
+        path: The file; a symbolic link is followed.
+        rows: The rows, written one at a time.
+        columns: Type of each column, by name.
+        safe_csv: Escape text of a .csv that a spreadsheet would run as a formula.
+
+    Raises:
+        DataError: The extension is not supported.
+        WriteError: The file cannot be written.
     """
     check_ending(path)
     try:
@@ -87,7 +94,7 @@ def _write_csv(
 ) -> None:
     cell = _safe_cell if safe else _cell
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
-    # A spreadsheet of another country may cut an unquoted cell at a semicolon.
+    # A spreadsheet in another locale may split an unquoted cell at a semicolon.
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC if safe else csv.QUOTE_MINIMAL)
     writer.writerow([cell(name) for name in columns])
     for row in rows:
@@ -109,7 +116,7 @@ WRITERS: dict[str, Writer] = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parq
 
 
 def arrow_schema(columns: Mapping[str, ColumnType]) -> "pa.Schema":
-    """The Arrow schema of a table."""
+    """Return the Arrow schema of a table."""
     import pyarrow as pa
 
     types = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
@@ -117,7 +124,7 @@ def arrow_schema(columns: Mapping[str, ColumnType]) -> "pa.Schema":
 
 
 def arrow_tables(rows: Iterable[Row], *, columns: Mapping[str, ColumnType]) -> Iterator["pa.Table"]:
-    """The rows as Arrow tables of a thousand rows; at least one, so that a schema is there."""
+    """Yield the rows as Arrow tables of a thousand rows; at least one, so that there is a schema."""
     import pyarrow as pa
 
     schema = arrow_schema(columns)
@@ -131,7 +138,7 @@ def arrow_tables(rows: Iterable[Row], *, columns: Mapping[str, ColumnType]) -> I
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows in lists of a thousand."""
+    """Yield the rows in lists of a thousand."""
     chunk: list[Row] = []
     for row in rows:
         chunk.append(row)
@@ -143,7 +150,7 @@ def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def column_types(rows: Iterable[Row], *, columns: Sequence[str]) -> dict[str, ColumnType]:
-    """The narrowest type of each column that holds all its values; text where there are none."""
+    """Return the narrowest type of each column that fits all its values; text for a column without values."""
     kinds: dict[str, set[ColumnType]] = {name: set() for name in columns}
     for row in rows:
         for name in columns:
@@ -172,7 +179,7 @@ def _widest(kinds: set[ColumnType]) -> ColumnType:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: what is not finite is None, dates are ISO text, other objects are their text."""
+    """Convert a value for JSON: NaN and infinities are None, dates are ISO text, other objects are their text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -182,7 +189,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, datetime.date | datetime.time):
-        # pandas' missing date is a date as well, and equals nothing, itself included.
+        # pandas' missing date is also a date, and not equal to itself.
         return value.isoformat() if value == value else None
     # numpy scalars and arrays
     return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
@@ -194,7 +201,7 @@ def _cell(value: Any) -> Any:
 
 
 def _safe_cell(value: Any) -> Any:
-    """The cell, with an apostrophe before what a spreadsheet would take for a formula; numbers stay as they are."""
+    """Return the cell, with an apostrophe before what a spreadsheet would read as a formula; keep numbers."""
     cell = _cell(value)
     formula = isinstance(cell, str) and cell.lstrip(" ").startswith(FORMULA_STARTS) and not NUMBER.fullmatch(cell)
     return f"'{cell}" if formula else cell

@@ -1,8 +1,8 @@
-"""Which rows of a job a process answers: those that it claims, a few at a time, until none are left.
+"""Distribution of a job's rows to ranks: each rank takes a few at a time until none are left.
 
-All ranks make the same plan, and a number that they count up together says how far it is dealt. Nobody waits for
-anybody: a rank that is slow claims less. What it had claimed and did not answer is missing from the journals, and so is
-claimed again when the job is started again.
+All ranks make the same plan and share a counter of how far it is assigned. No rank waits for another: a slow rank
+takes fewer rows. Rows that a rank took and did not answer are missing from the journals, and are assigned again when
+the job is resumed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,23 +12,23 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 class WorkQueue:
-    """The places of a plan, dealt to the ranks of a process group in order."""
+    """Plan indices, assigned to the ranks of a process group in order."""
 
     def __init__(self, total: int, *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """`total` is the number of places; all ranks make their claims of a plan at the same point of their work."""
+        """Take the number of indices. All ranks must create their queue of a plan at the same point of the program."""
         self.total, self.ranks = total, process_group.world_size
         self._count = process_group.shared_counter("claims") if process_group.world_size > 1 else None
         self._dealt = 0
 
     @property
     def left(self) -> bool:
-        """Whether there may be something to claim."""
+        """Whether indices may be left."""
         return self._dealt < self.total
 
     def take(self, wanted: int) -> range:
-        """The next places, all of them where nobody else claims any; empty where none are left.
+        """Return the next indices; all remaining ones in a single process, and an empty range if none are left.
 
-        Of several ranks each takes at most `wanted`, and towards the end less, so that all come to it together.
+        With several ranks, at most `wanted`, and fewer towards the end, so that all ranks finish together.
         """
         if self._count is None:
             start, self._dealt = self._dealt, self.total
@@ -41,35 +41,37 @@ class WorkQueue:
 
 
 class RowQueue(Protocol):
-    """Where rows come from that are to be answered."""
+    """A queue of rows to answer."""
 
     @property
     def left(self) -> bool:
-        """Whether there may be more."""
+        """Whether rows may be left."""
 
     def take(self, wanted: int) -> Sequence[int]:
-        """The next rows, the longest first; which may be none, and more than wanted where nobody else wants them."""
+        """Return the next rows, the longest first; possibly none, or more than `wanted` if no other process shares the
+        queue.
+        """
 
 
 class PlannedRowQueue:
-    """Rows in the order of a plan, as this process claims them."""
+    """Rows in the order of a plan, as taken by this process."""
 
     def __init__(self, order: Sequence[int], *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """`order` is the same on all ranks of the process group."""
+        """Take the order of rows, which must be the same on all ranks."""
         self.order, self.claims = order, WorkQueue(len(order), process_group=process_group)
 
     @property
     def left(self) -> bool:
-        """Whether there may be something to claim."""
+        """Whether rows may be left."""
         return self.claims.left
 
     def take(self, wanted: int) -> Sequence[int]:
-        """The rows at the places that are claimed."""
+        """Take the next rows."""
         places = self.claims.take(wanted)
         return self.order[places.start : places.stop]
 
 
 def drain(claims: WorkQueue) -> Iterator[int]:
-    """Places that this process claims, one after the other."""
+    """Yield the indices that this process takes, one by one."""
     while claims.left:
         yield from claims.take(1)
