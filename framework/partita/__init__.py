@@ -1,4 +1,4 @@
-"""partita: from one YAML file to a trained and predicting language model.
+"""partita: train language models and predict with them from one YAML file.
 
 from partita import Model
 
@@ -6,7 +6,7 @@ model = Model("run.yaml")
 model.train()
 model.predict("rows.jsonl").to_pandas()
 
-Every error that partita raises on purpose is a PartitaError and can be imported from here.
+All expected errors are subclasses of PartitaError and are exported here.
 """
 
 from typing import TYPE_CHECKING, Any

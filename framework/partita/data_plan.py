@@ -69,7 +69,14 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
 
 
 def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader) -> DataPlan:
-    """Compute the plan for rows that are already tokenized."""
+    """Compute the plan for rows that are already tokenized.
+
+    Args:
+        config: The configuration.
+        shape: How the rows are batched.
+        size: The batch size.
+        loader: The loader of the rows.
+    """
     return plan_of_rows(
         shape.lengths_of_epoch(),
         batching=shape.batching,
@@ -82,7 +89,14 @@ def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loa
 
 
 def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: ShardPlan) -> DataPlan:
-    """Compute the plan for streamed rows."""
+    """Compute the plan for streamed rows.
+
+    Args:
+        config: The configuration.
+        shape: How the first rows are batched.
+        size: The batch size.
+        plan: The plan of the shards.
+    """
     trainer = config.trainer
     return plan_of_stream(
         shape.lengths,

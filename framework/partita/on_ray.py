@@ -104,8 +104,14 @@ def done_by_ranks(
 def begin_where_started(start: Path, *, folder: Path, mark: Path, option: str) -> None:
     """Change to the folder where the command was started.
 
-    Raises PartitaError if `mark`, a folder inside the run's folder, does not exist on this machine: the run's folder
-    is then not shared.
+    Args:
+        start: The folder where the command was started.
+        folder: The folder of the run.
+        mark: The marker folder of `seen_by_all`.
+        option: The option that names the folder, for the error.
+
+    Raises:
+        PartitaError: The marker does not exist on this machine: the folder of the run is not shared.
     """
     if not mark.is_dir():
         raise PartitaError(
@@ -133,7 +139,18 @@ def seen_by_all(folder: Path) -> Iterator[Path]:
 def build_pipeline_on_ray(
     config: Config, *, folder: Path, labels: Labels, training: Rows | None, saved: Path | None
 ) -> RayPipeline:
-    """Build the pipeline of a run and start its Ray workers. Raise ConfigError if Ray is not installed."""
+    """Build the pipeline of a run and start its Ray workers.
+
+    Args:
+        config: The configuration, with `backend: {type: ray}`.
+        folder: Folder that relative paths of the file are resolved against.
+        labels: Labels by category output.
+        training: Training rows, if anything needs them.
+        saved: Folder of the trained weights, or None.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
     backend = config.backend
     if not isinstance(backend, RayBackend):
         raise AssertionError("only a file with backend: {type: ray} has its model on Ray")
@@ -181,7 +198,14 @@ def fleet_capacity(pipeline: RayPipeline, lengths: np.ndarray, *, shared_tokens:
 def evaluate_on_ray(
     pipeline: RayPipeline, examination: EvalDataset, *, rows: int | None, progress: ShowProgress
 ) -> dict[str, dict[str, float]]:
-    """Compute metrics by output, and `loss` under the key `model`; `rows` is the batch size set by the caller."""
+    """Compute metrics by output, and `loss` under the key `model`.
+
+    Args:
+        pipeline: The pipeline with the workers.
+        examination: The dataset.
+        rows: Batch size set by the caller, or None.
+        progress: Opens a progress display.
+    """
     loss = mean_loss_on_ray(pipeline, examination.encoded, rows=rows)
     lengths, shared = asked_prompts(pipeline, [examination.rows])
     capacity = fleet_capacity(pipeline, lengths, shared_tokens=shared, rows=rows)

@@ -159,7 +159,13 @@ def build_ray_pipeline(
 ) -> RayPipeline:
     """Build the parts of a run on Ray workers; rows are tokenized in this process, which does not load the model.
 
-    `start` starts the workers. The other parameters are those of `build_pipeline`.
+    Args:
+        config: The configuration.
+        start: Starts the workers; called with the tokenizer.
+        folder: Folder that relative paths are resolved against.
+        labels: Labels by category output.
+        training: Training rows, if anything needs them.
+        saved: Folder of the trained weights, or None.
     """
     tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
     retriever = build_retriever(config, training=training, folder=folder)
@@ -221,7 +227,14 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
 
 
 def build_endpoint_pipeline(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> EndpointPipeline:
-    """Build the parts of a run on a server; retrieval takes its examples from the `training` rows."""
+    """Build the parts of a run on a server.
+
+    Args:
+        config: The configuration.
+        folder: Folder that relative paths are resolved against.
+        labels: Labels by category output.
+        training: Rows from which retrieval takes its examples.
+    """
     server = server_of(config)
     retriever = build_retriever(config, training=training, folder=folder)
     chat = Messages(system=config.prompt.system) if server.mode == "chat" else None
@@ -240,7 +253,17 @@ def build_endpoint_pipeline(config: Config, *, folder: Path, labels: Labels, tra
 
 
 def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer, tokenizer: Any) -> Iterator["Batch"]:
-    """Yield training batches for an adapter with a data-dependent init."""
+    """Yield training batches for an adapter with a data-dependent init.
+
+    Args:
+        config: The configuration.
+        training: The training rows.
+        encoder: Tokenizes rows.
+        tokenizer: Names the padding token.
+
+    Raises:
+        DataError: There are no training rows.
+    """
     if training is None:
         raise DataError("this adapter's init looks at training rows; write data.source in the file")
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)

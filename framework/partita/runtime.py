@@ -199,6 +199,7 @@ class ModelRuntime:
     def build_pipeline(
         self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
     ) -> Pipeline:
+        """Build the pipeline with a model in this process; see `partita.pipeline.build_pipeline`."""
         return build_pipeline(
             self.config,
             folder=self.loaded.folder,
@@ -214,8 +215,8 @@ class ModelRuntime:
         """Folder of the trained weights; None if nothing was trained."""
         if self.run is None:
             return None
-        found = self.run / "model" if (self.run / "model").is_dir() else self.run
-        return found if (found / "tokenizer_config.json").exists() else None
+        folder = self.run / "model" if (self.run / "model").is_dir() else self.run
+        return folder if (folder / "tokenizer_config.json").exists() else None
 
     @property
     def kept(self) -> Path:

@@ -15,7 +15,14 @@ from partita_schema.sealed import sealed
 
 
 def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
-    """Write partita.json: the configuration, the labels, and the folder that relative paths are resolved against."""
+    """Write partita.json, the description of a saved model.
+
+    Args:
+        folder: Folder of the saved model.
+        config: The configuration.
+        labels: Labels by category output.
+        origin: Folder that relative paths of the file are resolved against; None for the saved folder.
+    """
     card = {
         "format_version": FORMAT_VERSION,
         "status": "done",

@@ -213,7 +213,14 @@ def check_same_rows(directory: RunDirectory, data: RunData) -> None:
 
 
 def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: int, streamed: bool) -> None:
-    """Record batch statistics since the last start, and warn if the loader was too slow."""
+    """Record batch statistics since the last start, and warn if the loader was too slow.
+
+    Args:
+        directory: The open run.
+        made: Statistics of the loader.
+        workers: Number of data workers.
+        streamed: Whether rows are read during training.
+    """
     directory.note(batches=made)
     if streamed and made["waited_seconds"] > WORTH_TELLING and made["wait_share"] > LONG_WAIT:
         logger.warning(
@@ -262,7 +269,14 @@ def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) 
 
 
 def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
-    """Return the batch sizes that a run would start with."""
+    """Return the batch sizes that a run would start with.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        sizing: The batch-size tuner.
+    """
     ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows)
     with synchronized_errors(sizing.process_group, "reading the rows"):
         material = build_training_datasets(pipeline, data, ledger, ranks=sizing.process_group.world_size)
@@ -282,6 +296,7 @@ def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
 
 
 def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
+    """Record the number of rows left out, by split."""
     directory.note(ledger={split: counts.left_out for split, counts in ledger.splits.items()})
 
 
@@ -313,7 +328,15 @@ def note_work(
     *,
     batch_sizes: dict[str, Any],
 ) -> None:
-    """Record in the manifest the device, data, labels, batch sizes and number of parameters."""
+    """Record in the manifest the device, data, labels, batch sizes and number of parameters.
+
+    Args:
+        directory: The open run.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        ledger: Counts of the rows left out.
+        batch_sizes: Records of the batch sizes, by purpose.
+    """
     note_left_out(directory, ledger)
     directory.note(
         device=str(pipeline.lm.device),

@@ -99,7 +99,14 @@ def build_training_datasets(
 def encode_training(
     pipeline: Pipeline, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None
 ) -> TokenizedDataset:
-    """Tokenize the training rows."""
+    """Tokenize the training rows.
+
+    Args:
+        pipeline: The parts of the run.
+        rows: The training rows.
+        ledger: Counts the rows that cannot be used.
+        progress: Opens a progress display for large datasets.
+    """
     expanded_rows = expanded(rows, pipeline.encoder.expander)
     shown = progress is not None and len(expanded_rows) >= READING_IS_SHOWN
     with progress(len(expanded_rows), "reading") if progress is not None and shown else nullcontext() as display:
@@ -160,7 +167,15 @@ def index_loader(
     size: BatchSize,
     process_group: ProcessGroup,
 ) -> Loader:
-    """Return the loader of tokenized rows."""
+    """Return the loader of tokenized rows.
+
+    Args:
+        pipeline: The parts of the run.
+        material: The datasets of the run.
+        encoded: The tokenized training rows.
+        size: Batch size of training.
+        process_group: The ranks that train.
+    """
     config, shape = pipeline.config, material.shape
     assert shape is not None
     pad_token_id = pipeline.lm.tokenizer.pad_token_id
@@ -192,7 +207,16 @@ def stream_loader(
     size: BatchSize,
     process_group: ProcessGroup,
 ) -> StreamLoader:
-    """Return the loader of streamed rows."""
+    """Return the loader of streamed rows.
+
+    Args:
+        pipeline: The parts of the run.
+        material: The datasets of the run, with the first rows of the streams.
+        streams: The streams of training rows.
+        ledger: Counts the rows that cannot be used.
+        size: Batch size of training.
+        process_group: The ranks that train.
+    """
     config, shape = pipeline.config, material.shape
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
@@ -222,5 +246,6 @@ def stream_loader(
 
 
 def tell(plan: DataPlan) -> None:
+    """Log the data plan."""
     for line in plan.lines():
         logger.info("%s", line)

@@ -115,6 +115,7 @@ def is_first_to_speak() -> bool:
 
 
 def fail(message: str, *, code: int) -> int:
+    """Print an error to standard error, with the rank if it is not 0, and return the exit status."""
     from partita.cli.options import print_wrapped
     from partita.distributed.world import get_world
 

@@ -122,6 +122,7 @@ def print_preview(preview: "Preview", console: "Console") -> None:
 
 
 def about(row: "PreviewRow") -> str:
+    """Return the number of tokens of a row, or that it is left out."""
     if row.reasons:
         return "left out"
     cut = f", {row.cut_tokens:,} cut" if row.cut_tokens else ""

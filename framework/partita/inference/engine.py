@@ -38,8 +38,8 @@ def room_for(
     room = lm.context_length
     if room is None:
         return lengths, np.full(len(lengths), max_new_tokens)
-    kept = np.where(lengths >= room, 0, lengths)
-    return kept, np.minimum(max_new_tokens, room - kept)
+    usable = np.where(lengths >= room, 0, lengths)
+    return usable, np.minimum(max_new_tokens, room - usable)
 
 
 def choose_engine(
@@ -59,12 +59,12 @@ def choose_engine(
     """
     if isinstance(lm, EndpointClient):
         return "server"
-    kept, new_tokens = room_for(lm, lengths, max_new_tokens=max_new_tokens)
-    reason = lm.why_no_slots(options, tokens=int((kept + new_tokens)[kept > 0].max(initial=0)))
+    usable, new_tokens = room_for(lm, lengths, max_new_tokens=max_new_tokens)
+    reason = lm.why_no_slots(options, tokens=int((usable + new_tokens)[usable > 0].max(initial=0)))
     if reason is None:
         return "slots"
     refuse_without_slots(options, reason)
-    way = way_for(lm, kept, new_tokens, options=options)
+    way = way_for(lm, usable, new_tokens, options=options)
     logger.info("answers are generated %s", way.describe(reason))
     return "static"
 
@@ -213,7 +213,15 @@ def run_of_requests(
     capacity: Capacity,
     seed: int,
 ) -> Scheduler:
-    """Return the scheduler of requests; it raises errors of single requests."""
+    """Return the scheduler of requests; it raises errors of single requests.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        options: Generation options.
+        capacity: The number of slots and its limit.
+        seed: Seed for sampling.
+    """
     prompts = [list(request.input_ids) for request in requests]
     work = RowRequests(
         lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),

@@ -87,7 +87,14 @@ def rank_path(path: Path, rank: int) -> Path:
 def absorb_all(
     journal: Journal, *, fingerprint: Mapping[str, str], keys: npt.NDArray[np.uint8], fresh: bool = False
 ) -> None:
-    """Merge the journals of all ranks into the job's journal; with `fresh`, delete them."""
+    """Merge the journals of all ranks into the job's journal.
+
+    Args:
+        journal: The job's journal.
+        fingerprint: What determines an answer, by part.
+        keys: Keys of the rows, [rows, 16].
+        fresh: Delete the journals of ranks instead.
+    """
     for left in sorted(journal.path.parent.glob(f"{journal.path.stem}.rank-*{journal.path.suffix}")):
         if fresh:
             left.unlink()

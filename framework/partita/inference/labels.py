@@ -68,7 +68,7 @@ class LabelReader:
 
     def _standing(self, text: str) -> list[str]:
         """Return the labels that occur in the text as whole words, in order, except those inside a longer one."""
-        spans = [(label, *found.span()) for label, pattern in self._words for found in pattern.finditer(text)]
+        spans = [(label, *match.span()) for label, pattern in self._words for match in pattern.finditer(text)]
 
         def inside(start: int, end: int) -> bool:
             return any(low <= start and end <= high and high - low > end - start for _, low, high in spans)

@@ -157,7 +157,7 @@ def column_types(rows: Iterable[Row], *, columns: Sequence[str]) -> dict[str, Co
             value = plain(row.get(name))
             if value is not None:
                 kinds[name].add(_kind(value))
-    return {name: _widest(found) for name, found in kinds.items()}
+    return {name: _widest(kinds_of_column) for name, kinds_of_column in kinds.items()}
 
 
 def _kind(value: Any) -> ColumnType:

@@ -112,7 +112,14 @@ class FollowedRun(RunDirectory):
     """The run on ranks that write nothing: noted values stay in memory."""
 
     def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any], begun: bool) -> None:
-        """Take the manifest of the writing rank, and `begun`: whether that rank sees checkpoints."""
+        """Follow a run that another rank writes.
+
+        Args:
+            folder: The run directory.
+            config: The configuration.
+            manifest: The manifest of the writing rank.
+            begun: Whether the writing rank sees checkpoints.
+        """
         self.folder, self.config, self.quiet = folder, config, True
         self.manifest = dict(manifest)
         self.begun = begun
@@ -266,4 +273,5 @@ def holds_nothing(folder: Path) -> bool:
 
 
 def is_empty(path: Path) -> bool:
+    """Return whether a folder has no entries, or a file no content."""
     return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0

@@ -165,6 +165,7 @@ def strict_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def without_infinities(value: Any) -> Any:
+    """Replace NaN and infinities with None in nested values."""
     if isinstance(value, Mapping):
         return {key: without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -36,6 +36,7 @@ def not_inherited(file: TextIO) -> Iterator[None]:
 
 
 def close_locked() -> None:
+    """Close the lock files in a forked process."""
     for file in LOCKED:
         file.close()
 

@@ -67,4 +67,5 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
+    """Return the time in UTC, in ISO format to the second."""
     return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")

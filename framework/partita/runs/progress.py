@@ -38,6 +38,7 @@ class PlainProgress:
             self.print_line()
 
     def print_line(self) -> None:
+        """Print a progress line with the estimated time left."""
         self.last = time.monotonic()
         parts = [f"{self.description} {self.done:,}/{self.total:,}", *map(as_text, self.shown.items())]
         done = self.done - self.first
@@ -104,6 +105,7 @@ def show_progress(
 
 
 def rich_bar(stream: TextIO) -> Any:
+    """Return a rich progress display whose lines fit the terminal."""
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, Task
     from rich.progress_bar import ProgressBar
@@ -176,6 +178,7 @@ def fitting(
 
 
 def as_text(item: tuple[str, Any]) -> str:
+    """Format a shown value with its label."""
     name, value = item
     if isinstance(value, float):
         value = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -25,6 +25,7 @@ class Trackers:
             tracker.log(numbers, step=step)
 
     def start(self, name: str) -> Any:
+        """Start one tracker. Raise ConfigError if its package is missing."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
         from accelerate.utils import LoggerType
 

@@ -48,7 +48,14 @@ def evaluate_dataset(
     *,
     batch_size: int | None,
 ) -> dict[str, dict[str, float]]:
-    """Compute metrics on a prepared dataset with the backend of the pipeline."""
+    """Compute metrics on a prepared dataset with the backend of the pipeline.
+
+    Args:
+        runtime: State of the model.
+        pipeline: The parts of the run.
+        examination: The dataset.
+        batch_size: Batch size set by the caller, or None.
+    """
     if isinstance(pipeline, EndpointPipeline):
         requests = served_capacity(pipeline, batch_size).rows
         scores = score(pipeline, examination.rows, batch_size=requests, progress=runtime.progress)

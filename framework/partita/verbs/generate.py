@@ -58,7 +58,14 @@ def generate(
 def streamed(
     runtime: ModelRuntime, pipeline: Pipeline, requests: Sequence[GenerationRequest], size: BatchSize
 ) -> Iterator[tuple[int, str]]:
-    """Yield pairs of a request's index and the next piece of its answer."""
+    """Yield pairs of a request's index and the next piece of its answer.
+
+    Args:
+        runtime: State of the model.
+        pipeline: The parts of the run.
+        requests: The prompts.
+        size: The batch size.
+    """
     with runtime.sizing.work("generation", size) as capacity:
         yield from stream_requests(
             pipeline.lm, requests, options=pipeline.generation.free, capacity=capacity, seed=runtime.sampling_seed

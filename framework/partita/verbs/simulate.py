@@ -55,7 +55,14 @@ def simulate_here(
 
 
 def simulate_on_ray(runtime: ModelRuntime, *, folder: Path, batch_size: int | None, fresh: bool) -> SimulationReport:
-    """Roll out episodes in Ray ranks, each of which calls `simulate_here` with the folder of transcripts."""
+    """Roll out episodes in Ray ranks, each of which calls `simulate_here`.
+
+    Args:
+        runtime: State of the model.
+        folder: Folder for the transcripts.
+        batch_size: Batch size set by the caller, or None.
+        fresh: Discard earlier episodes and start over.
+    """
     check_is_alone()
     if fresh:  # here and not in the ranks, which resume when they are restarted
         for history in section_of(runtime.config).history:
@@ -79,7 +86,19 @@ def simulate_on_ray(runtime: ModelRuntime, *, folder: Path, batch_size: int | No
 def simulate_as_rank(
     runtime: ModelRuntime, *, run: Path | None, folder: Path, mark: Path, start: Path, batch_size: int | None
 ) -> SimulationReport:
-    """Run `simulate_here` on one rank with the model of a run. Raise PartitaError if the folder is not shared."""
+    """Run `simulate_here` on one Ray rank with the model of a run.
+
+    Args:
+        runtime: State of the model.
+        run: Directory of the trained run, or None.
+        folder: Folder for the transcripts.
+        mark: The marker folder of `seen_by_all`.
+        start: The folder where the command was started.
+        batch_size: Batch size set by the caller, or None.
+
+    Raises:
+        PartitaError: The folder of transcripts is not shared.
+    """
     begin_where_started(start, folder=folder, mark=mark, option="--output")
     runtime.run = run
     return simulate_here(runtime, folder, batch_size=batch_size)

@@ -99,7 +99,14 @@ def train_here(runtime: ModelRuntime, dataset: Any = None, run: str | Path | Non
 def train_rounds(
     runtime: ModelRuntime, plan: SelfTrainingConfig, directory: RunDirectory, data: RunData
 ) -> TrainResult:
-    """Run the self-training rounds after training on data."""
+    """Run the self-training rounds after training on data.
+
+    Args:
+        runtime: State of the model.
+        plan: The self-training section of the configuration.
+        directory: The open run.
+        data: The rows of the run.
+    """
     if "rounds" not in directory.manifest:
         before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
         directory.note(rounds=[], before_rounds=before)
@@ -128,6 +135,17 @@ def train_on_ray(runtime: ModelRuntime, dataset: Any, *, folder: Path) -> TrainR
 
 
 def train_as_rank(runtime: ModelRuntime, dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
-    """Run `train_here` on one rank, from the folder of the command. Raise PartitaError if the run is not shared."""
+    """Run `train_here` on one Ray rank, from the folder of the command.
+
+    Args:
+        runtime: State of the model.
+        dataset: Replaces data.source, or None.
+        folder: The run directory.
+        mark: The marker folder of `seen_by_all`.
+        start: The folder where the command was started.
+
+    Raises:
+        PartitaError: The run directory is not shared.
+    """
     begin_where_started(start, folder=folder, mark=mark, option="--run")
     return train_here(runtime, dataset, folder)

@@ -163,7 +163,14 @@ class EndpointClient:
     def questions(
         self, rows: list[int], work: RowRequests, options: GenerationOptions, *, seed: int
     ) -> Iterator[Question]:
-        """Yield the requests of rows; prompts are fetched as they are needed."""
+        """Yield the requests of rows; prompts are fetched as they are needed.
+
+        Args:
+            rows: Indices of the rows, in the order to send them.
+            work: The rows with their prompts.
+            options: Generation options of `server_options`.
+            seed: Seed for sampling.
+        """
         for start in range(0, len(rows), FETCHED):
             chunk = rows[start : start + FETCHED]
             for row, ids in zip(chunk, work.fetch(chunk), strict=True):

@@ -89,7 +89,14 @@ class BatchWorkPlan:
     prefix: Sequence[int] = ()
 
     def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
-        """Take the rows to answer, `left` [rows]; the others stay in the batches."""
+        """Plan the batches.
+
+        Args:
+            work: The rows with their prompts.
+            left: Rows to answer, [rows]; the others stay in the batches.
+            batch_size: Rows of a batch.
+            way: Which rows can be generated together.
+        """
         self.work = work
         self.left = left.copy()
         batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size, way=way)
