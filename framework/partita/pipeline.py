@@ -105,8 +105,7 @@ def build_pipeline(
         config: The configuration.
         folder: Folder that relative paths are resolved against.
         labels: Labels by category output.
-        training: Training rows: for the tokenizer of a new model, the examples of retrieval and data-dependent adapter
-            inits.
+        training: Training rows, for a new model's tokenizer, the examples of retrieval, and data-dependent inits.
         saved: Folder of trained weights to load instead of the base model's.
         tokenizer_folder: Folder in which the tokenizer of a new model is kept.
         trainable: Whether to prepare the model for training.

@@ -70,8 +70,7 @@ def start_model(
 ) -> "Model":
     """Load the model, in each of the processes that its file asks for; the launching process does not return.
 
-    Only rank 0 logs and prints results. With `one_process`, raises ConfigError if the file asks for several
-    processes.
+    Only rank 0 logs and prints results. With `one_process`, raises ConfigError if the file asks for more.
     """
     from partita.distributed.launch import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.world import get_world

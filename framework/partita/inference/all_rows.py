@@ -13,7 +13,7 @@ class AllRows:
     """Readable and unreadable rows by their index in the source. An unreadable row has no values."""
 
     def __init__(self, rows: PromptRows, bad: Sequence[BadRow]) -> None:
-        """Take the readable rows, and the unreadable ones in the order of the source."""
+        """Combine the readable rows with the unreadable ones, `bad`, which are in the order of the source."""
         self._rows = rows
         self.columns = rows.columns
         """Column names."""

@@ -1,8 +1,7 @@
 """Parse an answer's text into the values of the output features.
 
 With one output, the answer is its value. With several, the answer is one JSON object with the outputs' names as
-keys, and each member is parsed by the type of its output. No text raises: an unreadable output has no value and a
-reason.
+keys, and each member is parsed by the type of its output. No text raises: an unreadable output is None with a reason.
 """
 
 from collections.abc import Mapping

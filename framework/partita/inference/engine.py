@@ -105,8 +105,7 @@ def generate_rows(
         seed: Seed for sampling.
         done: Rows that are answered already, [rows].
         limit: Upper bound on the batch size; lowered when memory runs out.
-        room_tokens: Total tokens of rows that fit, if memory determined the size; then more short rows run at a
-            time.
+        room_tokens: Total tokens of rows that fit, if memory determined the size; allows more short rows.
         stopping: Once it returns True, only the started rows are finished. Not used with a server.
         process_group: The ranks that share the rows.
 

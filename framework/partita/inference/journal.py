@@ -3,8 +3,7 @@
 The file is append-only JSON lines. The first line is a header with the number of rows and a fingerprint of
 everything that determines an answer, by part (model, generation, prompt, data). One record per row follows, in the
 order of completion. If a row has several records, the last one counts. Each line ends with a checksum: damaged
-records are ignored, so that their rows are generated again. A torn last line is truncated before anything is
-appended.
+records are ignored, so that their rows are generated again. A torn last line is removed before appending.
 
 Memory holds a few numbers per row, never its text: records are read from the file by their offset.
 """

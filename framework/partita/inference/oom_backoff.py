@@ -3,8 +3,7 @@
 A batch runs whole, or in halves, quarters and so on, in order, as large as the limit allows: the split is a function
 of the rows' lengths and the limit alone. After a failure, the limit drops to half of the failed batch. It is a limit
 for rows of that length; shorter rows may be more, so that a few long rows do not slow down a job. A single row that
-does not fit says nothing about the others: failures of batches that contained it are discarded, and the limit is
-restored.
+does not fit says nothing about the others: after it, the limit ignores failures of batches that contained it.
 """
 
 import logging

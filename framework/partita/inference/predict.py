@@ -90,8 +90,7 @@ def predict_rows(
         config: The configuration.
         generation: Generation options.
         max_new_tokens: Limit of generated tokens per row.
-        capacity: Returns the batch size for the prompts; its limit is lowered when memory runs out, also for other
-            jobs.
+        capacity: Returns the batch size for the prompts; its limit is lowered when memory runs out.
         seed: Seed for sampling.
         journal_path: The journal; rows recorded in it are not generated again.
         output: File to write, or None.

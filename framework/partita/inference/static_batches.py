@@ -42,10 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: BatchWay = PADDED) -> list[Rows]:
-    """Return all rows with a length, the longest first, in batches of up to `batch_size` rows that `way` allows
-    together.
+    """Split all rows with a length into batches of up to `batch_size`, the longest rows first.
 
-    Rows of equal length keep their order.
+    Rows share a batch only if `way` allows it. Rows of equal length keep their order.
     """
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     order = order[lengths[order] > 0]

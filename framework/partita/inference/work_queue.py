@@ -15,7 +15,7 @@ class WorkQueue:
     """Plan indices, assigned to the ranks of a process group in order."""
 
     def __init__(self, total: int, *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """Take the number of indices. All ranks must create their queue of a plan at the same point of the program."""
+        """Create a queue of `total` indices. All ranks must create it at the same point of the program."""
         self.total, self.ranks = total, process_group.world_size
         self._count = process_group.shared_counter("claims") if process_group.world_size > 1 else None
         self._dealt = 0
@@ -48,16 +48,14 @@ class RowQueue(Protocol):
         """Whether rows may be left."""
 
     def take(self, wanted: int) -> Sequence[int]:
-        """Return the next rows, the longest first; possibly none, or more than `wanted` if no other process shares the
-        queue.
-        """
+        """Return the next rows, the longest first; possibly none, or more than `wanted` in a single process."""
 
 
 class PlannedRowQueue:
     """Rows in the order of a plan, as taken by this process."""
 
     def __init__(self, order: Sequence[int], *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """Take the order of rows, which must be the same on all ranks."""
+        """Create a queue of the rows in `order`, which must be the same on all ranks."""
         self.order, self.claims = order, WorkQueue(len(order), process_group=process_group)
 
     @property

@@ -55,9 +55,7 @@ USE_KEYS = (
     "data.max_bad_rows",
     "backend",
 )
-"""Keys that may differ when a finished run is used, because they did not affect training. `asked_of_result` adds
-others.
-"""
+"""Keys that did not affect training and may differ when a finished run is used, with those of `asked_of_result`."""
 
 
 def check_free(folder: Path) -> None:

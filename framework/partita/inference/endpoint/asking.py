@@ -43,8 +43,10 @@ class RequestFailure:
     """A failed request and its cause."""
 
     cause: Cause
-    """row: the server rejects this row; server: it failed or was too busy; unreachable: no connection; refused: it
-    rejects all requests of this client.
+    """The kind of failure.
+
+    row: the server rejects this row; server: it failed or was too busy; unreachable: no connection; refused: it rejects
+    all requests of this client.
     """
     reason: str
     status: int | None = None
@@ -132,8 +134,9 @@ class RequestSender:
             logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
 
     async def exchange(self, body: Mapping[str, Any]) -> EndpointReply:
-        """Return the answer. Raise RequestError with a text that is not redacted yet, or any error of a malformed
-        response.
+        """Send the request and return the answer.
+
+        Raises RequestError with a text that is not redacted yet, or any error caused by a malformed response.
         """
         seconds, url = self.backend.timeout_seconds, self.backend.url
         max_bytes = int(self.backend.max_response_mb * MEGABYTE)

@@ -84,7 +84,7 @@ class EndpointClient:
             left: Rows to answer, [rows].
 
         Raises:
-            ServerError: The server is unreachable, or too many rows failed in a row.
+            ServerError: The server is unreachable, or too many consecutive rows failed.
             ModelError: The server rejects all requests.
         """
         rows, copies = plan(work, left)

@@ -56,7 +56,7 @@ class RowWorkPlan:
     """One row per item, the longest prompt first; rows with equal prompts share an item."""
 
     def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_]) -> None:
-        """Take the rows to answer, `left` [rows]."""
+        """Plan the rows to answer, those with True in `left`, [rows]."""
         self.work = work
         self.order, self.copies = plan(work, left)
         self.prefix = common_prefix(work, self.order)

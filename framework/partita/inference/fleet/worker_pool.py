@@ -2,8 +2,7 @@
 
 A worker is assigned enough rows to stay busy, and fewer towards the end, so that all workers finish together. When a
 worker dies, its unanswered rows are assigned to others and a new worker replaces it: no row is lost or answered
-twice. An error raised by a row is that row's error, as in a single process. An error of a worker as a whole ends the
-job.
+twice. An error raised by a row is that row's error, as in a single process. Any other error of a worker ends the job.
 """
 
 import logging
@@ -124,8 +123,7 @@ class WorkerPool:
         rows: int | None,
         max_new_tokens: int,
     ) -> Offer:
-        """Return how many rows are generated at a time: each worker measures its own limit, and the smallest is used by
-        all.
+        """Return how many rows each worker generates at a time: the smallest number that a worker has measured.
 
         Args:
             options: Generation options.
