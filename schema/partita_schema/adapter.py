@@ -4,17 +4,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from partita_schema.base import Base, Count, Flag, Name, NonNegative, NonNegativeCount, Positive, Share, broken, changed
+from partita_schema.base import (
+    ConfigModel,
+    Fraction,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    StrictBool,
+    is_set,
+    rule_error,
+)
 
 
-class Postprocessor(Base):
+class Postprocessor(ConfigModel):
     """What to do with an adapter after training."""
 
-    merge_adapter_into_base_model: Flag = False
+    merge_adapter_into_base_model: StrictBool = False
     """Merge the adapter into the base weights after training, so that `model/` is a regular model."""
 
 
-class AdapterBase(Base):
+class AdapterBase(ConfigModel):
     """Options of all adapters."""
 
     pretrained_adapter_weights: Name | None = None
@@ -47,21 +58,21 @@ class LoraBase(LayeredAdapter):
 
     alpha: Positive | None = None
     """LoRA alpha: the update is scaled by alpha / r. Default: 2 r."""
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     """Dropout probability of the adapter's input."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Which bias parameters are trained: none, all, or only those of adapted modules (lora_only)."""
 
 
-class EvaOptions(Base):
+class EvaOptions(ConfigModel):
     """Options of the EVA initialization, which uses activations on training batches (Paischer et al. 2024, section
     3)."""
 
     rho: Positive = 2.0
     """Maximum rank of a layer as a multiple of r when EVA redistributes ranks."""
-    tau: Share = 0.99
+    tau: Fraction = 0.99
     """Cosine similarity above which a component counts as converged."""
-    batches: Count = 16
+    batches: PositiveInt = 16
     """Maximum number of training batches to collect activations from."""
 
 
@@ -70,11 +81,11 @@ class LoraAdapter(LoraBase):
 
     type: Literal["lora"]
     """Low-rank adaptation (LoRA)."""
-    r: Count = 16
+    r: PositiveInt = 16
     """Rank of the update matrices."""
-    use_rslora: Flag = False
+    use_rslora: StrictBool = False
     """Scale by alpha / sqrt(r) instead of alpha / r (rank-stabilized LoRA, Kalajdzievski 2023, theorem 3.2)."""
-    use_dora: Flag = False
+    use_dora: StrictBool = False
     """Train the magnitude and the direction of the weights separately (DoRA, Liu et al. 2024)."""
     init: Literal[
         "default",
@@ -94,12 +105,12 @@ class LoraAdapter(LoraBase):
     """Options of `init: eva`. Default: the defaults of that section."""
     loftq_bits: Literal[2, 4, 8] = 4
     """Number of quantization bits that `init: loftq` assumes."""
-    loftq_iterations: Count = 1
+    loftq_iterations: PositiveInt = 1
     """Number of alternating steps of `init: loftq` (Li et al. 2023, algorithm 1)."""
     corda_method: Literal["ipm", "kpm"] = "ipm"
     """Mode of `init: corda`. ipm learns the new task faster; kpm preserves more of the model's knowledge (Yang et al.
     2024, section 3)."""
-    rank_pattern: dict[str, Count] = {}
+    rank_pattern: dict[str, PositiveInt] = {}
     """Ranks that override `r`, by module name or regular expression."""
     alpha_pattern: dict[str, Positive] = {}
     """Alpha values that override `alpha`, by module name or regular expression."""
@@ -108,8 +119,8 @@ class LoraAdapter(LoraBase):
     def options_fit_the_init(self) -> "LoraAdapter":
         owners = {"eva": "eva", "loftq_bits": "loftq", "loftq_iterations": "loftq", "corda_method": "corda"}
         for key, init in owners.items():
-            if changed(self, key) and self.init != init:
-                raise broken(f"{key} has no effect without init: {init}; remove it or write init: {init}", at=key)
+            if is_set(self, key) and self.init != init:
+                raise rule_error(f"{key} has no effect without init: {init}; remove it or write init: {init}", at=key)
         return self
 
 
@@ -118,19 +129,19 @@ class AdaloraAdapter(LoraBase):
 
     type: Literal["adalora"]
     """LoRA with an adaptive rank budget (AdaLoRA)."""
-    target_r: Count = 8
+    target_r: PositiveInt = 8
     """Average rank at the end of training."""
-    init_r: Count = 12
+    init_r: PositiveInt = 12
     """Rank at the start of training; at least target_r."""
     tinit: NonNegative = 0
     """Warm-up before pruning starts: a number of optimizer steps, or a fraction of all steps if below 1."""
     tfinal: NonNegative = 0
     """Final fine-tuning after pruning ends: a number of optimizer steps, or a fraction of all steps if below 1."""
-    delta_t: Count = 1
+    delta_t: PositiveInt = 1
     """Optimizer steps between two budget allocations."""
-    beta1: Share = 0.85
+    beta1: Fraction = 0.85
     """Smoothing factor (EMA) of the sensitivity."""
-    beta2: Share = 0.85
+    beta2: Fraction = 0.85
     """Smoothing factor (EMA) of the uncertainty."""
     orth_reg_weight: NonNegative = 0.5
     """Coefficient of the orthogonality penalty in the loss."""
@@ -138,10 +149,10 @@ class AdaloraAdapter(LoraBase):
     @model_validator(mode="after")
     def rank_shrinks(self) -> "AdaloraAdapter":
         if self.init_r < self.target_r:
-            raise broken(
+            raise rule_error(
                 f"init_r {self.init_r} is below target_r {self.target_r}; adalora only shrinks ranks, "
                 f"write init_r of at least {self.target_r}",
-                at="init_r" if changed(self, "init_r") else "target_r",
+                at="init_r" if is_set(self, "init_r") else "target_r",
             )
         return self
 
@@ -165,28 +176,28 @@ class VeraAdapter(TargetedAdapter):
     """Vector-based random matrix adaptation (VeRA)."""
     layers_to_transform: tuple[int, ...] | None = None
     """Indices of the layers to adapt, from 0. Default: all layers."""
-    r: Count = 256
+    r: PositiveInt = 256
     """Rank of the shared random matrices."""
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     """Dropout probability of the adapter's input."""
-    d_initial: Share = 0.1
+    d_initial: Fraction = 0.1
     """Initial value of the scaling vector d."""
     projection_prng_key: int = 0
     """Random seed of the shared matrices."""
-    save_projection: Flag = True
+    save_projection: StrictBool = True
     """Save the shared matrices with the adapter. false: they are recomputed from the seed on loading."""
 
 
 class LycorisAdapter(LayeredAdapter):
     """Options of the adapters that peft adopted from LyCORIS."""
 
-    r: Count = 8
+    r: PositiveInt = 8
     """Rank of each factor."""
     alpha: Positive | None = None
     """Scaling: the update is multiplied by alpha / r. Default: 2 r."""
-    rank_dropout: Share = 0.0
+    rank_dropout: Fraction = 0.0
     """Probability that a rank dimension is dropped during training."""
-    module_dropout: Share = 0.0
+    module_dropout: Fraction = 0.0
     """Probability that a whole adapter module is skipped in a training step."""
 
 
@@ -202,7 +213,7 @@ class LokrAdapter(LycorisAdapter):
 
     type: Literal["lokr"]
     """Low-rank Kronecker product (LoKr)."""
-    decompose_both: Flag = False
+    decompose_both: StrictBool = False
     """Also factorize the left matrix of the Kronecker product."""
     decompose_factor: int = Field(default=-1, strict=True, ge=-1)
     """Size of the left Kronecker factor; -1 chooses the most square factorization."""
@@ -213,13 +224,13 @@ class BoftAdapter(LayeredAdapter):
 
     type: Literal["boft"]
     """Butterfly orthogonal fine-tuning (BOFT)."""
-    boft_block_size: NonNegativeCount = 4
+    boft_block_size: NonNegativeInt = 4
     """Size of a rotation block; must divide the input width of the layer. 0: computed from boft_block_num."""
-    boft_block_num: NonNegativeCount = 0
+    boft_block_num: NonNegativeInt = 0
     """Number of rotation blocks per layer. 0: computed from boft_block_size."""
-    boft_n_butterfly_factor: Count = 1
+    boft_n_butterfly_factor: PositiveInt = 1
     """Number of butterfly factors."""
-    boft_dropout: Share = 0.0
+    boft_dropout: Fraction = 0.0
     """Multiplicative dropout probability."""
     bias: Literal["none", "all", "boft_only"] = "none"
     """Which bias parameters are trained: none, all, or only those of adapted modules."""
@@ -227,10 +238,10 @@ class BoftAdapter(LayeredAdapter):
     @model_validator(mode="after")
     def block_size_or_number(self) -> "BoftAdapter":
         if (self.boft_block_size == 0) == (self.boft_block_num == 0):
-            raise broken(
+            raise rule_error(
                 f"boft_block_size is {self.boft_block_size} and boft_block_num is {self.boft_block_num}; "
                 "write one of them, and 0 for the other",
-                at="boft_block_num" if changed(self, "boft_block_num") else "boft_block_size",
+                at="boft_block_num" if is_set(self, "boft_block_num") else "boft_block_size",
             )
         return self
 
@@ -240,23 +251,23 @@ class OftAdapter(LayeredAdapter):
 
     type: Literal["oft"]
     """Orthogonal fine-tuning (OFT)."""
-    r: NonNegativeCount = 0
+    r: NonNegativeInt = 0
     """Number of rotation blocks per layer. 0: computed from oft_block_size."""
-    oft_block_size: NonNegativeCount = 32
+    oft_block_size: NonNegativeInt = 32
     """Size of a rotation block; must divide the input width of the layer. 0: computed from r."""
-    coft: Flag = False
+    coft: StrictBool = False
     """Constrained OFT: keep the rotation within `eps` of the identity."""
     eps: Positive = 6e-5
     """Maximum deviation from the identity; used with `coft`."""
-    block_share: Flag = False
+    block_share: StrictBool = False
     """Share one rotation block across all blocks of a layer."""
 
     @model_validator(mode="after")
     def block_size_or_number(self) -> "OftAdapter":
         if (self.r == 0) == (self.oft_block_size == 0):
-            raise broken(
+            raise rule_error(
                 f"r is {self.r} and oft_block_size is {self.oft_block_size}; write one of them, and 0 for the other",
-                at="r" if changed(self, "r") else "oft_block_size",
+                at="r" if is_set(self, "r") else "oft_block_size",
             )
         return self
 
@@ -266,7 +277,7 @@ class FourierftAdapter(LayeredAdapter):
 
     type: Literal["fourierft"]
     """Discrete Fourier fine-tuning (FourierFT)."""
-    n_frequency: Count = 1000
+    n_frequency: PositiveInt = 1000
     """Number of trained frequencies per layer; at most the number of weights in the layer."""
     scaling: Positive = 150.0
     """Factor that the update is multiplied by."""
@@ -291,17 +302,17 @@ class VbloraAdapter(LayeredAdapter):
 
     type: Literal["vblora"]
     """Vector-bank LoRA (VB-LoRA)."""
-    r: Count = 4
+    r: PositiveInt = 4
     """Rank of the update matrices."""
-    num_vectors: Count = 256
+    num_vectors: PositiveInt = 256
     """Number of vectors in the bank."""
-    vector_length: Count = 256
+    vector_length: PositiveInt = 256
     """Length of a vector in the bank; must divide the input and output widths of the adapted layers."""
-    topk: Count = 2
+    topk: PositiveInt = 2
     """Number of vectors from the bank that are mixed for each sub-vector."""
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     """Dropout probability of the adapter's input."""
-    save_only_topk_weights: Flag = False
+    save_only_topk_weights: StrictBool = False
     """Save only the weights needed for inference. Such an adapter cannot be trained further."""
 
 
@@ -310,7 +321,7 @@ class PromptTuningAdapter(AdapterBase):
 
     type: Literal["prompt_tuning"]
     """Prompt tuning."""
-    num_virtual_tokens: Count = 8
+    num_virtual_tokens: PositiveInt = 8
     """Number of virtual tokens before the prompt."""
     init_text: Name | None = None
     """Text whose embeddings initialize the virtual tokens. Default: random tokens of the vocabulary."""
@@ -321,11 +332,11 @@ class PrefixTuningAdapter(AdapterBase):
 
     type: Literal["prefix_tuning"]
     """Prefix tuning."""
-    num_virtual_tokens: Count = 8
+    num_virtual_tokens: PositiveInt = 8
     """Number of virtual token positions in each layer."""
-    prefix_projection: Flag = False
+    prefix_projection: StrictBool = False
     """Compute the prefix with a small MLP."""
-    encoder_hidden_size: Count | None = None
+    encoder_hidden_size: PositiveInt | None = None
     """Hidden size of that MLP. Default: the hidden size of the model."""
 
 
@@ -334,15 +345,15 @@ class PTuningAdapter(AdapterBase):
 
     type: Literal["p_tuning"]
     """P-tuning."""
-    num_virtual_tokens: Count = 8
+    num_virtual_tokens: PositiveInt = 8
     """Number of virtual tokens before the prompt."""
     encoder_reparameterization_type: Literal["MLP", "LSTM"] = "MLP"
     """Type of the prompt encoder."""
-    encoder_hidden_size: Count | None = None
+    encoder_hidden_size: PositiveInt | None = None
     """Hidden size of the encoder. Default: the hidden size of the model."""
-    encoder_num_layers: Count = 2
+    encoder_num_layers: PositiveInt = 2
     """Number of layers of an LSTM encoder."""
-    encoder_dropout: Share = 0.0
+    encoder_dropout: Fraction = 0.0
     """Dropout probability of an LSTM encoder."""
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from partita_schema.base import Base, Name, broken, changed
+from partita_schema.base import ConfigModel, Name, is_set, rule_error
 from partita_schema.prompt import template_fields
 from partita_schema.target import NAME, check_part
 
@@ -18,7 +18,7 @@ def check_template(template: str) -> str:
     try:
         template_fields(template)
     except ValueError as error:
-        raise broken(str(error)) from None
+        raise rule_error(str(error)) from None
     return template
 
 
@@ -26,75 +26,75 @@ Template = Annotated[str, Field(min_length=1), AfterValidator(check_template)]
 """A text with {column} for values of the task."""
 
 
-class ModelAgentConfig(Base):
-    """A language model speaks: without run, file or base_model the one of this file."""
+class ModelAgentConfig(ConfigModel):
+    """A language model. Without `run`, `file` and `base_model` it is the model of this configuration."""
 
     type: Literal["model"]
-    """A language model speaks; the word `model` alone says the same."""
+    """A language model; the word `model` alone is short for it."""
     run: Name | None = None
-    """Folder of a finished run, or of a saved model."""
+    """Directory of a finished run or of a saved model."""
     file: Name | None = None
-    """Another file: its newest finished run, or with `trainer: {type: none}` its base model."""
+    """Another configuration file: its newest finished run, or its base model with `trainer: {type: none}`."""
     base_model: Name | None = None
-    """A Hub id or a folder, used as this file says, without its adapter."""
+    """A Hub id or a directory, loaded with the settings of this configuration but without its adapter."""
     prompt: Template | None = None
-    """System message that this agent alone sees, with {column} for values of the task."""
+    """System message that only this agent sees, with {column} for values of the task."""
 
     @model_validator(mode="after")
     def the_model_is_said_once(self) -> "ModelAgentConfig":
-        said = [key for key in ("run", "file", "base_model") if changed(self, key)]
+        said = [key for key in ("run", "file", "base_model") if is_set(self, key)]
         if len(said) > 1:
-            raise broken(f"{' and '.join(said)} each name a model; keep one", at=said[1])
+            raise rule_error(f"{' and '.join(said)} each name a model; keep one", at=said[1])
         return self
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the model of this file."""
+        """Whether this is the model of the configuration."""
         return self.run is None and self.file is None and self.base_model is None
 
 
-class ScriptedAgentConfig(Base):
-    """Lines that are said in turn, or a program, speak."""
+class ScriptedAgentConfig(ConfigModel):
+    """Fixed lines, or a Python class."""
 
     type: Literal["scripted"]
-    """Lines or a program."""
+    """Fixed lines or a class."""
     lines: tuple[Template, ...] = ()
-    """What is said, in order, with {column} for values of the task. After the last line it has no more
-    to say, and unless a world of yours says otherwise the dialogue is done."""
+    """Lines in the order in which they are said, with {column} for values of the task. After the last one the episode
+    ends, unless a custom world continues it."""
     program: Annotated[str, AfterValidator(check_part)] | None = None
-    """`module:Class` with `act(contexts)`, which gives a reply to each, or with `reply(context)`; or its name where a
-    package gives it one (entry points `partita.agents`)."""
+    """`module:Class` with `act(contexts)`, which returns a reply for each, or with `reply(context)`; or a name that an
+    installed package registers (entry points `partita.agents`)."""
     options: dict[str, Any] = {}
-    """What the class is made with, by name."""
+    """Keyword arguments of the class."""
 
     @model_validator(mode="after")
     def something_is_said(self) -> "ScriptedAgentConfig":
         if bool(self.lines) == (self.program is not None):
             found = "says nothing" if not self.lines else "is said twice"
-            raise broken(f"the agent {found}; write either lines: [...] or program: module:Class", at="lines")
+            raise rule_error(f"the agent {found}; write either lines: [...] or program: module:Class", at="lines")
         if self.options and self.program is None:
-            raise broken("options are for a program; remove them", at="options")
+            raise rule_error("options are for a program; remove them", at="options")
         return self
 
 
-class GoldAgentConfig(Base):
-    """What the agent said in a dialogue of the data set is said again."""
+class GoldAgentConfig(ConfigModel):
+    """This agent's turns in a dialogue of the dataset."""
 
     type: Literal["gold"]
-    """The task's own dialogue speaks; after its last turn the dialogue is done."""
+    """The turns of the task's dialogue; after the last one the episode ends."""
 
 
-class EnvironmentAgentConfig(Base):
-    """The environment of the world speaks."""
+class EnvironmentAgentConfig(ConfigModel):
+    """The environment of the world."""
 
     type: Literal["environment"]
-    """The environment of the world speaks, as it does where nothing is written."""
+    """The environment of the world, which is also the default."""
 
 
 def type_of_a_word(value: object) -> object:
-    """A word says which type it is."""
+    """Return a mapping with `type` for a single word."""
     if isinstance(value, str) and value not in WORDS:
-        raise broken(f"got {value!r}; write {', '.join(WORDS)}, or a mapping with type: model or scripted")
+        raise rule_error(f"got {value!r}; write {', '.join(WORDS)}, or a mapping with type: model or scripted")
     return {"type": value} if isinstance(value, str) else value
 
 
@@ -111,79 +111,79 @@ MainAgent = Annotated[
 
 
 def check_names(agents: dict[str, AnyAgent]) -> dict[str, AnyAgent]:
-    """The agents, where their names are free and can stand in a transcript."""
+    """Return the agents if their names are free and can be used in a transcript."""
     for name in agents:
         if name in TAKEN:
-            raise broken(f"the name {name} is taken; write another one", at=name)
+            raise rule_error(f"the name {name} is taken; write another one", at=name)
         if not NAME.fullmatch(name):
-            raise broken(f"got the name {name!r}; write letters, digits, _ and -, a letter first", at=name)
+            raise rule_error(f"got the name {name!r}; write letters, digits, _ and -, a letter first", at=name)
     return agents
 
 
 TAKEN = ("agent", "user", "partner", "system", "checker")
-"""Who speaks by these names, as transcripts have it."""
+"""Names that transcripts use for other speakers."""
 
 
-class AgentsConfig(Base):
-    """Who speaks."""
+class AgentsConfig(ConfigModel):
+    """The agents of a simulation."""
 
     agent: MainAgent = ModelAgentConfig.model_construct(type="model")
-    """The model of this file, which the simulation is about."""
+    """The model of this configuration, which is evaluated."""
     user: Agent | None = None
-    """Who talks to the agent. Default: the environment, or for replay the data set."""
+    """The agent that talks to the model. Default: the environment, or for replay the dataset."""
     partner: Agent | None = None
-    """Who the agent talks to in self_play. Default: the same model."""
+    """The other agent of self_play. Default: the same model."""
     others: Annotated[dict[str, Agent], AfterValidator(check_names)] = {}
-    """Further agents of a world of yours, by name."""
+    """Further agents of a custom world, by name."""
 
 
-class UserSimWorldConfig(Base):
-    """A second agent plays the user: it begins, sees its own words as the assistant's, and says when all is done."""
+class UserSimWorldConfig(ConfigModel):
+    """A second agent plays the user: it begins, sees its own turns as the assistant's, and ends the episode."""
 
     type: Literal["user_sim"]
-    """The agent `user` talks to the agent."""
+    """The agent `user` talks to the model."""
     first: Template | None = None
-    """What the agent is taken to have said before the user begins, such as a greeting."""
+    """First message of the model, before the user begins, such as a greeting."""
     done: Name = "###"
-    """The dialogue is done once the user's words hold this."""
+    """The episode ends when a message of the user contains this text."""
 
 
-class SelfPlayWorldConfig(Base):
-    """Two agents talk to each other: the agent, and a partner that may be the same model."""
+class SelfPlayWorldConfig(ConfigModel):
+    """Two agents talk to each other: the model and a partner, which may be the same model."""
 
     type: Literal["self_play"]
     """The agents `agent` and `partner` talk to each other."""
     first: Template | None = None
-    """What the partner says first. Default: it begins in words of its own."""
+    """First message of the partner. Default: the partner generates it."""
     done: Name = "###"
-    """The dialogue is done once anybody's words hold this."""
+    """The episode ends when a message contains this text."""
 
 
-class CustomWorldConfig(Base):
-    """A class of yours says who speaks when."""
+class CustomWorldConfig(ConfigModel):
+    """A custom class that decides whose turn it is."""
 
     type: Literal["custom"]
-    """A class of yours says who speaks when."""
+    """A custom class that decides whose turn it is."""
     target: Annotated[str, AfterValidator(check_part)]
-    """`module:Class` with `play(dialogue)`, or its name where a package gives it one (entry points
+    """`module:Class` with `run(episode)`, or a name that an installed package registers (entry points
     `partita.worlds`)."""
     options: dict[str, Any] = {}
-    """What the class is made with, by name."""
+    """Keyword arguments of the class."""
 
 
-class ContextPolicy(Base):
-    """What a model sees of a dialogue that has grown too long."""
+class ContextPolicy(ConfigModel):
+    """What a model sees of an episode that exceeds its context."""
 
     policy: Literal["truncate", "drop_oldest_turns"] = "truncate"
-    """truncate: the dialogue ends, truncated. drop_oldest_turns: the oldest exchanges are left out of the prompt, as
-    few as leave room for a whole answer."""
+    """truncate: the episode ends with status truncated. drop_oldest_turns: the oldest turns are left out of the prompt,
+    only as many as a full answer needs."""
     keep: tuple[Literal["system", "first_user"], ...] = ("system", "first_user")
-    """What is never left out: messages of the system that open the dialogue, and the user's first message."""
+    """What is never left out: the system messages at the start, and the user's first message."""
 
     @model_validator(mode="after")
     def nothing_is_kept_of_what_is_not_dropped(self) -> "ContextPolicy":
-        if self.policy == "truncate" and changed(self, "keep"):
-            raise broken("keep has no effect on policy: truncate; write policy: drop_oldest_turns", at="keep")
+        if self.policy == "truncate" and is_set(self, "keep"):
+            raise rule_error("keep has no effect on policy: truncate; write policy: drop_oldest_turns", at="keep")
         return self
 
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, broken
+from partita_schema.base import ConfigModel, Name, NonNegativeInt, Positive, PositiveInt, rule_error
 
 SET_ELSEWHERE = {
     "model": "backend.model",
@@ -26,22 +26,22 @@ Sharding = Literal["none", "full"]
 HOST_AND_PORT = r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}"
 
 
-class LocalBackend(Base):
+class LocalBackend(ConfigModel):
     """Run in this process."""
 
     type: Literal["local"] = "local"
     """Run in this process."""
 
 
-class TorchrunBackend(Base):
+class TorchrunBackend(ConfigModel):
     """Several processes started by torchrun, on one machine or on several. On several machines, run the same command on
     each."""
 
     type: Literal["torchrun"]
     """Run in several processes. They share the micro-batches of each optimizer step, and the rows to predict."""
-    processes: Count | Literal["auto"] = "auto"
+    processes: PositiveInt | Literal["auto"] = "auto"
     """Number of processes per machine. `auto`: one per GPU, or one without GPUs."""
-    nodes: Count = 1
+    nodes: PositiveInt = 1
     """Number of machines. Run the same command on each of them."""
     address: Name | None = None
     """Rendezvous endpoint `HOST:PORT` on one of the machines. Required with more than one machine."""
@@ -55,25 +55,25 @@ class TorchrunBackend(Base):
     @classmethod
     def address_has_a_port(cls, address: str | None) -> str | None:
         if address is not None and not re.fullmatch(HOST_AND_PORT, address):
-            raise broken("write the name or number of a machine and a port, such as node-0:29500")
+            raise rule_error("write the name or number of a machine and a port, such as node-0:29500")
         return address
 
     @model_validator(mode="after")
     def machines_find_each_other(self) -> "TorchrunBackend":
         if self.nodes > 1 and self.address is None:
-            raise broken("with nodes above 1, write address: HOST:PORT of one of them", at="address")
+            raise rule_error("with nodes above 1, write address: HOST:PORT of one of them", at="address")
         return self
 
 
-class RayBackend(Base):
+class RayBackend(ConfigModel):
     """Workers started by Ray, on this machine or on a cluster. Training restarts when a worker dies."""
 
     type: Literal["ray"]
     """Run on Ray (`pip install 'partita[ray]'`). Workers train together, and share the rows of predict and evaluate."""
-    workers: Count | Literal["auto"] = "auto"
+    workers: PositiveInt | Literal["auto"] = "auto"
     """Number of worker processes, each with its own GPU if there are any. `auto`: one per GPU of the cluster, or one
     without GPUs."""
-    max_failures: NonNegativeCount = 3
+    max_failures: NonNegativeInt = 3
     """How many times training restarts from the newest checkpoint after a worker died."""
     address: Name | None = None
     """Address of a Ray cluster, such as `ray-head:6379`; `auto` uses the cluster that this machine belongs to. Default:
@@ -88,11 +88,13 @@ class RayBackend(Base):
     @classmethod
     def address_is_a_head(cls, address: str | None) -> str | None:
         if address is not None and address != "auto" and not re.fullmatch(HOST_AND_PORT, address):
-            raise broken("write HOST:PORT of the cluster's head, such as ray-head:6379, or auto on one of its machines")
+            raise rule_error(
+                "write HOST:PORT of the cluster's head, such as ray-head:6379, or auto on one of its machines"
+            )
         return address
 
 
-class EndpointBackend(Base):
+class EndpointBackend(ConfigModel):
     """A server with an OpenAI-compatible API, such as vLLM, SGLang, llama.cpp or a hosted service."""
 
     type: Literal["endpoint"]
@@ -106,17 +108,17 @@ class EndpointBackend(Base):
     mode: Literal["chat", "completion"] | None = None
     """chat: send messages, and the server applies the chat template. completion: send the prompt as one text. Default:
     chat, or completion with `prompt.chat: false`."""
-    concurrency: Count = 16
+    concurrency: PositiveInt = 16
     """Maximum number of concurrent requests."""
-    requests_per_minute: Count | None = None
+    requests_per_minute: PositiveInt | None = None
     """Maximum requests per minute, spaced evenly, retries included. Default: no limit."""
-    tokens_per_minute: Count | None = None
+    tokens_per_minute: PositiveInt | None = None
     """Maximum tokens per minute, prompts and answers together. Default: no limit."""
     timeout_seconds: Positive = 600.0
     """Seconds after which a request without a complete response is aborted."""
     max_response_mb: Positive = 16.0
     """Maximum size of a response in megabytes, after decompression. The row of a larger response fails."""
-    retries: NonNegativeCount = 5
+    retries: NonNegativeInt = 5
     """Number of retries of a request when the server is busy or fails."""
     extra_body: dict[str, Any] = {}
     """Additional keys of the request body. null removes a key that partita would send."""
@@ -129,17 +131,19 @@ class EndpointBackend(Base):
             parts = urlsplit(url)
             _ = parts.port  # raises ValueError for an invalid port
         except ValueError as error:
-            raise broken(f"{wanted}; got one with a mistake: {error}") from None
+            raise rule_error(f"{wanted}; got one with a mistake: {error}") from None
         if parts.scheme not in ("http", "https") or not re.fullmatch(r"[a-z0-9._:-]+", parts.hostname or ""):
-            raise broken(wanted)
+            raise rule_error(wanted)
         if parts.username is not None:
-            raise broken("a key has no place in the address; write api_key_env, the name of an environment variable")
+            raise rule_error(
+                "a key has no place in the address; write api_key_env, the name of an environment variable"
+            )
         if parts.query or parts.fragment:
-            raise broken("write the address alone, without ? and # and what follows")
+            raise rule_error("write the address alone, without ? and # and what follows")
         path = parts.path.rstrip("/")
         for ending in ("/chat/completions", "/completions"):
             if path.endswith(ending):
-                raise broken(f"write the address without {ending}, which is added by mode")
+                raise rule_error(f"write the address without {ending}, which is added by mode")
         return url.rstrip("/")
 
     @field_validator("api_key_env")
@@ -147,7 +151,7 @@ class EndpointBackend(Base):
     def api_key_is_named(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             # The value may be the key itself, so it is not shown.
-            raise broken(
+            raise rule_error(
                 "write the name of an environment variable, such as OPENAI_API_KEY; the key itself must not stand in "
                 "the file"
             )
@@ -158,9 +162,9 @@ class EndpointBackend(Base):
     def extra_body_adds(cls, body: dict[str, Any]) -> dict[str, Any]:
         for key in body:
             if key in SET_ELSEWHERE and body[key] is not None:
-                raise broken(f"{key} has a place of its own; remove it, and write {SET_ELSEWHERE[key]}", at=key)
+                raise rule_error(f"{key} has a place of its own; remove it, and write {SET_ELSEWHERE[key]}", at=key)
             if key in ONE_WHOLE_ANSWER:
-                raise broken(f"{key} would change what an answer is: one text, whole; remove it", at=key)
+                raise rule_error(f"{key} would change what an answer is: one text, whole; remove it", at=key)
         return body
 
 

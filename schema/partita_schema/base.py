@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 
-class Base(BaseModel):
+class ConfigModel(BaseModel):
     """Base class of configuration models: immutable, and an unknown key is an error.
 
     The string below a field is its documentation. `reference.field_docs` reads it from the source, because pydantic
@@ -36,13 +36,13 @@ class Words:
     text: str
 
 
-def broken(message: str, *, at: str = "") -> PydanticCustomError:
+def rule_error(message: str, *, at: str = "") -> PydanticCustomError:
     """Return the error of a violated rule. `at` is the dotted key to fix, relative to the model that defines the
     rule."""
     return PydanticCustomError("rule", "{message}", {"message": message, "at": at})
 
 
-def changed(model: BaseModel, key: str) -> bool:
+def is_set(model: BaseModel, key: str) -> bool:
     """Return whether a key differs from its default. Rules use this, so that a resolved file can be loaded again."""
     return bool(getattr(model, key) != type(model).model_fields[key].default)
 
@@ -53,13 +53,13 @@ def refuse_boolean(value: object) -> object:
     return value
 
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 """An integer of at least 1."""
 
-NonNegativeCount = Annotated[int, Field(strict=True, ge=0)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 """An integer of at least 0."""
 
-Flag = Annotated[bool, Field(strict=True)]
+StrictBool = Annotated[bool, Field(strict=True)]
 """A boolean; only true and false are accepted."""
 
 Number = Annotated[float, BeforeValidator(refuse_boolean)]
@@ -67,5 +67,5 @@ Number = Annotated[float, BeforeValidator(refuse_boolean)]
 
 NonNegative = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
-Share = Annotated[Number, Field(ge=0, le=1)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]

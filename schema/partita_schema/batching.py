@@ -4,36 +4,36 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from partita_schema.base import Base, Count, Flag, Share
+from partita_schema.base import ConfigModel, Fraction, PositiveInt, StrictBool
 
 
-class AutoBatching(Base):
+class AutoBatching(ConfigModel):
     """A batching policy chosen from the row lengths. The log shows the choice and the reason."""
 
     type: Literal["auto"] = "auto"
     """Choose the policy from the row lengths."""
 
 
-class FixedBatching(Base):
+class FixedBatching(ConfigModel):
     """Batches of batch_size rows, in shuffled order."""
 
     type: Literal["fixed"]
     """Do not group rows by length."""
-    shuffle: Flag = True
+    shuffle: StrictBool = True
     """Shuffle the rows in every epoch. false: keep the order of the data."""
-    drop_last: Flag = False
+    drop_last: StrictBool = False
     """Drop the last rows of an epoch if they do not fill a batch."""
 
 
-class SortedBatching(Base):
+class SortedBatching(ConfigModel):
     """Options of policies that sort windows of shuffled rows by length."""
 
-    window: Count = 2048
+    window: PositiveInt = 2048
     """Number of rows that are sorted together. A larger window means less padding but less randomness."""
-    noise: Share = 0.0
+    noise: Fraction = 0.0
     """Random change of lengths before sorting, as a fraction: 0.1 changes them by up to 10 %. More noise means more
     randomness but more padding."""
-    longest_first: Flag = False
+    longest_first: StrictBool = False
     """Start each epoch with the longest rows, so that a batch too large for memory fails at once."""
 
 
@@ -43,10 +43,10 @@ class BucketBatching(SortedBatching):
 
     type: Literal["bucket"]
     """Group rows of similar length into batches of batch_size rows."""
-    length_spread: Count | None = None
+    length_spread: PositiveInt | None = None
     """Maximum difference in tokens between the shortest and the longest row of a batch; such batches may have fewer
     rows. Default: no limit."""
-    drop_last: Flag = False
+    drop_last: StrictBool = False
     """Drop batches with fewer than batch_size rows."""
 
 
@@ -55,24 +55,24 @@ class TokenBudgetBatching(SortedBatching):
 
     type: Literal["token_budget"]
     """Batches with a limited number of tokens."""
-    max_tokens: Count | Literal["auto"] = "auto"
+    max_tokens: PositiveInt | Literal["auto"] = "auto"
     """Maximum number of tokens per batch, padding included. auto: the batch size measured by `batch_size: auto` times
     the length of the longest row."""
-    max_rows: Count | None = None
+    max_rows: PositiveInt | None = None
     """Maximum number of rows per batch. Default: no limit."""
-    multiple_of: Count = 1
+    multiple_of: PositiveInt = 1
     """Round the number of rows of larger batches down to a multiple of this."""
 
 
-class PackBatching(Base):
+class PackBatching(ConfigModel):
     """Several rows packed into one sequence, without attending to each other. Only the end of a sequence is padded."""
 
     type: Literal["pack"]
     """Pack several rows into each sequence."""
-    max_tokens: Count | None = None
+    max_tokens: PositiveInt | None = None
     """Length of a packed sequence in tokens. Default: preprocessing.global_max_sequence_length, otherwise the longest
     row."""
-    window: Count = 2048
+    window: PositiveInt = 2048
     """Number of rows that are packed together. A larger window means fuller sequences but less randomness."""
 
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from partita_schema.adapter import Adapter
 from partita_schema.backend import Backend, EndpointBackend, LocalBackend
-from partita_schema.base import Base, Flag, Name, NonNegativeCount, broken, changed
+from partita_schema.base import ConfigModel, Name, NonNegativeInt, StrictBool, is_set, rule_error
 from partita_schema.constraint_rules import refused_by_constraints
 from partita_schema.data import Data, Preprocessing, RandomSplit, Split
 from partita_schema.endpoint_rules import refused_by_endpoint
@@ -21,7 +21,7 @@ from partita_schema.trainer import FinetuneTrainer, NoTrainer, Trainer
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 
 
-class Config(Base):
+class Config(ConfigModel):
     """The configuration of one run: the content of one YAML file."""
 
     version: Literal[1] = 1
@@ -33,9 +33,9 @@ class Config(Base):
     from random weights; `{type: embedding_bag}` trains a new bag-of-words classifier."""
     model_parameters: ModelParameters = ModelParameters.model_construct()
     """How the base model is loaded and run: dtype, device, attention kernel."""
-    trust_remote_code: Flag = False
+    trust_remote_code: StrictBool = False
     """Run Python code that comes with the model repository, as in transformers. false: that code is never run."""
-    seed: NonNegativeCount = 42
+    seed: NonNegativeInt = 42
     """Random seed of the run: weight initialization, row order, splits and sampling."""
     input_features: Annotated[tuple[InputFeature, ...], Field(min_length=1)]
     """Columns that go into the prompt. `type` defaults to text."""
@@ -74,9 +74,9 @@ class Config(Base):
             for place, feature in enumerate(features):
                 at = f"{section}.{place}.name"
                 if feature.name in seen:
-                    raise broken(f"another feature is named {feature.name!r}; write a name of its own", at=at)
+                    raise rule_error(f"another feature is named {feature.name!r}; write a name of its own", at=at)
                 if feature.name in SPECIAL_FIELDS:
-                    raise broken(f"the name {feature.name} has a meaning in templates; choose another", at=at)
+                    raise rule_error(f"the name {feature.name} has a meaning in templates; choose another", at=at)
                 seen.add(feature.name)
         return self
 
@@ -87,7 +87,7 @@ class Config(Base):
             leaks = {feature.name, feature.source_column} - inputs
             shown = next((name for name in template_fields(self.prompt.template or "") if name in leaks), None)
             if shown is not None:
-                raise broken(
+                raise rule_error(
                     f"the template shows the output {{{shown}}} and gives the answer away; remove it",
                     at="prompt.template",
                 )
@@ -98,7 +98,7 @@ class Config(Base):
         prompt = self.prompt
         used = [key for key, value in (("examples", prompt.examples), ("retrieval", prompt.retrieval)) if value]
         if used and prompt.template and prompt.chat is False and "__context__" not in template_fields(prompt.template):
-            raise broken(
+            raise rule_error(
                 f"the template never shows the {used[0]}; add {{__context__}} to it or remove {used[0]}",
                 at=f"prompt.{used[0]}",
             )
@@ -106,7 +106,7 @@ class Config(Base):
         for place, example in enumerate(prompt.examples):
             missing = sorted(needed - set(example))
             if missing:
-                raise broken(
+                raise rule_error(
                     f"the example has no {', '.join(missing)}; an example needs {', '.join(sorted(needed))}",
                     at=f"prompt.examples.{place}",
                 )
@@ -115,8 +115,8 @@ class Config(Base):
     @model_validator(mode="after")
     def dialogue_is_the_whole_prompt(self) -> "Config":
         if self.dialogue_input is None:
-            if changed(self.data, "dialogue"):
-                raise broken(
+            if is_set(self.data, "dialogue"):
+                raise rule_error(
                     "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it",
                     at="data.dialogue",
                 )
@@ -124,15 +124,15 @@ class Config(Base):
         for place, feature in enumerate(self.input_features):
             if feature is not self.dialogue_input:
                 what = "a second dialogue" if feature.type == "dialogue" else "another input"
-                raise broken(
+                raise rule_error(
                     f"{what} beside {self.dialogue_input.name!r}, which is the whole prompt; remove it, "
                     "or make it a message of the dialogue",
                     at=f"input_features.{place}",
                 )
         if len(self.output_features) > 1:
-            raise broken("a dialogue has one output, its reply; remove the others", at="output_features.1")
+            raise rule_error("a dialogue has one output, its reply; remove the others", at="output_features.1")
         if self.output_features[0].type != "text":
-            raise broken(
+            raise rule_error(
                 f"the reply of a dialogue is a text, not a {self.output_features[0].type}; write type: text",
                 at="output_features.0.type",
             )
@@ -141,22 +141,24 @@ class Config(Base):
     @model_validator(mode="after")
     def dialogue_has_no_template(self) -> "Config":
         for key in ("template", "task", "examples", "retrieval") if self.dialogue_input else ():
-            if changed(self.prompt, key):
+            if is_set(self.prompt, key):
                 instead = "write system" if key in ("template", "task") else "put the examples into the dialogues"
-                raise broken(
+                raise rule_error(
                     f"{key} has no place in a dialogue, whose messages are the prompt; remove it, or {instead}",
                     at=f"prompt.{key}",
                 )
         if self.dialogue_input and self.data.formatter is not None:
-            raise broken("a formatter of yours takes rows of text; remove it, or write type: text", at="data.formatter")
+            raise rule_error(
+                "a formatter of yours takes rows of text; remove it, or write type: text", at="data.formatter"
+            )
         return self
 
     @model_validator(mode="after")
     def quantized_weights_are_not_trained(self) -> "Config":
         if self.quantization is not None and isinstance(self.base_model, ScratchModel):
-            raise broken("a new model has no weights worth quantizing; remove quantization", at="quantization")
+            raise rule_error("a new model has no weights worth quantizing; remove quantization", at="quantization")
         if self.quantization is not None and self.adapter is None and self.trainer.type != "none":
-            raise broken(
+            raise rule_error(
                 "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization",
                 at="quantization",
             )
@@ -166,25 +168,25 @@ class Config(Base):
     def servers_are_only_asked(self) -> "Config":
         if isinstance(self.backend, EndpointBackend):
             for key, message in refused_by_endpoint(self):
-                raise broken(message, at=key)
+                raise rule_error(message, at=key)
         return self
 
     @model_validator(mode="after")
     def sharded_models_can_be_trained(self) -> "Config":
         for key, message in refused_by_sharding(self):
-            raise broken(message, at=key)
+            raise rule_error(message, at=key)
         return self
 
     @model_validator(mode="after")
     def bags_are_trained_without_locks(self) -> "Config":
         for key, message in refused_by_hogwild(self):
-            raise broken(message, at=key)
+            raise rule_error(message, at=key)
         return self
 
     @model_validator(mode="after")
     def simulated_dialogues_are_dialogues(self) -> "Config":
         if self.simulation is not None and self.dialogue_input is None:
-            raise broken(
+            raise rule_error(
                 "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it",
                 at="simulation",
             )
@@ -195,37 +197,39 @@ class Config(Base):
         if self.simulation is None or self.simulation.self_training is None:
             return self
         if not isinstance(self.trainer, FinetuneTrainer):
-            raise broken(
+            raise rule_error(
                 f"trainer: {{type: {self.trainer.type}}} trains no rounds; write type: finetune, or remove "
                 "self_training",
                 at="simulation.self_training",
             )
         if self.data.streaming:
-            raise broken(
+            raise rule_error(
                 "rounds are mixed with rows by index; remove streaming, or train on data first and write rounds in a "
                 "file of their own, with base_model: runs/NAME/model",
                 at="simulation.self_training",
             )
         if isinstance(self.base_model, ScratchModel) and self.data.source is None and self.data.mix is None:
-            raise broken("a new model cannot speak yet; write data.source, rows to learn from", at="data")
+            raise rule_error("a new model cannot speak yet; write data.source, rows to learn from", at="data")
         return self
 
     @model_validator(mode="after")
     def constraints_can_be_kept(self) -> "Config":
         for key, message in refused_by_constraints(self):
-            raise broken(message, at=key)
+            raise rule_error(message, at=key)
         return self
 
     @model_validator(mode="after")
     def split_is_said_once(self) -> "Config":
         if self.data.split is not None and self.preprocessing.split is not None:
-            raise broken("preprocessing.split and data.split say the same; keep data.split", at="preprocessing.split")
+            raise rule_error(
+                "preprocessing.split and data.split say the same; keep data.split", at="preprocessing.split"
+            )
         return self
 
     @model_validator(mode="after")
     def only_answers_take_the_fastest_type(self) -> "Config":
         if self.model_parameters.dtype == "fastest" and self.trainer.type != "none":
-            raise broken(
+            raise rule_error(
                 "fastest is for answers alone; write auto, or with an adapter bfloat16", at="model_parameters.dtype"
             )
         return self
@@ -236,11 +240,13 @@ class Config(Base):
             return self
         at = "data.source.streaming" if self.data.mix is None else "data.mix.0.source.streaming"
         if self.trainer.type == "none":
-            raise broken("with trainer: {type: none} all rows are needed each time; remove streaming", at=at)
+            raise rule_error("with trainer: {type: none} all rows are needed each time; remove streaming", at=at)
         if isinstance(self.trainer, FinetuneTrainer) and self.trainer.max_steps is None:
-            raise broken("a stream has no known length; write max_steps, the number of optimizer steps", at="trainer")
+            raise rule_error(
+                "a stream has no known length; write max_steps, the number of optimizer steps", at="trainer"
+            )
         if isinstance(self.trainer, FinetuneTrainer) and self.trainer.epochs is not None:
-            raise broken(
+            raise rule_error(
                 "a stream has no known length; remove epochs, max_steps says when the run ends", at="trainer.epochs"
             )
         for key, instead in (
@@ -248,31 +254,31 @@ class Config(Base):
             ("checkpoints_per_epoch", "steps_per_checkpoint"),
         ):
             if getattr(self.trainer, key, 1.0) not in (0, 1.0):
-                raise broken(
+                raise rule_error(
                     f"an epoch of a stream has no known length; remove {key}, and write {instead}", at=f"trainer.{key}"
                 )
         batching = self.data.batching
         longest = getattr(batching, "max_tokens", 0) in (None, "auto")
         if longest and self.preprocessing.global_max_sequence_length is None:
-            raise broken(
+            raise rule_error(
                 "the longest row of a stream is not known; write max_tokens here, or "
                 "preprocessing.global_max_sequence_length",
                 at="data.batching",
             )
         preprocessing = self.preprocessing
         for key in ("split", "sample_ratio", "sample_size"):
-            if changed(preprocessing, key):
-                raise broken(
+            if is_set(preprocessing, key):
+                raise rule_error(
                     f"{key} needs the number of rows, and a stream has none; remove it", at=f"preprocessing.{key}"
                 )
         if self.prompt.retrieval is not None and self.prompt.retrieval.dataset is None:
-            raise broken(
+            raise rule_error(
                 "examples are not retrieved from a stream; write dataset, the rows to retrieve from",
                 at="prompt.retrieval",
             )
         for place, output in enumerate(self.output_features):
             if output.type == "category" and output.labels is None:
-                raise broken(
+                raise rule_error(
                     f"the beginning of a stream need not show every label of {output.name}; write them here",
                     at=f"output_features.{place}.decoder.labels",
                 )
@@ -281,7 +287,7 @@ class Config(Base):
     @model_validator(mode="after")
     def size_of_a_batch_is_said_once(self) -> "Config":
         if self.data.batching.type == "token_budget" and isinstance(self.trainer.batch_size, int):
-            raise broken(
+            raise rule_error(
                 "batch_size has no effect with data.batching: {type: token_budget}; write max_tokens or max_rows there",
                 at="trainer.batch_size",
             )
@@ -294,7 +300,7 @@ class Config(Base):
         metric = self.trainer.validation_metric
         names = [feature.name for feature in self.output_features]
         if not any(metric.startswith(f"{name}.") for name in names):
-            raise broken(
+            raise rule_error(
                 f"{metric!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}",
                 at="trainer.validation_metric",
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.backend import EndpointBackend
-from partita_schema.base import changed
+from partita_schema.base import is_set
 from partita_schema.features import CategoryOutput, JsonOutput
 from partita_schema.grammar import grammar_mistake
 
@@ -72,7 +72,7 @@ def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Ite
         ("preprocessing", "fallback_label"),
         ("preprocessing", "max_sequence_length"),
     ):
-        if changed(getattr(output, part), key):
+        if is_set(getattr(output, part), key):
             yield f"{at}.{part}.{key}", f"{key} reads generated answers, and scoring generates none; remove one of both"
     for key in type(config.generation).model_fields:
         if key not in NOT_GENERATING and config.generation.asks_for(key):

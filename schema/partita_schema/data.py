@@ -4,30 +4,40 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from partita_schema.base import Base, Count, Name, NonNegativeCount, Number, Positive, Share, broken, changed
+from partita_schema.base import (
+    ConfigModel,
+    Fraction,
+    Name,
+    NonNegativeInt,
+    Number,
+    Positive,
+    PositiveInt,
+    is_set,
+    rule_error,
+)
 from partita_schema.batching import AutoBatching, Batching
 from partita_schema.dialogue import DialogueConfig
 from partita_schema.sources import Source, WeightedSource, mix_names
 from partita_schema.target import check_target
 
 
-class RandomSplit(Base):
+class RandomSplit(ConfigModel):
     """Rows are assigned to splits at random, with the seed of the run."""
 
     type: Literal["random"] = "random"
     """Random split with the seed of the run."""
-    probabilities: tuple[Share, Share, Share] = (0.9, 0.05, 0.05)
+    probabilities: tuple[Fraction, Fraction, Fraction] = (0.9, 0.05, 0.05)
     """Fractions of training, validation and test rows; they sum to 1."""
 
     @model_validator(mode="after")
     def shares_sum_to_one(self) -> "RandomSplit":
         if abs(sum(self.probabilities) - 1) > 1e-6:
-            raise broken(
+            raise rule_error(
                 f"probabilities sum to {sum(self.probabilities):g}; write three shares with the sum 1",
                 at="probabilities",
             )
         if self.probabilities[0] == 0:
-            raise broken(
+            raise rule_error(
                 "the share of training is 0; write one above 0, or nothing could be learned", at="probabilities"
             )
         return self
@@ -52,7 +62,7 @@ class StratifySplit(RandomSplit):
     """Column with the label."""
 
 
-class FixedSplit(Base):
+class FixedSplit(ConfigModel):
     """A column of the data names the split of each row."""
 
     type: Literal["fixed"]
@@ -64,13 +74,13 @@ class FixedSplit(Base):
 Split = Annotated[RandomSplit | HashSplit | StratifySplit | FixedSplit, Field(discriminator="type")]
 
 
-class LoaderOptions(Base):
+class LoaderOptions(ConfigModel):
     """How rows are tokenized and loaded."""
 
-    workers: NonNegativeCount = 0
+    workers: NonNegativeInt = 0
     """Number of processes that tokenize rows in the background; 0 tokenizes in the training process. Batches do not
     depend on this number."""
-    prefetch: Count = 2
+    prefetch: PositiveInt = 2
     """How much data workers prepare in advance: for streams, the number of windows over all lanes; for other
     data, the number of chunks of 1,000 rows per worker."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
@@ -83,7 +93,7 @@ MOST_SOURCES = 1000
 """Maximum number of sources in a mix. Each source keeps a file open; use a glob to read more files as one source."""
 
 
-class Data(Base):
+class Data(ConfigModel):
     """The data of a run."""
 
     source: Source | Name | None = None
@@ -118,27 +128,27 @@ class Data(Base):
     restart from the first epoch of the data."""
     loader: LoaderOptions = LoaderOptions.model_construct()
     """How rows are tokenized and loaded."""
-    max_row_bytes: Count = 64_000_000
+    max_row_bytes: PositiveInt = 64_000_000
     """Maximum size in bytes of one row of a text file, after decompression. A longer row counts as a bad row, so a
     corrupt or malicious file cannot exhaust memory."""
-    max_bad_rows: NonNegativeCount | Share = Field(default=0.01, union_mode="left_to_right")
+    max_bad_rows: NonNegativeInt | Fraction = Field(default=0.01, union_mode="left_to_right")
     """Unusable rows that a run accepts: a number of rows (an integer), or a fraction of all rows (a decimal such as
     0.01). The run stops with an error above it."""
 
     @model_validator(mode="after")
     def rows_come_from_one_place(self) -> "Data":
         if self.mix is not None and self.source is not None:
-            raise broken("source and mix both say where rows come from; move source into mix", at="mix")
+            raise rule_error("source and mix both say where rows come from; move source into mix", at="mix")
         if self.mix is not None and len(self.mix) < 2:
-            raise broken("a mix needs two sources; write source for a single one", at="mix")
+            raise rule_error("a mix needs two sources; write source for a single one", at="mix")
         if self.mix is not None and len(self.mix) > MOST_SOURCES:
-            raise broken(
+            raise rule_error(
                 f"got {len(self.mix):,} sources, at most {MOST_SOURCES:,} can be mixed; write a glob (data/*.jsonl) to "
                 "read many files as one source",
                 at="mix",
             )
-        if self.mix is None and changed(self, "stop"):
-            raise broken("stop has no effect without mix; remove it", at="stop")
+        if self.mix is None and is_set(self, "stop"):
+            raise rule_error("stop has no effect without mix; remove it", at="stop")
         return self
 
     @model_validator(mode="after")
@@ -146,34 +156,34 @@ class Data(Base):
         names = [part.name for part in self.mix or ()]
         for number, name in enumerate(names):
             if name is not None and "/" in name:
-                raise broken(f"got {name!r}; write a name without a slash", at=f"mix.{number}.name")
+                raise rule_error(f"got {name!r}; write a name without a slash", at=f"mix.{number}.name")
             if name is not None and name in names[:number]:
-                raise broken(f"two sources are named {name!r}; write another name", at=f"mix.{number}.name")
+                raise rule_error(f"two sources are named {name!r}; write another name", at=f"mix.{number}.name")
         return self
 
     @model_validator(mode="after")
     def streams_are_for_training(self) -> "Data":
         for key in ("validation", "test"):
             if getattr(getattr(self, key), "streaming", False):
-                raise broken(f"{key} rows are all needed each time; remove streaming", at=f"{key}.streaming")
+                raise rule_error(f"{key} rows are all needed each time; remove streaming", at=f"{key}.streaming")
         kinds = {bool(getattr(part.source, "streaming", False)) for part in self.mix or ()}
         if len(kinds) > 1:
-            raise broken("a mix has streams alone or none; write streaming: true for all of its sources", at="mix")
+            raise rule_error("a mix has streams alone or none; write streaming: true for all of its sources", at="mix")
         if self.streaming and self.split is not None:
-            raise broken(
+            raise rule_error(
                 "a stream is not divided; remove split, and write validation for rows to validate on", at="split"
             )
         if self.streaming and getattr(self.batching, "drop_last", False):
-            raise broken(
+            raise rule_error(
                 "a stream is cut into windows, and each would lose rows at its end; remove drop_last",
                 at="batching.drop_last",
             )
         if self.streaming and getattr(self.batching, "longest_first", False):
-            raise broken(
+            raise rule_error(
                 "nobody knows which row of a stream is the longest; remove longest_first", at="batching.longest_first"
             )
         if self.streaming and self.encode == "cache":
-            raise broken("a stream is encoded while it is read; remove encode: cache, or streaming", at="encode")
+            raise rule_error("a stream is encoded while it is read; remove encode: cache, or streaming", at="encode")
         return self
 
     @property
@@ -188,20 +198,20 @@ class Data(Base):
         return bool(getattr(first, "streaming", False))
 
 
-class Preprocessing(Base):
+class Preprocessing(ConfigModel):
     """Row sampling and length limits of the whole run."""
 
     split: Split | None = None
     """Alias of data.split."""
     sample_ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Fraction of the rows to use, above 0 and at most 1."""
-    sample_size: Count | None = None
+    sample_size: PositiveInt | None = None
     """Number of rows to use. Default: all rows."""
-    global_max_sequence_length: Count | None = None
+    global_max_sequence_length: PositiveInt | None = None
     """Maximum length of an example in tokens, prompt and answer together. Default: the context length of the model."""
 
     @model_validator(mode="after")
     def sample_is_said_once(self) -> "Preprocessing":
-        if self.sample_size is not None and changed(self, "sample_ratio"):
-            raise broken("sample_ratio and sample_size say the same; keep one", at="sample_size")
+        if self.sample_size is not None and is_set(self, "sample_ratio"):
+            raise rule_error("sample_ratio and sample_size say the same; keep one", at="sample_size")
         return self

@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from partita_schema.base import Base, Count, Flag, Name, broken, changed
+from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, is_set, rule_error
 
 
-class Speakers(Base):
+class Speakers(ConfigModel):
     """Text before each message, by role."""
 
     system: str = ""
@@ -20,7 +20,7 @@ class Speakers(Base):
     """Text before a tool result."""
 
 
-class DialogueConfig(Base):
+class DialogueConfig(ConfigModel):
     """How dialogues become training rows; used with an input feature of type dialogue."""
 
     mode: Literal["auto", "packed_dialogue", "squash", "last_turn"] = "auto"
@@ -34,15 +34,15 @@ class DialogueConfig(Base):
     ignore_keys: tuple[Name, ...] = ()
     """Message keys to ignore, such as id or tool_calls. A row is unusable if a message has any other unknown key. List
     the columns tools and functions here to ignore them."""
-    include_labels: Flag = True
+    include_labels: StrictBool = True
     """Include earlier answers in the prompt (squash and last_turn)."""
-    context_length: Count | None = None
+    context_length: PositiveInt | None = None
     """Number of most recent messages in the prompt, including the question to answer; questions and answers count one
     each. Default: all."""
-    context_turns: Count | None = None
+    context_turns: PositiveInt | None = None
     """Number of most recent exchanges (question and answer) in the prompt, including the question to answer. Default:
     all."""
-    context_tokens: Count | None = None
+    context_tokens: PositiveInt | None = None
     """Maximum number of prompt tokens from messages; the oldest messages are dropped first. Default: no limit."""
     labels: Literal["first", "all", "random"] = "first"
     """Training target if a question has several correct answers. first: the first one; all: one row per answer; random:
@@ -56,8 +56,8 @@ class DialogueConfig(Base):
     def whole_dialogues_are_not_cut(self) -> "DialogueConfig":
         if self.mode == "packed_dialogue":
             for key in ("include_labels", "context_length", "context_turns", "context_tokens"):
-                if changed(self, key):
-                    raise broken(f"{key} has no effect on mode: packed_dialogue; write mode: squash", at=key)
+                if is_set(self, key):
+                    raise rule_error(f"{key} has no effect on mode: packed_dialogue; write mode: squash", at=key)
             if self.labels == "all":
-                raise broken("labels: all needs a row for each answer; write mode: squash", at="labels")
+                raise rule_error("labels: all needs a row for each answer; write mode: squash", at="labels")
         return self

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.backend import EndpointBackend
-from partita_schema.base import changed
+from partita_schema.base import is_set
 from partita_schema.features import TextInput
 from partita_schema.model import ModelParameters, NewModel
 
@@ -53,13 +53,13 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
             reason = "the server's model is as the server loads it"
             yield key, f"{reason}; remove {key}, and give it to the server at its start"
     for key in ModelParameters.model_fields:
-        if changed(config.model_parameters, key):
+        if is_set(config.model_parameters, key):
             yield f"model_parameters.{key}", f"the model is loaded by the server; remove {key}"
     if config.trust_remote_code:
         yield "trust_remote_code", "the model is loaded by the server; remove it"
     if config.trainer.type == "none":
         for key in SIZES:
-            if changed(config.trainer, key):
+            if is_set(config.trainer, key):
                 yield f"trainer.{key}", f"the server makes its own batches; remove {key}, and write backend.concurrency"
 
 

@@ -6,34 +6,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from partita_schema.base import Base, Count, Flag, Name, Number, broken
+from partita_schema.base import ConfigModel, Name, Number, PositiveInt, StrictBool, rule_error
 
 
-class InputPreprocessing(Base):
+class InputPreprocessing(ConfigModel):
     """How a column becomes part of the prompt."""
 
-    max_sequence_length: Count | None = None
+    max_sequence_length: PositiveInt | None = None
     """Maximum number of tokens kept from this column. Default: all."""
     missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
     """What to do with a row without a value. drop_row: drop and count the row; fill_with_const: use fill_value."""
     fill_value: str = ""
     """Text for missing values; used with fill_with_const."""
-    lowercase: Flag = False
+    lowercase: StrictBool = False
     """Convert the text to lower case."""
 
 
 class OutputPreprocessing(InputPreprocessing):
     """How a column becomes the training target, and how long an answer may be."""
 
-    max_sequence_length: Count | None = None
+    max_sequence_length: PositiveInt | None = None
     """Maximum number of answer tokens kept in training. Also the maximum number of generated tokens, unless
     generation.max_new_tokens is set. Default: all tokens in training."""
 
 
-class ValuePreprocessing(Base):
+class ValuePreprocessing(ConfigModel):
     """How a column becomes the training target, and how long an answer may be."""
 
-    max_sequence_length: Count | None = None
+    max_sequence_length: PositiveInt | None = None
     """Maximum number of answer tokens kept in training. Also the maximum number of generated tokens, unless
     generation.max_new_tokens is set. Default: all tokens in training."""
     missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
@@ -42,24 +42,24 @@ class ValuePreprocessing(Base):
     """Value for missing values, as text; used with fill_with_const."""
 
 
-class CategoryPreprocessing(Base):
+class CategoryPreprocessing(ConfigModel):
     """How a column becomes a label."""
 
     missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
     """What to do with a row without a label. drop_row: drop and count the row; fill_with_const: use fill_value."""
     fill_value: str = ""
     """Label for missing values; used with fill_with_const."""
-    lowercase: Flag = False
+    lowercase: StrictBool = False
     """Convert labels to lower case."""
     fallback_label: Name | None = None
     """Alias of decoder.fallback_label."""
     vocab: tuple[Name, ...] | None = None
     """Alias of decoder.labels."""
-    max_sequence_length: Count | None = None
+    max_sequence_length: PositiveInt | None = None
     """Maximum number of generated tokens. Default: enough for the longest label."""
 
 
-class Match(Base):
+class Match(ConfigModel):
     """A rule that recognizes a label in an answer."""
 
     type: Literal["contains", "regex", "exact"] = "contains"
@@ -80,20 +80,20 @@ def check_regex(pattern: str, *, at: str) -> None:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise broken(f"{pattern!r} is no regular expression ({error}); mend the pattern", at=at) from None
+        raise rule_error(f"{pattern!r} is no regular expression ({error}); mend the pattern", at=at) from None
 
 
-class TextDecoder(Base):
+class TextDecoder(ConfigModel):
     """The answer as it is, without surrounding whitespace."""
 
     type: Literal["text_extractor"] = "text_extractor"
     """Use the whole answer."""
-    max_new_tokens: Count | None = None
+    max_new_tokens: PositiveInt | None = None
     """Maximum number of generated tokens, unless generation.max_new_tokens is set. Default: the max_sequence_length of
     the feature."""
 
 
-class CategoryDecoder(Base):
+class CategoryDecoder(ConfigModel):
     """Extraction of a label from an answer."""
 
     type: Literal["category_extractor"] = "category_extractor"
@@ -105,7 +105,7 @@ class CategoryDecoder(Base):
     that the answer contains."""
     fallback_label: Name | None = None
     """Label for answers that match no rule. Default: no label; the row counts as wrong."""
-    scoring: Flag = False
+    scoring: StrictBool = False
     """Score each label instead of generating, and choose the label with the highest probability as a complete answer.
     Adds the columns `<output>_probability` and `<output>_probabilities` to predictions."""
 
@@ -113,17 +113,17 @@ class CategoryDecoder(Base):
     def rules_name_labels(self) -> "CategoryDecoder":
         if self.labels is not None and len(set(self.labels)) < len(self.labels):
             twice = next(label for label in self.labels if self.labels.count(label) > 1)
-            raise broken(f"labels holds {twice!r} twice; write each label once", at="labels")
+            raise rule_error(f"labels holds {twice!r} twice; write each label once", at="labels")
         unknown = [label for label in self.match or {} if self.labels is not None and label not in self.labels]
         if unknown:
-            raise broken(
+            raise rule_error(
                 f"match names {unknown[0]!r}, which is not in labels; add it there or remove the rule",
                 at=f"match.{unknown[0]}",
             )
         return self
 
 
-class NumberDecoder(Base):
+class NumberDecoder(ConfigModel):
     """Extraction of a number from an answer."""
 
     type: Literal["number_extractor"] = "number_extractor"
@@ -143,23 +143,23 @@ class NumberDecoder(Base):
         if self.regex is not None:
             check_regex(self.regex, at="regex")
         if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
-            raise broken(
+            raise rule_error(
                 f"minimum {self.minimum:g} is above maximum {self.maximum:g}; no number could be valid", at="minimum"
             )
         return self
 
 
-class JsonDecoder(Base):
+class JsonDecoder(ConfigModel):
     """Extraction of a JSON value from an answer."""
 
     type: Literal["text_parser"] = "text_parser"
     """Extract a JSON value, with or without a Markdown code fence."""
     json_schema: dict[str, Any] | None = None
     """JSON Schema that the value must satisfy. Default: any JSON value is valid."""
-    constrain: Flag = False
+    constrain: StrictBool = False
     """Constrained decoding: only tokens that json_schema allows are generated, or any JSON object without a
     json_schema. An answer that reaches the token limit is still cut off."""
-    max_new_tokens: Count | None = None
+    max_new_tokens: PositiveInt | None = None
     """Maximum number of generated tokens, unless generation.max_new_tokens is set. Default: the max_sequence_length of
     the feature."""
 
@@ -179,20 +179,20 @@ def check_json_schema(json_schema: dict[str, Any]) -> None:
 
     draft = draft_of(json_schema)
     if draft is None:
-        raise broken(f"no draft is named {json_schema['$schema']!r}; remove $schema", at="json_schema")
+        raise rule_error(f"no draft is named {json_schema['$schema']!r}; remove $schema", at="json_schema")
     try:
         draft.check_schema(json_schema)
     except SchemaError as error:
         place = "".join(f".{part}" for part in error.absolute_path)
-        raise broken(f"is no JSON Schema: {error.message}; mend json_schema{place}", at="json_schema") from None
+        raise rule_error(f"is no JSON Schema: {error.message}; mend json_schema{place}", at="json_schema") from None
     reference = broken_reference(json_schema)
     if reference is not None:
-        raise broken(
+        raise rule_error(
             f"$ref {reference!r} leads nowhere in this schema; write what it means under $defs", at="json_schema"
         )
 
 
-class FeatureBase(Base):
+class FeatureBase(ConfigModel):
     """Options of all features."""
 
     name: Name
@@ -257,13 +257,13 @@ class CategoryOutput(FeatureBase):
     def said_in_one_place(self) -> "CategoryOutput":
         for ours, theirs in (("labels", "vocab"), ("fallback_label", "fallback_label")):
             if getattr(self.decoder, ours) is not None and getattr(self.preprocessing, theirs) is not None:
-                raise broken(
+                raise rule_error(
                     f"decoder.{ours} and preprocessing.{theirs} say the same; keep decoder.{ours}",
                     at=f"preprocessing.{theirs}",
                 )
         if self.labels is not None and self.fallback_label is not None and self.fallback_label not in self.labels:
             part = "decoder" if self.decoder.fallback_label is not None else "preprocessing"
-            raise broken(
+            raise rule_error(
                 f"{self.fallback_label!r} is not one of the labels; write one of {', '.join(self.labels)}",
                 at=f"{part}.fallback_label",
             )
@@ -309,14 +309,14 @@ class JsonOutput(FeatureBase):
 OutputFeature = Annotated[TextOutput | CategoryOutput | NumberOutput | JsonOutput, Field(discriminator="type")]
 
 
-class InputDefaults(Base):
+class InputDefaults(ConfigModel):
     """Default options of all text inputs."""
 
     preprocessing: InputPreprocessing = InputPreprocessing.model_construct()
     """Default preprocessing of text inputs; options set in a feature override it."""
 
 
-class Defaults(Base):
+class Defaults(ConfigModel):
     """Default options by feature type."""
 
     text: InputDefaults = InputDefaults.model_construct()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.backend import LocalBackend
-from partita_schema.base import changed
+from partita_schema.base import is_set
 from partita_schema.features import CategoryOutput, TextInput
 from partita_schema.model import EmbeddingBagModel, ModelParameters
 from partita_schema.trainer import HogwildTrainer
@@ -47,7 +47,7 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
         reason = f"hogwild needs memory that processes share, which {config.model_parameters.device} has not"
         yield "model_parameters.device", f"{reason}; write cpu, or remove it"
     for key in ModelParameters.model_fields:
-        if key != "device" and changed(config.model_parameters, key):
+        if key != "device" and is_set(config.model_parameters, key):
             yield f"model_parameters.{key}", f"a bag of words has no {key}; remove it"
     for key in ("adapter", "quantization"):
         if getattr(config, key) is not None:
@@ -74,7 +74,7 @@ def refused_features(config: "Config") -> Iterator[Refusal]:
         ("preprocessing", "fallback_label"),
         ("preprocessing", "max_sequence_length"),
     ):
-        if changed(getattr(output, part), key):
+        if is_set(getattr(output, part), key):
             reason = f"{key} reads generated answers, and a bag of words chooses a label"
             yield f"output_features.0.{part}.{key}", f"{reason}; remove it"
 
@@ -82,10 +82,10 @@ def refused_features(config: "Config") -> Iterator[Refusal]:
 def refused_prompts(config: "Config") -> Iterator[Refusal]:
     """Yield text that is the same in every row, and options of generated answers."""
     for key in SAME_IN_EVERY_ROW:
-        if changed(config.prompt, key):
+        if is_set(config.prompt, key):
             yield f"prompt.{key}", f"what all rows have in common tells a bag of words nothing; remove {key}"
     for key in type(config.generation).model_fields:
-        if key != "logprobs" and changed(config.generation, key):
+        if key != "logprobs" and is_set(config.generation, key):
             yield f"generation.{key}", f"a label is chosen and nothing is generated; remove {key}"
     if config.preprocessing.global_max_sequence_length is not None:
         reason = "a bag of words has no length limit"
@@ -98,5 +98,5 @@ def refused_data(config: "Config") -> Iterator[Refusal]:
     if config.data.streaming:
         yield "data.source.streaming", "the workers share all rows in memory; remove streaming"
     for key in OTHER_ORDERS:
-        if changed(config.data, key):
+        if is_set(config.data, key):
             yield f"data.{key}", f"{key} has no effect on hogwild, whose workers take rows by chance; remove it"

@@ -6,11 +6,11 @@ that gives the reason. Keys that Ludwig does not have are kept, and reported as 
 
 from collections.abc import Iterator
 
+from partita_schema.aliases import ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.errors import Problem
-from partita_schema.foreign import ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.ludwig_adapters import convert_adapter
 from partita_schema.ludwig_keys import DISTRIBUTED, IGNORED, METRICS, OPTIMIZERS, RENAMED
-from partita_schema.shapes import keys_of
+from partita_schema.schema_tree import keys_of
 from partita_schema.trainer import FinetuneTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from partita_schema.base import Words, broken, refuse_boolean
+from partita_schema.base import Words, refuse_boolean, rule_error
 
 MEGABYTE = 10**6
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -25,7 +25,7 @@ def parse_memory(value: object) -> int | float:
     if isinstance(value, str):
         return parse_text(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise broken(f"got {value!r}; write {CHOICES}")
+        raise rule_error(f"got {value!r}; write {CHOICES}")
     return parse_number(value)
 
 
@@ -35,34 +35,36 @@ def parse_text(text: str) -> int | float:
     if match:
         number, letter, binary, byte = match.groups()
         if not byte:
-            raise broken(f"got {text!r}; write {number}{letter.upper()}B or {number}{letter.upper()}iB")
+            raise rule_error(f"got {text!r}; write {number}{letter.upper()}B or {number}{letter.upper()}iB")
         return in_bytes(float(number) * (1024 if binary else 1000) ** POWERS[letter.lower()], written=text)
     percent = re.fullmatch(r"([0-9]{1,2}(\.[0-9]{1,9})?|100)\s*%", text.strip())
     if percent and float(percent[1]) > 0:
-        raise broken(f"got {text!r}; write {float(percent[1]) / 100:g}")
+        raise rule_error(f"got {text!r}; write {float(percent[1]) / 100:g}")
     if text.strip().lower() in ("auto", "none", "null"):
-        raise broken(f"got {text!r}; remove the key for what is free, or write {CHOICES}")
+        raise rule_error(f"got {text!r}; remove the key for what is free, or write {CHOICES}")
     try:
         alone = float(text)
     except ValueError:
-        raise broken(f"got {text!r}; write {CHOICES}") from None
+        raise rule_error(f"got {text!r}; write {CHOICES}") from None
     return parse_number(alone)
 
 
 def parse_number(number: float) -> int | float:
     if number <= 0 or (isinstance(number, float) and not math.isfinite(number)):
-        raise broken(f"got {number}; write {CHOICES}")
+        raise rule_error(f"got {number}; write {CHOICES}")
     if number <= 1:
         return float(number)
     if number < MEGABYTE:
         # 12 hardly means bytes, and 8192 hardly means gigabytes.
-        raise broken(f"got {number:.15g}; write {number:.15g}{'GB' if number < 256 else 'MB'}, or a share such as 0.5")
+        raise rule_error(
+            f"got {number:.15g}; write {number:.15g}{'GB' if number < 256 else 'MB'}, or a share such as 0.5"
+        )
     return int(number)
 
 
 def in_bytes(number: float, *, written: str) -> int:
     if number < MEGABYTE:
-        raise broken(f"got {written!r}, less than 1MB; write {CHOICES}")
+        raise rule_error(f"got {written!r}, less than 1MB; write {CHOICES}")
     return round(number)
 
 

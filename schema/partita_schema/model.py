@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from partita_schema.base import Base, Count, Flag, Name, NonNegative, Positive, Share, broken, changed
+from partita_schema.base import (
+    ConfigModel,
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    StrictBool,
+    is_set,
+    rule_error,
+)
 
 Architecture = Literal[
     "llama",
@@ -24,7 +34,7 @@ Architecture = Literal[
 ]
 
 
-class ScratchModel(Base):
+class ScratchModel(ConfigModel):
     """A new language model with random weights. Its tokenizer is trained on the training data."""
 
     type: Literal["scratch"]
@@ -34,38 +44,38 @@ class ScratchModel(Base):
     size: Literal["nano", "tiny", "mini", "small", "medium"] = "tiny"
     """Preset for hidden_size x num_hidden_layers, and the number of heads; the keys below override it. nano: 64x2,
     tiny: 128x4, mini: 256x6, small: 512x8, medium: 768x12."""
-    hidden_size: Count | None = None
+    hidden_size: PositiveInt | None = None
     """Width of the hidden states. Default: set by `size`."""
-    num_hidden_layers: Count | None = None
+    num_hidden_layers: PositiveInt | None = None
     """Number of transformer layers. Default: set by `size`."""
-    num_attention_heads: Count | None = None
+    num_attention_heads: PositiveInt | None = None
     """Number of attention heads; must divide hidden_size. Default: set by `size`."""
-    num_key_value_heads: Count | None = None
+    num_key_value_heads: PositiveInt | None = None
     """Number of key/value heads for grouped-query attention; must divide num_attention_heads. Default:
     num_attention_heads."""
-    intermediate_size: Count | None = None
+    intermediate_size: PositiveInt | None = None
     """Width of the feed-forward (MLP) layer. Default: 8/3 of hidden_size rounded up to a multiple of 32 for gated
     layers, otherwise 4 times hidden_size."""
-    context_length: Count = 512
+    context_length: PositiveInt = 512
     """Maximum sequence length in tokens."""
-    tie_word_embeddings: Flag = True
+    tie_word_embeddings: StrictBool = True
     """Share the weights of the input and output embeddings."""
     tokenizer: Literal["bpe", "byte", "char", "word"] = "bpe"
     """Type of tokenizer. bpe: byte-level BPE trained on the data; byte: one token per byte, without training; char: one
     token per character; word: one token per word or punctuation mark."""
-    vocab_size: Count = 2048
+    vocab_size: PositiveInt = 2048
     """Maximum vocabulary size of the trained tokenizer, special tokens included."""
 
     @model_validator(mode="after")
     def heads_divide_the_width(self) -> "ScratchModel":
         heads, width = self.num_attention_heads, self.hidden_size
         if heads and width and width % heads:
-            raise broken(
+            raise rule_error(
                 f"num_attention_heads {heads} does not divide hidden_size {width}; write a divisor of {width}",
                 at="num_attention_heads",
             )
         if heads and self.num_key_value_heads and heads % self.num_key_value_heads:
-            raise broken(
+            raise rule_error(
                 f"num_key_value_heads {self.num_key_value_heads} does not divide num_attention_heads {heads}; "
                 f"write a divisor of {heads}",
                 at="num_key_value_heads",
@@ -73,7 +83,7 @@ class ScratchModel(Base):
         return self
 
 
-class EmbeddingBagModel(Base):
+class EmbeddingBagModel(ConfigModel):
     """A new bag-of-words classifier: the mean embedding of a text's words and n-grams, followed by a linear layer.
 
     The model of fastText (Joulin et al. 2016, section 2). Its tokenizer is trained on the training data.
@@ -81,16 +91,16 @@ class EmbeddingBagModel(Base):
 
     type: Literal["embedding_bag"]
     """Create a new bag-of-words classifier."""
-    embedding_dim: Count = 64
+    embedding_dim: PositiveInt = 64
     """Width of an embedding."""
-    ngrams: Count = 2
+    ngrams: PositiveInt = 2
     """Length in tokens of the longest n-gram that has an embedding; 1 uses single tokens only."""
-    buckets: Count = 65536
+    buckets: PositiveInt = 65536
     """Number of hashed embeddings shared by all n-grams of two or more tokens."""
     tokenizer: Literal["bpe", "byte", "char", "word"] = "word"
     """Type of tokenizer, as for a scratch model. word: one token per word or punctuation mark; bpe: byte-level BPE
     trained on the data; char: one token per character; byte: one token per byte."""
-    vocab_size: Count = 8192
+    vocab_size: PositiveInt = 8192
     """Maximum vocabulary size of the trained tokenizer, special tokens included."""
 
 
@@ -98,14 +108,14 @@ NewModel = ScratchModel | EmbeddingBagModel
 """Models created from random weights, with a tokenizer trained on the training data."""
 
 
-class RopeScaling(Base):
+class RopeScaling(ConfigModel):
     """RoPE scaling for a longer context, as `rope_parameters` in transformers."""
 
     type: Literal["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
     """RoPE scaling method, as `rope_type` in transformers."""
     factor: Positive | None = None
     """Factor by which the context is extended. Required for linear, dynamic, yarn and llama3."""
-    original_max_position_embeddings: Count | None = None
+    original_max_position_embeddings: PositiveInt | None = None
     """Context length in tokens that the model was pretrained with (yarn, longrope, llama3)."""
     attention_factor: Positive | None = None
     """Scaling factor applied to the attention computation (yarn, longrope)."""
@@ -123,7 +133,7 @@ class RopeScaling(Base):
     """Scaling factor of the high-frequency components (llama3). Required for llama3."""
     rope_theta: Positive | None = None
     """Base period of the rotary embeddings. Default: the value in the model's config."""
-    partial_rotary_factor: Share | None = None
+    partial_rotary_factor: Fraction | None = None
     """Fraction of each head's dimensions that is rotated (proportional). Default: the value in the model's config."""
 
     @model_validator(mode="after")
@@ -133,17 +143,17 @@ class RopeScaling(Base):
         needed |= {"longrope": ["short_factor", "long_factor"]}
         missing = [key for key in needed.get(self.type, []) if getattr(self, key) is None]
         if missing:
-            raise broken(f"type {self.type} needs {', '.join(missing)}; add what is missing", at="type")
+            raise rule_error(f"type {self.type} needs {', '.join(missing)}; add what is missing", at="type")
         return self
 
 
 def check_device(device: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d+)?", device):
-        raise broken(f"got {device!r}; write auto, cpu, cuda, cuda:N, mps or xpu")
+        raise rule_error(f"got {device!r}; write auto, cpu, cuda, cuda:N, mps or xpu")
     return device
 
 
-class ModelParameters(Base):
+class ModelParameters(ConfigModel):
     """How the base model is loaded and run."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "fastest"] = "auto"
@@ -157,7 +167,7 @@ class ModelParameters(Base):
     CPU."""
     revision: Name | None = None
     """Branch, tag or commit of a model on the Hub. Default: the main branch."""
-    pickled_weights: Flag = False
+    pickled_weights: StrictBool = False
     """Allow loading weights that are available only as pickle files (.bin), which can execute code. false: only
     safetensors are loaded."""
     rope_scaling: RopeScaling | None = None
@@ -167,21 +177,21 @@ class ModelParameters(Base):
     Default: no noise."""
 
 
-class Quantization(Base):
+class Quantization(ConfigModel):
     """Weights quantized to 4 or 8 bits with bitsandbytes, on CPU and GPU."""
 
     bits: Literal[4, 8] = 4
     """Bits per weight."""
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
     """4-bit data type: nf4 (normal float) or fp4."""
-    bnb_4bit_use_double_quant: Flag = True
+    bnb_4bit_use_double_quant: StrictBool = True
     """Also quantize the quantization constants; saves about 0.4 bits per weight."""
     bnb_4bit_compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type for the computation in 4-bit layers. auto: float32 on a CPU; elsewhere bfloat16 if supported, otherwise
     float16."""
     llm_int8_threshold: NonNegative = 6.0
     """Outlier threshold: activations above it are computed in 16 bits (LLM.int8, Dettmers et al. 2022, section 3.2)."""
-    llm_int8_has_fp16_weight: Flag = False
+    llm_int8_has_fp16_weight: StrictBool = False
     """Keep 16-bit weights in addition to the 8-bit ones."""
     skip_modules: tuple[Name, ...] | None = None
     """Names of modules that are not quantized. Default: the output layer (language model head)."""
@@ -189,7 +199,7 @@ class Quantization(Base):
     @model_validator(mode="after")
     def keys_fit_the_bits(self) -> "Quantization":
         other = "bnb_4bit_" if self.bits == 8 else "llm_int8_"
-        wrong = sorted(key for key in type(self).model_fields if key.startswith(other) and changed(self, key))
+        wrong = sorted(key for key in type(self).model_fields if key.startswith(other) and is_set(self, key))
         if wrong:
-            raise broken(f"{wrong[0]} has no effect with bits: {self.bits}; remove it", at=wrong[0])
+            raise rule_error(f"{wrong[0]} has no effect with bits: {self.bits}; remove it", at=wrong[0])
         return self

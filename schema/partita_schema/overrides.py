@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.tree import Node, Path, Place, dotted
+from partita_schema.tree import Node, Path, SourcePosition, dotted
 from partita_schema.variables import expand_variables
 from partita_schema.yaml_tree import read_value
 
@@ -19,7 +19,7 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> None:
 
 def apply(root: Node, text: str) -> Problem | None:
     label = f"--set {text}"
-    place = Place(label, None, None)
+    place = SourcePosition(label, None, None)
     keys, equals, written = text.partition("=")
     path = path_of(keys)
     if not equals or not path:
@@ -57,7 +57,7 @@ def path_of(keys: str) -> Path:
     return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
 
 
-def step(node: Node, part: str | int, place: Place) -> Node | str:
+def step(node: Node, part: str | int, place: SourcePosition) -> Node | str:
     """Return the child, creating a missing section. Return an error text if there can be no child."""
     if isinstance(part, int):
         if not isinstance(node.value, list):
@@ -80,7 +80,7 @@ def replace_whole(path: Path) -> str:
     return f"write --set {dotted(path)}={{...}}"
 
 
-def mark(node: Node, place: Place) -> Node:
+def mark(node: Node, place: SourcePosition) -> Node:
     """Set the override as place and origin of the whole tree, and return it."""
     node.place = node.key_place = place
     node.origin = "--set"

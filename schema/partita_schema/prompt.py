@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from partita_schema.base import (
-    Base,
-    Count,
-    Flag,
+    ConfigModel,
+    Fraction,
     Name,
     NonNegative,
-    NonNegativeCount,
+    NonNegativeInt,
     Number,
     Positive,
-    Share,
-    broken,
-    changed,
+    PositiveInt,
+    StrictBool,
+    is_set,
+    rule_error,
 )
 
 SPECIAL_FIELDS = ("__sample__", "__task__", "__context__")
@@ -42,23 +42,23 @@ def template_fields(template: str) -> list[str]:
     return names
 
 
-class RandomRetrieval(Base):
+class RandomRetrieval(ConfigModel):
     """Few-shot examples drawn at random for each row."""
 
     type: Literal["random"]
     """Random examples, seeded by the row."""
-    k: Count = 3
+    k: PositiveInt = 3
     """Number of examples per prompt."""
     dataset: Name | None = None
     """File or glob with the examples. Default: the training split."""
 
 
-class SemanticRetrieval(Base):
+class SemanticRetrieval(ConfigModel):
     """Few-shot examples whose inputs are most similar to the row's."""
 
     type: Literal["semantic"]
     """Most similar examples, by cosine similarity of sentence embeddings."""
-    k: Count = 3
+    k: PositiveInt = 3
     """Number of examples per prompt."""
     dataset: Name | None = None
     """File or glob with the examples. Default: the training split."""
@@ -69,7 +69,7 @@ class SemanticRetrieval(Base):
 Retrieval = Annotated[RandomRetrieval | SemanticRetrieval, Field(discriminator="type")]
 
 
-class Prompt(Base):
+class Prompt(ConfigModel):
     """How a row becomes a prompt."""
 
     template: Name | None = None
@@ -79,7 +79,7 @@ class Prompt(Base):
     """Description of the task, for the model. Default: none."""
     system: Name | None = None
     """System message. Placed before the prompt if the model has no chat template. Default: none."""
-    chat: Literal["auto"] | Flag = "auto"
+    chat: Literal["auto"] | StrictBool = "auto"
     """Apply the chat template of the model. auto: if it has one."""
     examples: tuple[dict[str, str | int | float | bool | None], ...] = ()
     """Few-shot examples shown in every prompt: rows with the input and output columns."""
@@ -92,7 +92,7 @@ class Prompt(Base):
         try:
             template_fields(template or "")
         except ValueError as error:
-            raise broken(str(error)) from None
+            raise rule_error(str(error)) from None
         return template
 
     @model_validator(mode="after")
@@ -101,7 +101,9 @@ class Prompt(Base):
             return self
         fields = template_fields(self.template)
         if self.task is not None and "__task__" not in fields:
-            raise broken("the template never shows the task; add {__task__} to the template or remove task", at="task")
+            raise rule_error(
+                "the template never shows the task; add {__task__} to the template or remove task", at="task"
+            )
         return self
 
 
@@ -109,72 +111,72 @@ SWITCHED_OFF = {"do_sample": False, "num_beams": 1, "renormalize_logits": False,
 """Values of `generation` that only override a value of the checkpoint and turn the option off."""
 
 
-class Generation(Base):
+class Generation(ConfigModel):
     """How answers are generated: options of transformers' GenerationConfig. A key that is not set takes its value from
     the checkpoint's generation_config.json; without that file, decoding is greedy."""
 
     defaults: Literal["checkpoint", "none"] = "checkpoint"
     """Source of values for keys that are not set. checkpoint: the generation_config.json of base_model. none: ignore
     that file. Its end-of-sequence tokens are used in both cases."""
-    max_new_tokens: Count | None = None
+    max_new_tokens: PositiveInt | None = None
     """Maximum number of generated tokens. Default: the max_sequence_length of the output; otherwise the max_new_tokens
     of the checkpoint; otherwise 256."""
-    min_new_tokens: NonNegativeCount | None = None
+    min_new_tokens: NonNegativeInt | None = None
     """Minimum number of generated tokens. Default: the checkpoint's value, otherwise no minimum."""
-    do_sample: Flag | None = None
+    do_sample: StrictBool | None = None
     """Sample instead of greedy decoding. Default: the checkpoint's value, otherwise false."""
     temperature: NonNegative | None = None
     """Sampling temperature; above 1 flattens the distribution, below 1 sharpens it. Needs do_sample. 0 is greedy
     decoding."""
-    top_k: NonNegativeCount | None = None
+    top_k: NonNegativeInt | None = None
     """Sample from the k most likely tokens; 0 uses all tokens."""
-    top_p: Share | None = None
+    top_p: Fraction | None = None
     """Nucleus sampling: sample from the smallest set of tokens whose total probability reaches top_p (Holtzman et al.
     2019)."""
-    min_p: Share | None = None
+    min_p: Fraction | None = None
     """Sample from tokens whose probability is at least min_p times that of the most likely token."""
-    typical_p: Share | None = None
+    typical_p: Fraction | None = None
     """Locally typical sampling: probability mass to keep (Meister et al. 2022)."""
-    epsilon_cutoff: Share | None = None
+    epsilon_cutoff: Fraction | None = None
     """Epsilon sampling: sample from tokens whose probability is at least this (Hewitt et al. 2022)."""
-    eta_cutoff: Share | None = None
+    eta_cutoff: Fraction | None = None
     """Eta sampling: entropy-dependent probability cutoff (Hewitt et al. 2022)."""
-    top_h: Share | None = None
+    top_h: Fraction | None = None
     """Top-H sampling: limit the entropy of the sampling distribution."""
-    num_beams: Count | None = None
+    num_beams: PositiveInt | None = None
     """Number of beams of beam search; 1 disables it. Default: the checkpoint's value, otherwise 1."""
     length_penalty: Number | None = None
     """Exponent of the length in beam search scores; above 0 favors longer answers."""
-    early_stopping: Flag | None = None
+    early_stopping: StrictBool | None = None
     """Stop beam search as soon as num_beams answers are complete."""
     repetition_penalty: Positive | None = None
     """Penalty for tokens that already occurred; above 1 makes them less likely, 1 has no effect (Keskar et al.
     2019)."""
-    no_repeat_ngram_size: NonNegativeCount | None = None
+    no_repeat_ngram_size: NonNegativeInt | None = None
     """Size of n-grams that may occur only once."""
-    exponential_decay_length_penalty: tuple[NonNegativeCount, Positive] | None = None
+    exponential_decay_length_penalty: tuple[NonNegativeInt, Positive] | None = None
     """[start, factor]: after `start` generated tokens, the end of the answer becomes more likely by `factor` with each
     token."""
-    suppress_tokens: tuple[NonNegativeCount, ...] | None = None
+    suppress_tokens: tuple[NonNegativeInt, ...] | None = None
     """Token ids that are never generated."""
-    begin_suppress_tokens: tuple[NonNegativeCount, ...] | None = None
+    begin_suppress_tokens: tuple[NonNegativeInt, ...] | None = None
     """Token ids that are never generated as the first token."""
     bad_words: tuple[Name, ...] | None = None
     """Texts that are never generated."""
-    renormalize_logits: Flag | None = None
+    renormalize_logits: StrictBool | None = None
     """Renormalize the logits after all filters. Default: the checkpoint's value, otherwise false."""
     guidance_scale: Positive | None = None
     """Scale of classifier-free guidance; above 1 follows the prompt more closely."""
     stop: tuple[Name, ...] | None = None
     """Texts that end an answer; they are removed from it. Default: the checkpoint's stop_strings, otherwise none."""
-    stop_token_ids: tuple[NonNegativeCount, ...] = ()
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end an answer, in addition to the model's end-of-sequence tokens."""
-    logprobs: Flag = False
+    logprobs: StrictBool = False
     """Add the column `logprob` to predictions: the natural log of the probability of the whole answer."""
-    slots: Flag = True
+    slots: StrictBool = True
     """Continuous batching: start the next row as soon as an answer is finished. false: static batches, which wait for
     their longest answer."""
-    seed: NonNegativeCount | None = None
+    seed: NonNegativeInt | None = None
     """Random seed of sampling. Default: the seed of the run."""
 
     @model_validator(mode="after")
@@ -183,27 +185,33 @@ class Generation(Base):
         sampling = [key for key in keys if getattr(self, key) is not None]
         sampling += ["temperature"] if self.temperature else []
         if sampling and not self.do_sample:
-            raise broken(
+            raise rule_error(
                 f"{sampling[0]} has no effect on greedy generation; add do_sample: true or remove it", at=sampling[0]
             )
         if self.do_sample and self.temperature == 0:
-            raise broken("temperature 0 is greedy; remove do_sample or write a temperature above 0", at="temperature")
+            raise rule_error(
+                "temperature 0 is greedy; remove do_sample or write a temperature above 0", at="temperature"
+            )
         return self
 
     @model_validator(mode="after")
     def beams_are_said(self) -> "Generation":
         beams = self.num_beams or 1
         if self.logprobs and beams > 1:
-            raise broken("beams come without log probabilities; remove logprobs or write num_beams: 1", at="logprobs")
+            raise rule_error(
+                "beams come without log probabilities; remove logprobs or write num_beams: 1", at="logprobs"
+            )
         beam_keys = [key for key in ("length_penalty", "early_stopping") if getattr(self, key) is not None]
         if beam_keys and beams == 1:
-            raise broken(f"{beam_keys[0]} needs beam search; add num_beams of at least 2 or remove it", at=beam_keys[0])
+            raise rule_error(
+                f"{beam_keys[0]} needs beam search; add num_beams of at least 2 or remove it", at=beam_keys[0]
+            )
         return self
 
     @model_validator(mode="after")
     def least_is_not_above_most(self) -> "Generation":
         if self.min_new_tokens and self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
-            raise broken(
+            raise rule_error(
                 f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}; "
                 f"write {self.max_new_tokens} or less",
                 at="min_new_tokens",
@@ -213,4 +221,4 @@ class Generation(Base):
     def asks_for(self, key: str) -> bool:
         """Return whether a key is set to a value that changes answers, unlike `num_beams: 1`, which only turns an
         option off."""
-        return changed(self, key) and getattr(self, key) != SWITCHED_OFF.get(key)
+        return is_set(self, key) and getattr(self, key) != SWITCHED_OFF.get(key)

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from partita_schema.base import Base
+from partita_schema.base import ConfigModel
 from partita_schema.config import Config
-from partita_schema.shapes import Items, Key, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, models_of, words
+from partita_schema.schema_tree import Items, Key, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, models_of, words
 
 
 @cache
@@ -20,7 +20,7 @@ def field_docs(model: type[BaseModel]) -> dict[str, str]:
     """Return the documentation of a model's fields by name, including fields of its base classes."""
     docs: dict[str, str] = {}
     for part in reversed(model.__mro__):
-        if issubclass(part, Base) and part is not Base:
+        if issubclass(part, ConfigModel) and part is not ConfigModel:
             docs |= class_docs(part)
     return docs
 
@@ -53,11 +53,11 @@ def json_schema_text() -> str:
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def all_models() -> list[type[Base]]:
+def all_models() -> list[type[ConfigModel]]:
     """Return every section of the file once, in file order."""
-    models: dict[type[Base], None] = {}
+    models: dict[type[ConfigModel], None] = {}
 
-    def visit(model: type[Base]) -> None:
+    def visit(model: type[ConfigModel]) -> None:
         if model not in models:
             models[model] = None
             for key in keys_of(model).values():
@@ -77,15 +77,15 @@ def markdown() -> str:
         "",
         *table(Config, anchors={}),
     ]
-    shown: dict[type[Base], str] = {Config: ""}
+    shown: dict[type[ConfigModel], str] = {Config: ""}
     for key in keys_of(Config).values():
         lines += section_pages(key, key.name, shown)
     return "\n".join(lines) + "\n"
 
 
-def section_pages(key: Key, path: str, shown: dict[type[Base], str]) -> Iterator[str]:
+def section_pages(key: Key, path: str, shown: dict[type[ConfigModel], str]) -> Iterator[str]:
     """Yield headings and tables of the sections under a key, each model once."""
-    models: dict[type[Base], list[str]] = {}
+    models: dict[type[ConfigModel], list[str]] = {}
     for tag, model in models_of(key.shape):
         models.setdefault(model, []).extend([tag] if tag else [])
     for model, tags in models.items():
@@ -100,16 +100,16 @@ def section_pages(key: Key, path: str, shown: dict[type[Base], str]) -> Iterator
             yield from section_pages(inner, f"{path}.{inner.name}", shown)
 
 
-def own_tag(model: type[Base]) -> list[str]:
+def own_tag(model: type[ConfigModel]) -> list[str]:
     key = keys_of(model).get("type")
     return [words(key.shape)] if key is not None and key.required else []
 
 
-def first_line(model: type[Base]) -> str:
+def first_line(model: type[ConfigModel]) -> str:
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
-def table(model: type[Base], *, anchors: dict[type[Base], str]) -> Iterator[str]:
+def table(model: type[ConfigModel], *, anchors: dict[type[ConfigModel], str]) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for name, key in keys_of(model).items():

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from partita_schema.config import Config
 from partita_schema.errors import Problem
-from partita_schema.mistakes import Mistake, mistakes_of
-from partita_schema.shapes import Items, OneOf, Section, Shape, Tagged, keys_of
-from partita_schema.tree import Node, Path, Place, dotted
+from partita_schema.problems import FoundProblem, mistakes_of
+from partita_schema.schema_tree import Items, OneOf, Section, Shape, Tagged, keys_of
+from partita_schema.tree import Node, Path, SourcePosition, dotted
 
 MAX_ROUNDS = 10
 """Maximum number of checks of the repaired tree."""
@@ -30,7 +30,7 @@ def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
         fresh = [m for m in mistakes_of(errors, tree) if m.path not in problems and not speaks_of(m, removed)]
         # Look up the place first, because the repair may move or remove the key.
         problems |= {mistake.path: problem_of(mistake, tree) for mistake in fresh}
-        repaired = [mend(tree, mistake, removed) for mistake in fresh]
+        repaired = [repair(tree, mistake, removed) for mistake in fresh]
         if not any(repaired):
             break
         current = error_of(tree)
@@ -45,12 +45,12 @@ def error_of(tree: Node) -> ValidationError | None:
     return None
 
 
-def speaks_of(mistake: Mistake, removed: set[str]) -> bool:
+def speaks_of(mistake: FoundProblem, removed: set[str]) -> bool:
     """Return whether a rule mentions a removed key, since only the removal may have violated it."""
     return mistake.kind == "rule" and not removed.isdisjoint(re.findall(r"\w+", mistake.message))
 
 
-def mend(tree: Node, mistake: Mistake, removed: set[str]) -> bool:
+def repair(tree: Node, mistake: FoundProblem, removed: set[str]) -> bool:
     """Repair a mistake in the tree. Return False if that is not possible."""
     if mistake.kind == "missing":
         return False
@@ -108,7 +108,7 @@ def concrete(shape: Shape, node: Node | None) -> Shape:
     return shape
 
 
-def problem_of(mistake: Mistake, root: Node) -> Problem:
+def problem_of(mistake: FoundProblem, root: Node) -> Problem:
     place = place_of(mistake, root)
     node = root.find(mistake.path)
     written = f" (written as {node.written})" if node is not None and node.written else ""
@@ -116,7 +116,7 @@ def problem_of(mistake: Mistake, root: Node) -> Problem:
     return Problem(dotted(mistake.path), mistake.message + written, file, line, column)
 
 
-def place_of(mistake: Mistake, root: Node) -> Place | None:
+def place_of(mistake: FoundProblem, root: Node) -> SourcePosition | None:
     """Return where to report a mistake: at the key of an unknown or missing key or section, at the value of a wrong
     scalar."""
     for length in range(len(mistake.path), -1, -1):

@@ -12,35 +12,35 @@ from partita_schema.agents import (
     UserSimWorldConfig,
     refused_agents,
 )
-from partita_schema.base import Base, Count, Name, NonNegativeCount, Positive, Share, broken
+from partita_schema.base import ConfigModel, Fraction, Name, NonNegativeInt, Positive, PositiveInt, rule_error
 from partita_schema.self_training import RoundTasks, SelfTrainingConfig
 from partita_schema.target import check_part
 
 History = Literal["predicted", "gold"]
-"""Whose answers the model sees when it looks back: its own, or the right ones."""
+"""Which answers the model sees as its earlier turns: its own or the reference answers."""
 
 
 def one_or_several(value: object) -> object:
-    """A single word is a list of one."""
+    """Return a list; a single word becomes a list of one."""
     return [value] if isinstance(value, str) else value
 
 
-class EnvironmentWorldConfig(Base):
-    """A program that the model talks to: it says something, is answered, and in the end gives a reward."""
+class EnvironmentWorldConfig(ConfigModel):
+    """A program that the model talks to and that returns a reward at the end."""
 
     type: Literal["environment"]
     """A program that answers the model."""
     environment: Name
-    """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`, or its name where a package gives it one
-    (entry points `partita.environments`). For `interface: gymnasium` an id of Gymnasium's as well."""
+    """`module:Class` with `reset(seed, task)`, `step(action)` and `close()`, or a name that an installed package
+    registers (entry points `partita.environments`). With `interface: gymnasium` also an environment id."""
     interface: Literal["partita", "gymnasium", "tools"] = "partita"
-    """What the class is like: `partita`, as above; `gymnasium`, an environment of Gymnasium with text as observations
-    and actions; `tools`, a class with `reset` whose other public methods are tools, which the model calls by JSON."""
+    """Interface of the class: `partita`, as above; `gymnasium`, with text observations and text actions; `tools`, a
+    class with `reset` whose other public methods are tools that the model calls with JSON."""
     options: dict[str, Any] = {}
-    """What the class is made with, by name."""
+    """Keyword arguments of the class."""
     isolation: Literal["thread", "process"] = "thread"
-    """Where it runs: `thread`, in this process; `process`, for each dialogue in a process of its own, which is killed
-    where it takes too long, and which nothing but its own dialogue ends with."""
+    """`thread`: the environment runs in a thread of this process. `process`: each episode has a separate process, which
+    is killed at the time limit; a crash fails only that episode."""
 
     @model_validator(mode="after")
     def environment_can_be_found(self) -> "EnvironmentWorldConfig":
@@ -49,11 +49,11 @@ class EnvironmentWorldConfig(Base):
         return self
 
 
-class ReplayWorldConfig(Base):
-    """Dialogues of a data set: what others said is said again, and the model answers in its own words."""
+class ReplayWorldConfig(ConfigModel):
+    """Dialogues of a dataset: the other speakers say what they said, and the model generates its own turns."""
 
     type: Literal["replay"]
-    """Dialogues of a data set, with the model's answers in place of those that it holds."""
+    """Dialogues of a dataset, with the model's answers instead of the recorded ones."""
 
 
 World = Annotated[
@@ -62,90 +62,90 @@ World = Annotated[
 ]
 
 
-class Tasks(Base):
-    """What the dialogues are about."""
+class Tasks(ConfigModel):
+    """The tasks of a simulation."""
 
-    count: Count | None = None
-    """So many tasks, numbered from 0: the environment makes of each what its seed says."""
+    count: PositiveInt | None = None
+    """Number of tasks; the environment creates each from its seed."""
     source: Name | None = None
-    """Rows of a data set, each a task; for replay each a dialogue. Default for replay: data.test."""
+    """Dataset whose rows are the tasks; for replay each row is a dialogue. Default for replay: data.test."""
 
     @model_validator(mode="after")
     def tasks_are_said_once(self) -> "Tasks":
         if self.count is not None and self.source is not None:
-            raise broken("count and source say the same; keep one", at="count")
+            raise rule_error("count and source say the same; keep one", at="count")
         return self
 
 
-class CheckerConfig(Base):
-    """A program that looks at a dialogue at its end, and may send it back."""
+class CheckerConfig(ConfigModel):
+    """A class that judges a finished episode and may ask for another answer."""
 
     type: Annotated[str, AfterValidator(check_part)]
-    """`exact`, `contains`, `regex` or `json_equal`; or `module:Class` with `check(dialogue)`, or its name where a
-    package gives it one (entry points `partita.checkers`)."""
+    """`exact`, `contains`, `regex` or `json_equal`; or `module:Class` with `check(episode)`, or a name that an
+    installed package registers (entry points `partita.checkers`)."""
     options: dict[str, Any] = {}
-    """What the class is made with, by name."""
-    rounds: NonNegativeCount = 0
-    """How often a dialogue is sent back, with what the checker says, for another answer."""
+    """Keyword arguments of the class."""
+    rounds: NonNegativeInt = 0
+    """How many times the model may answer again after the checker's feedback."""
 
 
-class Limits(Base):
-    """What a dialogue may take."""
+class Limits(ConfigModel):
+    """Time limits, and how many episodes may fail."""
 
     step_seconds: Positive = 30.0
-    """Time of the environment, the world, the checker or the program of an agent for one answer."""
+    """Seconds that the environment, the world, the checker or a scripted agent may take for one turn."""
     dialogue_seconds: Positive = 600.0
-    """Time from the first word to the last."""
-    fail_fraction: Share = 0.1
-    """Share of failed dialogues above which the simulation ends, once 20 have ended."""
+    """Seconds that an episode may take from start to end."""
+    fail_fraction: Fraction = 0.1
+    """Share of failed episodes above which the simulation stops, checked once 20 episodes have ended."""
 
 
-class Simulation(Base):
-    """Dialogues that the model has, several turns long, with metrics and transcripts of them."""
+class Simulation(ConfigModel):
+    """Multi-turn rollouts of the model, with metrics and transcripts."""
 
     world: World
-    """How a dialogue goes."""
+    """What the model talks to, and whose turn it is."""
     tasks: Tasks = Tasks.model_construct()
-    """What about."""
+    """Tasks of the episodes."""
     agents: AgentsConfig = AgentsConfig.model_construct()
-    """Who speaks."""
-    repeats: Count = 1
-    """Dialogues about each task, with other seeds. Above 1, pass@k and pass^k are told."""
+    """The agents of the episodes."""
+    repeats: PositiveInt = 1
+    """Episodes for each task, with different seeds. Above 1, pass@k and pass^k are reported."""
     history: Annotated[tuple[History, ...], BeforeValidator(one_or_several), Field(min_length=1)] = ("predicted",)
-    """Which answers the model sees when it looks back: `predicted`, its own; `gold`, the right ones, where the world
-    knows them. A list of both gives a report for each."""
-    max_turns: Count = 20
-    """Answers of the model in a dialogue; one that is longer is truncated."""
-    max_dialogue_tokens: Count | None = None
-    """Tokens of a prompt and its answer; a dialogue that needs more is truncated. Default: the model's context, or
-    2048 where it has none."""
+    """Which answers the model sees as its earlier turns: `predicted`, its own; `gold`, the reference answers, where the
+    world has them. A list of both reports each."""
+    max_turns: PositiveInt = 20
+    """Answers of the model per episode; a longer one is truncated."""
+    max_dialogue_tokens: PositiveInt | None = None
+    """Tokens of a prompt with its answer; an episode that needs more is truncated. Default: the model's context length,
+    or 2048 for models without one."""
     context: ContextPolicy = ContextPolicy.model_construct()
-    """What a model sees of a dialogue that needs more."""
+    """What a model sees of an episode that exceeds its context."""
     checker: CheckerConfig | None = None
-    """Looks at each dialogue at its end."""
+    """Judges each finished episode."""
     limits: Limits = Limits.model_construct()
-    """What a dialogue may take."""
+    """Time limits, and how many episodes may fail."""
     rollout: Annotated[str, AfterValidator(check_part)] = "slots"
-    """What has the dialogues, many at a time: `slots`; or `module:Class` of a subclass of `partita.simulation.Rollout`,
-    or its name where a package gives it one (entry points `partita.rollouts`)."""
+    """What runs the episodes concurrently: `slots`; or `module:Class` of a subclass of `partita.simulation.Rollout`, or
+    a name that an installed package registers (entry points `partita.rollouts`)."""
     transcripts: Annotated[str, AfterValidator(check_part)] = "jsonl"
-    """What keeps them as they end: `jsonl`; or `module:Class` of a subclass of `partita.simulation.Transcripts`, or its
-    name where a package gives it one (entry points `partita.transcripts`)."""
+    """What records finished episodes: `jsonl`; or `module:Class` of a subclass of `partita.simulation.Transcripts`, or
+    a name that an installed package registers (entry points `partita.transcripts`)."""
     self_training: SelfTrainingConfig | None = None
-    """Rounds of dialogues and of training on them, behind the training on data. Default: none."""
+    """Rounds of training on the model's own episodes after the training on data. Default: none."""
 
     @model_validator(mode="after")
     def histories_are_said_once(self) -> "Simulation":
         if len(set(self.history)) < len(self.history):
-            raise broken("write predicted and gold once each", at="history")
+            raise rule_error("write predicted and gold once each", at="history")
         return self
 
     @model_validator(mode="after")
     def tasks_fit_the_world(self) -> "Simulation":
         if isinstance(self.world, ReplayWorldConfig) and self.tasks.count is not None:
-            raise broken("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
+            raise rule_error("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
         if not isinstance(self.world, ReplayWorldConfig) and self.tasks == Tasks():
-            raise broken("write tasks: {count: 100}, or a source of tasks", at="tasks")
+            raise rule_error("write tasks: {count: 100}, or a source of tasks", at="tasks")
         return self
 
     @model_validator(mode="after")
@@ -154,16 +154,16 @@ class Simulation(Base):
             return self
         tasks = self.self_training.tasks
         if isinstance(self.world, ReplayWorldConfig) and tasks.count is not None:
-            raise broken(
+            raise rule_error(
                 "replay takes dialogues of a data set; write source, or nothing for those of data.source",
                 at="self_training.tasks.count",
             )
         if not isinstance(self.world, ReplayWorldConfig) and tasks == RoundTasks():
-            raise broken("write tasks: {count: 600}, or a source of tasks", at="self_training.tasks")
+            raise rule_error("write tasks: {count: 600}, or a source of tasks", at="self_training.tasks")
         return self
 
     @model_validator(mode="after")
     def agents_fit_the_world(self) -> "Simulation":
         for key, message in refused_agents(self):
-            raise broken(message, at=key)
+            raise rule_error(message, at=key)
         return self

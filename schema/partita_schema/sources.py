@@ -6,24 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from partita_schema.base import Base, Flag, Name, Positive
+from partita_schema.base import ConfigModel, Name, Positive, StrictBool
 from partita_schema.target import check_target
 
 
-class FileSource(Base):
+class FileSource(ConfigModel):
     """Rows in files."""
 
     type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt", "parlai"]
     """Format of the files. parlai is ParlAI's dialogue text format."""
     path: Name
     """File, glob, or URL that fsspec can open. Relative paths are relative to the folder of the YAML file."""
-    streaming: Flag = False
+    streaming: StrictBool = False
     """Read rows while training, for data that is larger than memory or endless. Memory holds one window of rows per
     lane, plus the windows that loader workers read ahead. There are up to 16 lanes, a number that divides
     the micro-batches of an optimizer step."""
 
 
-class HubSource(Base):
+class HubSource(ConfigModel):
     """A dataset on the Hugging Face Hub, or a local folder with the same layout."""
 
     type: Literal["hub"]
@@ -36,11 +36,11 @@ class HubSource(Base):
     """Split of the dataset."""
     revision: Name | None = None
     """Branch, tag or commit of the dataset. Default: the main branch."""
-    streaming: Flag = False
+    streaming: StrictBool = False
     """Read rows while training. Memory holds one window of rows per lane, as for files."""
 
 
-class CustomSource(Base):
+class CustomSource(ConfigModel):
     """Rows from your own source class."""
 
     type: Literal["custom"]
@@ -49,7 +49,7 @@ class CustomSource(Base):
     """The class, as `module:Class`."""
     options: dict[str, object] = {}
     """Keyword arguments for the class."""
-    streaming: Flag = False
+    streaming: StrictBool = False
     """Read rows while training; the source may be endless."""
 
 
@@ -60,7 +60,7 @@ Target = Literal["last_agent_turn", "every_agent_turn"]
 """Which answers of a dialogue to learn, each in a row with the messages before it, including what the model said."""
 
 
-class SimulationSource(Base):
+class SimulationSource(ConfigModel):
     """Training rows from the transcripts of a simulation, with correct answers in place of wrong ones."""
 
     type: Literal["simulation"]
@@ -79,7 +79,7 @@ Source = Annotated[FileSource | HubSource | CustomSource | SimulationSource, Fie
 """A source, selected by its type. A string is a path, whose extension gives the type, or a Hub dataset id."""
 
 
-class WeightedSource(Base):
+class WeightedSource(ConfigModel):
     """One source of a mix."""
 
     source: Source | Name

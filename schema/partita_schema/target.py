@@ -2,7 +2,7 @@
 
 import re
 
-from partita_schema.base import broken
+from partita_schema.base import rule_error
 
 NAME = re.compile(r"[A-Za-z][\w-]*")
 """A name that a package registers for one of its classes."""
@@ -11,14 +11,14 @@ NAME = re.compile(r"[A-Za-z][\w-]*")
 def check_target(target: str) -> str:
     """Return the text if it is `module:Class`; otherwise raise a rule error."""
     if not is_target(target):
-        raise broken(f"got {target!r}; write module:Class, such as my_package.parts:MyClass")
+        raise rule_error(f"got {target!r}; write module:Class, such as my_package.parts:MyClass")
     return target
 
 
 def check_part(target: str, *, at: str = "") -> str:
     """Return the text if it is `module:Class` or a name; otherwise raise a rule error for the key `at`."""
     if not is_target(target) and not NAME.fullmatch(target):
-        raise broken(f"got {target!r}; write module:Class, such as my_package.parts:MyClass, or a name", at=at)
+        raise rule_error(f"got {target!r}; write module:Class, such as my_package.parts:MyClass, or a name", at=at)
     return target
 
 

@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePosition:
     """A position in a file."""
 
     file: str | None
@@ -34,9 +34,9 @@ class Node:
     """A value with its position and origin."""
 
     value: "Scalar | dict[str, Node] | list[Node]"
-    place: Place | None = None
+    place: SourcePosition | None = None
     """Position of the value."""
-    key_place: Place | None = None
+    key_place: SourcePosition | None = None
     """Position of the key, or of the dash in a list."""
     text: str | None = None
     """A plain scalar as written, such as `no` or `1e3`. None if it was quoted or is not from YAML."""

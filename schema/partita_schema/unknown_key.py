@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from partita_schema.base import Base
+from partita_schema.aliases import FOREIGN
+from partita_schema.base import ConfigModel
 from partita_schema.config import Config
-from partita_schema.foreign import FOREIGN
 from partita_schema.ludwig_keys import IGNORED, RENAMED
 from partita_schema.nearest import folded, nearest
-from partita_schema.shapes import Items, Section, Tagged, keys_of, models_of
+from partita_schema.schema_tree import Items, Section, Tagged, keys_of, models_of
 from partita_schema.trainer import NOT_WITHOUT_LOCKS, HogwildTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 
@@ -30,7 +30,9 @@ class Advice:
     meant: str | None = None
 
 
-def unknown_key(path: Path, *, model: type[Base], siblings: Tagged | None, section: Mapping[str, Node]) -> Advice:
+def unknown_key(
+    path: Path, *, model: type[ConfigModel], siblings: Tagged | None, section: Mapping[str, Node]
+) -> Advice:
     """Return advice about the last key of `path`, which `model` does not have.
 
     Args:
@@ -88,7 +90,7 @@ def meant(near: list[str], section: Mapping[str, Node]) -> Advice:
     return Advice(f"unknown key; did you mean {' or '.join(free)}?", meant=only)
 
 
-def allowed(own: Mapping[str, object], model: type[Base]) -> str:
+def allowed(own: Mapping[str, object], model: type[ConfigModel]) -> str:
     if len(own) <= 20:
         return f"write one of {', '.join(own)}"
     return "see partita schema --markdown for the keys of this section"
@@ -111,7 +113,7 @@ def relative(target: str, path: Path) -> str:
     return target.removeprefix(section) if section else target
 
 
-def other_arm(key: str, model: type[Base], siblings: Tagged | None) -> str | None:
+def other_arm(key: str, model: type[ConfigModel], siblings: Tagged | None) -> str | None:
     """Return advice about a key that belongs to another type of the same section, or None."""
     if siblings is None:
         return None
@@ -135,7 +137,7 @@ def all_places() -> dict[str, tuple[str, ...]]:
     return {name: tuple(places) for name, places in by_name.items()}
 
 
-def walk(model: type[Base], section: str) -> Iterator[tuple[str, str]]:
+def walk(model: type[ConfigModel], section: str) -> Iterator[tuple[str, str]]:
     for name, key in keys_of(model).items():
         yield f"{section}{name}", name
         mark = "[]" if isinstance(key.shape, Items) and not isinstance(key.shape.item, Section | Tagged) else ""

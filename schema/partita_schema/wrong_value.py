@@ -2,10 +2,10 @@
 
 import re
 
+from partita_schema.aliases import ALREADY_AUTO, ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.errors import shortened
-from partita_schema.foreign import ALREADY_AUTO, ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.nearest import nearest
-from partita_schema.shapes import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
+from partita_schema.schema_tree import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.tree import Node
 
 

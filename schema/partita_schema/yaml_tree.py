@@ -22,7 +22,7 @@ from yaml.events import (
 )
 
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.tree import MAX_DEPTH, Node, Path, Place, dotted
+from partita_schema.tree import MAX_DEPTH, Node, Path, SourcePosition, dotted
 
 MAX_VALUES = 100_000
 """Maximum number of values. The values of an anchor count each time it is used."""
@@ -79,16 +79,16 @@ class Builder:
     values: int = 0
     depth: int = 0
 
-    def problem(self, path: Path, message: str, place: Place | None) -> Problem:
+    def problem(self, path: Path, message: str, place: SourcePosition | None) -> Problem:
         line, column = (place.line, place.column) if place else (None, None)
         return Problem(dotted(path), message, self.file, line, column)
 
-    def stop(self, path: Path, message: str, place: Place | None) -> ConfigError:
+    def stop(self, path: Path, message: str, place: SourcePosition | None) -> ConfigError:
         return ConfigError([self.problem(path, message, place)])
 
-    def place(self, event: Event) -> Place:
+    def place(self, event: Event) -> SourcePosition:
         assert event.start_mark is not None
-        return Place(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
+        return SourcePosition(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
 
     def document(self, events: Iterator[Event]) -> Node | None:
         root, documents = None, 0
@@ -121,7 +121,7 @@ class Builder:
         return node
 
     def collection(
-        self, event: MappingStartEvent | SequenceStartEvent, events: Iterator[Event], path: Path, place: Place
+        self, event: MappingStartEvent | SequenceStartEvent, events: Iterator[Event], path: Path, place: SourcePosition
     ) -> Node:
         self.depth += 1
         if self.depth > MAX_DEPTH:
@@ -133,7 +133,7 @@ class Builder:
         self.depth -= 1
         return node
 
-    def count(self, number: int, place: Place) -> None:
+    def count(self, number: int, place: SourcePosition) -> None:
         self.values += number
         if self.values > MAX_VALUES:
             raise self.stop((), f"holds more than {MAX_VALUES:,} values, anchors counted; write less", place)
@@ -183,7 +183,7 @@ class Builder:
             self.merge(child, children, path)
         return children
 
-    def duplicate(self, path: Path, place: Place, first: Node) -> Problem:
+    def duplicate(self, path: Path, place: SourcePosition, first: Node) -> Problem:
         line = first.key_place.line if first.key_place else 0
         return self.problem(path, f"the key stands twice, first in line {line}; keep one", place)
 
@@ -195,7 +195,7 @@ class Builder:
             for key, value in source.value.items():
                 children.setdefault(key, value)
 
-    def scalar(self, event: ScalarEvent, path: Path, place: Place) -> Node:
+    def scalar(self, event: ScalarEvent, path: Path, place: SourcePosition) -> Node:
         text = event.value
         if not event.implicit[0]:
             return Node(text, place)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from partita_schema.reference import all_models, anchor, field_docs, json_schema, json_schema_text, markdown
-from partita_schema.shapes import keys_of
+from partita_schema.schema_tree import keys_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 GOOD = Path(__file__).parent / "wrong" / "good.yaml"

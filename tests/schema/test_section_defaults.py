@@ -6,7 +6,7 @@ import sys
 from pydantic import BaseModel
 
 import partita_schema.config  # noqa: F401
-from partita_schema.base import Base
+from partita_schema.base import ConfigModel
 
 
 def sections(found: type[BaseModel]) -> list[type[BaseModel]]:
@@ -14,8 +14,8 @@ def sections(found: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def test_the_default_of_each_section_is_what_validation_makes() -> None:
-    defaults = [field.default for model in sections(Base) for field in model.model_fields.values()]
-    made = [default for default in defaults if isinstance(default, Base)]
+    defaults = [field.default for model in sections(ConfigModel) for field in model.model_fields.values()]
+    made = [default for default in defaults if isinstance(default, ConfigModel)]
     assert len(made) > 30
     for default in made:
         written = default.model_dump(exclude_unset=True)

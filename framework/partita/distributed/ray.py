@@ -39,9 +39,9 @@ POSTED = ("hand", "end")
 """Methods that run in the receiving thread."""
 STORE_BYTES = 256 * 2**20
 """Object store size of a Ray that partita starts: nothing large is sent."""
-SEAT = "partita"
+RANK_RESOURCE = "partita"
 """A resource of a Ray that partita starts. Each rank takes one, and no other resource is counted there."""
-AGENTS = 1_000_000
+RANK_RESOURCE_AMOUNT = 1_000_000
 LEAVE_SECONDS = 5.0
 """Seconds that ranks have to exit by themselves after one failed, before Ray stops them."""
 END_SECONDS = 20.0
@@ -204,7 +204,7 @@ class RayRankLauncher:
             """Run on every worker."""
             work_as_rank(sent, board, threads=threads, quiet=quiet)
 
-        each = {SEAT: 1.0} if is_own(self.ray) else {"CPU": 1.0}
+        each = {RANK_RESOURCE: 1.0} if is_own(self.ray) else {"CPU": 1.0}
         self.trainer = torch_trainer.TorchTrainer(
             rank,
             torch_config=torch_trainer.TorchConfig(
@@ -335,7 +335,7 @@ def resources(ray: Any) -> dict[str, float]:
 
 def is_own(ray: Any) -> bool:
     """Return whether `connect` started this Ray."""
-    return SEAT in ray.cluster_resources()
+    return RANK_RESOURCE in ray.cluster_resources()
 
 
 def connect(backend: RayBackend) -> Any:
@@ -356,7 +356,7 @@ def connect(backend: RayBackend) -> Any:
     place = f"at {backend.address} (backend.address)" if backend.address else "on this machine"
     own = {
         "num_cpus": available_cores(),
-        "resources": {SEAT: AGENTS},
+        "resources": {RANK_RESOURCE: RANK_RESOURCE_AMOUNT},
         "object_store_memory": STORE_BYTES,
         "include_dashboard": False,
     }

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from partita.lm.hub import find_base
-from partita_schema.base import Count, Flag, NonNegativeCount, Number, Positive
+from partita_schema.base import NonNegativeInt, Number, Positive, PositiveInt, StrictBool
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.model import NewModel
@@ -36,16 +36,16 @@ PLAIN = (
     "min_new_tokens",
 )
 """Settings of the config that always apply, under transformers' names."""
-TokenIds = tuple[NonNegativeCount, ...]
+TokenIds = tuple[NonNegativeInt, ...]
 CHECKPOINT_ONLY: dict[str, Any] = {
     "bad_words_ids": tuple[TokenIds, ...],
-    "forced_bos_token_id": NonNegativeCount,
-    "forced_eos_token_id": NonNegativeCount | TokenIds,
-    "min_length": NonNegativeCount,
+    "forced_bos_token_id": NonNegativeInt,
+    "forced_eos_token_id": NonNegativeInt | TokenIds,
+    "min_length": NonNegativeInt,
     "sequence_bias": tuple[tuple[TokenIds, Number], ...],
     "encoder_repetition_penalty": Positive,
-    "encoder_no_repeat_ngram_size": NonNegativeCount,
-    "remove_invalid_values": Flag,
+    "encoder_no_repeat_ngram_size": NonNegativeInt,
+    "remove_invalid_values": StrictBool,
 }
 """Settings without a config key, with their types."""
 TYPES: dict[str, Any] = {
@@ -54,7 +54,7 @@ TYPES: dict[str, Any] = {
     "length_penalty": Number,
     "early_stopping": bool | Literal["never"],
     "stop_strings": str | tuple[str, ...],
-    "max_new_tokens": Count,
+    "max_new_tokens": PositiveInt,
 }
 """Settings of a checkpoint that are supported, with their types."""
 NEUTRAL: dict[str, Any] = {

@@ -9,19 +9,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from partita_schema.base import Base
+from partita_schema.aliases import ELSEWHERE_TYPES, FOREIGN_TYPES, NOT_YET_TYPES
+from partita_schema.base import ConfigModel
 from partita_schema.config import Config
 from partita_schema.errors import MAX_SHOWN
-from partita_schema.foreign import ELSEWHERE_TYPES, FOREIGN_TYPES, NOT_YET_TYPES
 from partita_schema.nearest import nearest
-from partita_schema.shapes import Choice, Items, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
+from partita_schema.schema_tree import Choice, Items, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.tree import Node, Path, dotted
 from partita_schema.unknown_key import unknown_key
 from partita_schema.wrong_value import short, wrong_value
 
 
 @dataclass(frozen=True)
-class Mistake:
+class FoundProblem:
     """One mistake in the file."""
 
     path: Path
@@ -39,22 +39,22 @@ class Target:
     shape: Shape | None
     """Expected shape, or None for an unknown key."""
     optional: bool = False
-    model: type[Base] = Config
+    model: type[ConfigModel] = Config
     """The section of the last key."""
     siblings: Tagged | None = None
     """The union that this section belongs to."""
 
 
-def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[Mistake]:
+def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[FoundProblem]:
     """Return at most one mistake per path, in pydantic's order, without those that only follow from others."""
     aimed = [(error, target_of(tuple(error["loc"]), root)) for error in errors]
     advised = first_unknown((target for _, target in aimed if target is not None), root)
-    mistakes: dict[Path, Mistake] = {}
+    mistakes: dict[Path, FoundProblem] = {}
     for error, target in aimed:
         if target is None or target.path in mistakes:
             continue
         if target.shape is None and target.path not in advised:
-            mistakes[target.path] = Mistake(target.path, "unknown", "unknown key; remove it")
+            mistakes[target.path] = FoundProblem(target.path, "unknown", "unknown key; remove it")
             continue
         mistake = mistake_of(error, target, root)
         if mistake is not None:
@@ -79,7 +79,7 @@ def first_unknown(targets: Iterable[Target], root: Node) -> set[Path]:
 class Consequences:
     """Detects mistakes that only follow from others: a missing key that is misspelled, a list with a wrong item."""
 
-    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+    def __init__(self, mistakes: Iterable[FoundProblem]) -> None:
         self._meant: set[Path] = set()
         """Keys that unknown keys most likely meant."""
         self._inside: set[Path] = set()
@@ -89,7 +89,7 @@ class Consequences:
                 self._meant.add((*mistake.path[:-1], mistake.meant))
             self._inside.update(mistake.path[:depth] for depth in range(len(mistake.path)))
 
-    def hold(self, mistake: Mistake) -> bool:
+    def hold(self, mistake: FoundProblem) -> bool:
         if mistake.kind == "missing":
             return mistake.path in self._meant
         return mistake.kind == "value" and mistake.path in self._inside
@@ -154,31 +154,31 @@ def label_of(arm: Shape, label: str) -> bool:
             return label.startswith("dict[")
 
 
-def mistake_of(error: Mapping[str, Any], target: Target, root: Node) -> Mistake | None:
+def mistake_of(error: Mapping[str, Any], target: Target, root: Node) -> FoundProblem | None:
     kind, node = error["type"], root.find(target.path)
     if target.shape is None:
         section = root.find(target.path[:-1])
         advice = unknown_key(
             target.path, model=target.model, siblings=target.siblings, section=section.mapping() if section else {}
         )
-        return Mistake(target.path, "unknown", advice.message, advice.meant)
+        return FoundProblem(target.path, "unknown", advice.message, advice.meant)
     if kind == "rule":
         return rule_mistake(error["ctx"], target.path)
     if isinstance(target.shape, Tagged) and kind in ("union_tag_not_found", "union_tag_invalid") and node:
         return type_mistake(target, node)
     if node is None or (kind == "missing" and not isinstance(target.shape, Items)):
-        return Mistake(target.path, "missing", missing_words(target))
+        return FoundProblem(target.path, "missing", missing_words(target))
     later = later_type(target.path, node)
     if later is not None:
-        return Mistake(target.path, "value", later)
+        return FoundProblem(target.path, "value", later)
     key = str(target.path[-1]) if target.path else ""
-    return Mistake(target.path, "value", wrong_value(key, target.shape, node, optional=target.optional))
+    return FoundProblem(target.path, "value", wrong_value(key, target.shape, node, optional=target.optional))
 
 
-def rule_mistake(context: Mapping[str, Any], path: Path) -> Mistake:
+def rule_mistake(context: Mapping[str, Any], path: Path) -> FoundProblem:
     parts = str(context["at"]).split(".")
     at = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts if part)
-    return Mistake((*path, *at), "rule", str(context["message"]))
+    return FoundProblem((*path, *at), "rule", str(context["message"]))
 
 
 def missing_words(target: Target) -> str:
@@ -192,7 +192,7 @@ def missing_words(target: Target) -> str:
     return f"is missing; add {key}: with {words(shape)}"
 
 
-def type_mistake(target: Target, node: Node) -> Mistake:
+def type_mistake(target: Target, node: Node) -> FoundProblem:
     """Return the mistake of a section whose key `type` is missing or unknown."""
     assert isinstance(target.shape, Tagged)
     tags = tuple(tag for tag, _ in target.shape.arms)
@@ -201,28 +201,28 @@ def type_mistake(target: Target, node: Node) -> Mistake:
         return wrong_type((*target.path, "type"), tags, written)
     typed = next((key for key in node.mapping() if nearest(key, ["type"])), None)
     if typed is not None:
-        return Mistake((*target.path, typed), "unknown", "unknown key; did you mean type?", "type")
+        return FoundProblem((*target.path, typed), "unknown", "unknown key; did you mean type?", "type")
     keys = set(node.mapping())
     fitting = [tag for tag, model in target.shape.arms if keys <= set(keys_of(model))]
     guess = fitting[0] if fitting and len(fitting) < len(tags) else None
     message = f"is missing; add type: {guess}" if guess else f"is missing; add type: with one of {listed(tags)}"
-    return Mistake((*target.path, "type"), "missing", message)
+    return FoundProblem((*target.path, "type"), "missing", message)
 
 
-def wrong_type(path: Path, tags: tuple[str, ...], written: Node) -> Mistake:
+def wrong_type(path: Path, tags: tuple[str, ...], written: Node) -> FoundProblem:
     later = later_type(path, written)
     if later is not None:
-        return Mistake(path, "type", later)
+        return FoundProblem(path, "type", later)
     section = section_of(path)
     if isinstance(written.value, str):
         ours = FOREIGN_TYPES.get(section, {}).get(written.value.lower())
         if ours is not None:
-            return Mistake(path, "type", f"got {written.value}; write type: {ours}", ours.partition(",")[0])
+            return FoundProblem(path, "type", f"got {written.value}; write type: {ours}", ours.partition(",")[0])
         near = nearest(written.value, tags)
         if near:
             message = f"got {short(written.value)}; did you mean {' or '.join(near)}?"
-            return Mistake(path, "type", message, near[0] if len(near) == 1 else None)
-    return Mistake(path, "type", wrong_value("type", Choice(tags), written, optional=False))
+            return FoundProblem(path, "type", message, near[0] if len(near) == 1 else None)
+    return FoundProblem(path, "type", wrong_value("type", Choice(tags), written, optional=False))
 
 
 def section_of(path: Path) -> str:

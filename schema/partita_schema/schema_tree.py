@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from partita_schema.base import Base, Words
+from partita_schema.base import ConfigModel, Words
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Choice:
 class Section:
     """A mapping with known keys."""
 
-    model: type[Base]
+    model: type[ConfigModel]
 
 
 @dataclass(frozen=True)
 class Tagged:
     """A mapping whose keys depend on `type`."""
 
-    arms: tuple[tuple[str, type[Base]], ...]
+    arms: tuple[tuple[str, type[ConfigModel]], ...]
 
-    def arm(self, tag: object) -> type[Base] | None:
+    def arm(self, tag: object) -> type[ConfigModel] | None:
         return next((model for name, model in self.arms if name == tag), None)
 
 
@@ -90,7 +90,7 @@ class Key:
 
 
 @cache
-def keys_of(model: type[Base]) -> dict[str, Key]:
+def keys_of(model: type[ConfigModel]) -> dict[str, Key]:
     """Return the keys of a section, in the order of the model."""
     return {name: key_of(name, info) for name, info in model.model_fields.items()}
 
@@ -132,7 +132,7 @@ def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), *, tagged: bool = 
         return items_shape(get_args(annotation), metadata)
     if origin is dict:
         return Named(shape_of(get_args(annotation)[1]))
-    if isinstance(annotation, type) and issubclass(annotation, Base):
+    if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
         return Section(annotation)
     return leaf(annotation, metadata)
 
@@ -143,7 +143,7 @@ def union_arms(annotation: Any) -> tuple[Any, ...]:
 
 def union_shape(arms: list[Any], *, tagged: bool) -> Shape:
     if tagged:
-        models = [arm for arm in arms if isinstance(arm, type) and issubclass(arm, Base)]
+        models = [arm for arm in arms if isinstance(arm, type) and issubclass(arm, ConfigModel)]
         return Tagged(
             tuple((tag, model) for model in models for tag in get_args(model.model_fields["type"].annotation))
         )
@@ -228,7 +228,7 @@ def one_of(tags: Sequence[str | None]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def models_of(shape: Shape) -> Iterator[tuple[str | None, type[Base]]]:
+def models_of(shape: Shape) -> Iterator[tuple[str | None, type[ConfigModel]]]:
     """Yield the sections in a shape with their tags, including those in lists and unions."""
     match shape:
         case Section(model):
