@@ -1,1 +1,1 @@
-"""Rows that are read while they are used, from any position."""
+"""Rows that are read while they are used, resumable at any position."""

@@ -1,32 +1,34 @@
-"""What a stream is: rows in shards, read from any position in a shard without reading what stands before it twice."""
+"""The Stream interface: rows in shards, read from any position without reading the rows before it twice."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Position = int | list[Any]
-"""Where a row starts in its shard, as the stream understands it: a byte, a row, a row group and a row ... A number
-or a list of numbers, all whole."""
+"""Start of a row in its shard, in the stream's own terms: a byte, a row, a row group and a row.
+
+An integer or a list of integers.
+"""
 
 
 @dataclass(frozen=True)
 class StreamRow:
-    """A row of a shard, or what is wrong with it. Can be sent to other processes."""
+    """A row of a shard, or the reason why it is bad. Can be pickled for other processes."""
 
     shard: int
-    """Number of the shard."""
+    """Index of the shard."""
     number: int
-    """What names the row in its shard: a line or row from 1; in a part of a file, the byte where the row starts."""
+    """Identifies the row in its shard: the line or row number from 1; in a part of a file, the row's first byte."""
     row: bytes | dict[str, Any]
     """The row, as a JSON object in UTF-8 or as a mapping."""
     reason: str = ""
     """Why the row cannot be read; empty for a good one."""
     raw: str = ""
-    """What stands there, for bad rows."""
+    """The content of a bad row."""
 
 
 class Stream(Protocol):
-    """Rows in shards. Reading is repeatable: the same shard from the same position gives the same rows."""
+    """Rows in shards. Reading is repeatable: the same shard from the same position yields the same rows."""
 
     @property
     def name(self) -> str:
@@ -40,15 +42,16 @@ class Stream(Protocol):
     def shards(self) -> Sequence[str]:
         """Label of each shard, such as `a.jsonl`, or `a.jsonl@1048576` for a part of a file.
 
-        Keys of rows are `label:number`, and no two rows share one; shards that deal the rows of a file share its label.
+        Keys of rows are `label:number` and are unique; shards that share the rows of a file share its label.
         """
 
     @property
     def sizes(self) -> Sequence[float]:
-        """How much of the rows each shard is thought to have, in bytes or any other unit; lanes are evened by it."""
+        """Estimated amount of rows in each shard, in bytes or any other unit, used to balance shard groups."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        """Rows of a shard from a position on (None: from its beginning), each with the position behind it.
+        """Yield the rows of a shard from a position on (None: the start), each with the position after it.
 
-        Raises DataError where the shard cannot be read.
+        Raises:
+            DataError: If the shard cannot be read.
         """

@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV files from any row on."""
+"""Read the rows of CSV and TSV files from any row on."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,10 +13,10 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 def read_cells(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows under a header, as the reader of whole files makes them.
+    """Yield the rows under a header, as the reader of whole files does.
 
-    The position is the byte behind the row, the lines and, where the piece is not whole, the rows so far. Of compressed
-    files, the bytes before a position are decompressed again.
+    A position is the byte after the row, the number of lines and, unless the slice is the whole file, the number of
+    rows so far. In compressed files, the bytes before a position are decompressed again.
     """
     offset, passed, index = (*start, 0)[:3] if isinstance(start, list) else (0, 0, 0)
     delimiter = DELIMITERS[piece.kind]
@@ -46,7 +46,7 @@ def read_cells(piece: FileSlice, shard: int, start: Position | None) -> Iterator
 
 
 def read_header(piece: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
-    """Names of the columns, and the bytes and lines up to the first row; None for a file without lines."""
+    """Return the column names, and the bytes and lines before the first row; None for an empty file."""
     with opened(piece.path, piece.label) as stream:
         limit, block_bytes = piece.max_row_bytes, piece.file_sizes.block_bytes
         for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, block_bytes=block_bytes):

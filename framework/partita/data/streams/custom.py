@@ -1,15 +1,15 @@
-"""Rows of a user's class as a stream.
+"""Stream the rows of a user's class.
 
-Such a class is made with the options of the source, and has one of
+The class is created with the options of the source, and has one of
 
-- `rows()`: an iterable of rows, or `__iter__` itself, a new iterator each time; the rows before a position are asked
-  for again;
-- `read(shard, start)`: an iterator of (row, position) from a position on, None for the beginning, and, if there are
-  several, `shards`, their number. A position is the place behind its row: a whole number, or a list of them. This one
-  is continued at once wherever it stands, and may be without end.
+- `rows()`, an iterable of rows, or `__iter__`, a new iterator for each call. On resume, the rows before the position
+  are read again.
+- `read(shard, start)`, an iterator of (row, position) from the position `start`, None for the beginning; and, if there
+  is more than one shard, `shards`, their number. A position is the one after its row: an integer, or a list of
+  integers. Such a class resumes at once from any position, and may be endless.
 
-Reading is repeatable: the same shard from the same position gives the same rows. A row is a mapping of names to values.
-`fingerprint`, a text, tells one state of the data from another.
+Reading must be repeatable: the same shard from the same position yields the same rows. A row is a mapping of names to
+values. `fingerprint`, a string, identifies the state of the data.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,17 +25,17 @@ from partita_schema.sources import CustomSource
 
 
 class ReadsShards(Protocol):
-    """A class that continues anywhere; `shards: int` may say how many there are."""
+    """A class that can resume anywhere; `shards: int` may give the number of shards."""
 
     def read(self, shard: int, start: Position | None) -> Iterable[tuple[Mapping[str, Any], Position]]:
-        """Rows with the positions behind them."""
+        """Yield rows, each with the position after it."""
 
 
 class CustomStream:
-    """Rows of a class; it is dealt to several shards where it has too few of its own."""
+    """Rows of a user's class; if it has too few shards, several shards share one by taking every n-th row."""
 
     def __init__(self, source: CustomSource, *, folder: Path, least_shards: int) -> None:
-        """Raises ConfigError or DataError where there is no such class, or it is none of the kind."""
+        """Create the class. Raise ConfigError or DataError if there is no such class, or it lacks the methods."""
         self._made, self._target = make_source(source, folder=folder), source.target
         self._by_shard = callable(getattr(self._made, "read", None))
         if not self._by_shard:
@@ -55,7 +55,7 @@ class CustomStream:
         """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        """Rows of a shard; the position is the rows so far, and the class's own behind them."""
+        """Yield the rows of a shard; a position is the number of rows so far and the class's position after them."""
         own, part = divmod(shard, self._parts)
         index, place = start if isinstance(start, list) else (0, None)
         for row, after in self._rows(own, index, place):
@@ -77,16 +77,16 @@ class CustomStream:
             yield item
 
     def _iterable(self) -> Iterable[Any]:
-        """All rows from the first. Raises DataError where they are the iterator of an earlier call."""
-        found = iterable_of(self._made, self._target)
-        if isinstance(found, Iterator):
-            if found is self._last:
+        """Return all rows from the first one. Raise DataError if the class returns the iterator of an earlier call."""
+        rows = iterable_of(self._made, self._target)
+        if isinstance(rows, Iterator):
+            if rows is self._last:
                 raise DataError(shared(self._target, "rows"))
-            self._last = found
-        return found
+            self._last = rows
+        return rows
 
     def _refuse_shared(self) -> None:
-        """Raise DataError where `__iter__` gives one iterator however often it is called."""
+        """Raise DataError if every call of `__iter__` returns the same iterator."""
         if callable(getattr(self._made, "rows", None)):
             return
         first = iter(self._made)
@@ -101,7 +101,7 @@ class CustomStream:
 
 
 def shared(target: str, method: str) -> str:
-    """What is said of rows that can be had only once."""
+    """Return the message for rows that can be read only once."""
     return (
         f"{target}.{method} gives the same iterator again, whose rows can be read only once; return a new iterator "
         "each time, beginning at the first row"
@@ -109,7 +109,7 @@ def shared(target: str, method: str) -> str:
 
 
 def behind(rows: Iterable[Any], passed: int) -> Iterator[Any]:
-    """Rows behind the first `passed`; those of a sequence are not touched."""
+    """Yield the rows after the first `passed`; the skipped rows of a sequence are not accessed."""
     if isinstance(rows, Sequence):
         yield from (rows[place] for place in range(passed, len(rows)))
         return
@@ -119,5 +119,5 @@ def behind(rows: Iterable[Any], passed: int) -> Iterator[Any]:
 
 
 def is_position(place: Any) -> bool:
-    """Whether JSON keeps it as it is."""
+    """Return whether JSON preserves a position."""
     return type(place) is int or (isinstance(place, list) and all(map(is_position, place)))

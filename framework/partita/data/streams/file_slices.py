@@ -1,4 +1,4 @@
-"""What a shard of files is."""
+"""Part of a file that a shard reads."""
 
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -7,17 +7,17 @@ from partita.data.reading.lines import BLOCK
 from partita.data.reading.records import MAX_ROW_BYTES
 
 SKIP = 1 << 20
-"""Bytes that are read over at a time where a file cannot seek."""
+"""Bytes that are skipped at a time in a file that cannot seek."""
 
 
 @dataclass(frozen=True)
 class FileSizes:
-    """From which sizes on files are cut, and how much of one is read at a time."""
+    """Sizes that decide how files are split, and how much is read at a time."""
 
     small_bytes: int = 1 << 20
-    """Smaller files are dealt, not cut: reading them several times costs nothing, and lines keep their numbers."""
+    """Smaller files are read by every shard, not split: that is cheap, and lines keep their numbers."""
     fine_bytes: int = 16 << 20
-    """Parts of a larger file hold at least this many bytes, where lanes are even without smaller ones."""
+    """Minimum size of a slice of a larger file, if shard groups are balanced without smaller ones."""
     block_bytes: int = BLOCK
     """Bytes of lines that are read at a time."""
 
@@ -30,32 +30,32 @@ class FileSlice:
     """A file or a part of it."""
 
     path: str
-    """Place of the file, local or a URL."""
+    """Path or URL of the file."""
     label: str
-    """Name of the file in keys, and where the part begins if it was cut by bytes."""
+    """Name of the file in keys, with the first byte of a byte range."""
     kind: str
     """Format."""
     start: int | None = None
-    """First byte, or of Parquet first row, of a part; None for a file that is not cut."""
+    """First byte, or first row of Parquet, of a range; None for a whole file."""
     end: int | None = None
-    """The byte, or row, behind the part."""
+    """The byte, or row, after the range."""
     part: int = 0
-    """Of rows `part`, `part + parts` ... of what lies in the range; 0 of 1 for all."""
+    """Keep the rows `part`, `part + parts` ... of the range; 0 of 1 for all."""
     parts: int = 1
     max_row_bytes: int = MAX_ROW_BYTES
-    """Longest line; a longer one is a bad row."""
+    """Maximum size of a line in bytes; a longer one is a bad row."""
     file_sizes: FileSizes = DEFAULT_SIZES
 
 
 def at_offset(stream: BinaryIO, offset: int) -> None:
-    """Move a stream that was just opened to a byte, by reading where it cannot seek."""
+    """Move a newly opened stream to a byte, by reading if it cannot seek."""
     if not offset:
         return
     try:
         if stream.seekable():
             stream.seek(offset)
             return
-    except (OSError, ValueError):  # says that it can, and cannot
+    except (OSError, ValueError):  # some streams claim to be seekable and are not
         pass
     left = offset
     while left and (data := stream.read(min(left, SKIP))):

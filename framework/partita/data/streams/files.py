@@ -1,8 +1,8 @@
-"""Files as a stream: how they are cut into shards, and which reader reads them.
+"""Stream files: how they are split into shards, and which reader reads them.
 
-All lanes are to read about as many bytes. Where files as they are cannot be dealt to lanes so evenly, the largest are
-split into one part for each lane: one row a line, uncompressed, by bytes; Parquet by rows. What cannot be cut, or is
-small, is dealt: shard i of k reads the whole file and keeps every k-th row.
+All shard groups should read about as many bytes. If whole files cannot be distributed that evenly, the largest ones are
+split into one part per group: by bytes if they have one row per line and are uncompressed, by rows if they are Parquet.
+Files that cannot be split, or are small, are read in full by each of k shards; shard i keeps every k-th row.
 """
 
 import logging
@@ -33,20 +33,22 @@ READ: dict[str, Read] = {
     "parquet": read_parquet,
     "arrow": read_arrow,
 }
-"""Readers by format; every other one is read from its beginning."""
+"""Readers by format; other formats are read from the start."""
 FINER = 4
-"""Parts for each one that evenness asks for, where they stay that large: a lane mixes the rows of several."""
+"""Number of slices for each part, if they stay large enough: a group mixes the rows of several slices."""
 EVEN = 1.05
-"""Lanes are even where the longest has no more than so many times the mean."""
+"""Groups are even if the longest has at most this many times the mean."""
 TOLD = 1.25
-"""Where it has more than so many times the mean, a warning says so."""
+"""A warning is logged if the longest has more than this many times the mean."""
 READ_AGAIN = 1.0
-"""Files that cannot be cut are dealt, where there are enough others, as long as that reads no more than so many times
-all bytes in addition."""
+"""Bytes that may be read again to distribute files that cannot be split, as a multiple of all bytes.
+
+It applies only if there are at least as many files as groups.
+"""
 KNOWN = 1 << 20
-"""Local files of at most so many bytes are part of their fingerprint as a whole."""
+"""Local files of up to this many bytes are hashed completely."""
 ENDS = 4096
-"""Bytes at either end of a larger one that are part of its fingerprint."""
+"""Number of bytes hashed at either end of a larger file."""
 
 
 class FileStream:
@@ -62,41 +64,53 @@ class FileStream:
         max_row_bytes: int = MAX_ROW_BYTES,
         file_sizes: FileSizes = DEFAULT_SIZES,
     ) -> None:
-        """Raises DataError where there is nothing to read."""
+        """Split `paths` into shards.
+
+        Args:
+            kind: Format of the files.
+            paths: Paths or URLs.
+            name: Name of the stream, for messages.
+            least_shards: Minimum number of shards.
+            max_row_bytes: Maximum size of a row in bytes.
+            file_sizes: Sizes that decide how files are split.
+
+        Raises:
+            DataError: If there is nothing to read.
+        """
         self.name = name
         labels = short_names(paths)
         sizes, marks = zip(*(known(path, label) for path, label in zip(paths, labels, strict=True)), strict=True)
         if not any(size is None or size for size in sizes):
             raise DataError(f"{', '.join(labels[:3])}{' ...' if len(labels) > 3 else ''} has no rows")
-        self.fingerprint = digest(kind, *(part for told in zip(labels, marks, strict=True) for part in told))
+        self.fingerprint = digest(kind, *(part for pair in zip(labels, marks, strict=True) for part in pair))
         wholes = [
             FileSlice(path, label, kind, max_row_bytes=max_row_bytes, file_sizes=file_sizes)
             for path, label in zip(paths, labels, strict=True)
         ]
-        found = cut(wholes, sizes, least_shards)
-        self._pieces = [piece for piece, _ in found]
+        slices = cut(wholes, sizes, least_shards)
+        self._pieces = [piece for piece, _ in slices]
         self.shards = [piece.label for piece in self._pieces]
         """Label of each shard."""
-        self.sizes = [size for _, size in found]
-        """Bytes of each shard; a file whose size nobody tells counts as the mean of the others."""
+        self.sizes = [size for _, size in slices]
+        """Bytes of each shard; a file of unknown size counts as the mean of the others."""
         tell_uneven(name, self.sizes, least_shards)
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        """Rows of a shard from a position on. Raises DataError where the file cannot be read."""
+        """Yield the rows of a shard from a position on. Raise DataError if the file cannot be read."""
         piece = self._pieces[shard]
         return READ.get(piece.kind, read_whole)(piece, shard, start)
 
 
 def known(path: str, label: str) -> tuple[int | None, str]:
-    """A file's size if it is known, and what is known of its content."""
+    """Return a file's size, if known, and a mark of its content."""
     import fsspec  # type: ignore[import-untyped] # it ships no types
 
     try:
         system, place = fsspec.core.url_to_fs(path)
-        told: dict[str, Any] = system.info(place)
-        size = told.get("size")
+        info: dict[str, Any] = system.info(place)
+        size = info.get("size")
         if "://" in path:
-            tag = next((told[key] for key in ("ETag", "etag", "md5Hash", "sha256") if key in told), "")
+            tag = next((info[key] for key in ("ETag", "etag", "md5Hash", "sha256") if key in info), "")
             return size, f"{size} {tag}"
         with system.open(place, "rb") as stream:
             if size is not None and size <= KNOWN:
@@ -104,20 +118,21 @@ def known(path: str, label: str) -> tuple[int | None, str]:
             first = stream.read(ENDS)
             stream.seek(max(0, (size or 0) - ENDS))
             return size, digest(str(size), first, stream.read(ENDS))
-    except Exception as error:  # every file system raises its own
+    except Exception as error:  # every file system raises its own exceptions
         raise DataError(f"{label} cannot be opened: {error}{missing(path, error)}") from error
 
 
 def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], lanes: int) -> list[tuple[FileSlice, float]]:
-    """Pieces of files and their bytes, at least as many as lanes, which can be dealt to them evenly.
+    """Split files into slices that can be distributed evenly, at least one per group, each with its bytes.
 
-    As few files as possible are split, the largest first; which ones, files and lanes alone decide.
+    As few files as possible are split, the largest first. The result depends only on the files and the number of
+    groups.
     """
     known_sizes = [size for size in sizes if size]
     usual = max(1, sum(known_sizes) // max(1, len(known_sizes)))
     weights = [usual if size is None else size for size in sizes]
     split = files_to_split(wholes, weights, lanes)
-    found: list[tuple[FileSlice, float]] = []
+    slices: list[tuple[FileSlice, float]] = []
     for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
         parts = lanes if number in split else 1
         if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
@@ -126,12 +141,12 @@ def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], lanes: int) ->
             pieces = row_range_pieces(whole, parts)
         else:
             pieces = dealt(whole, parts)
-        found += [(piece, weight / len(pieces)) for piece in pieces]
-    return found
+        slices += [(piece, weight / len(pieces)) for piece in pieces]
+    return slices
 
 
 def files_to_split(wholes: Sequence[FileSlice], weights: Sequence[float], lanes: int) -> set[int]:
-    """Numbers of the files that must be split for even lanes, or for lanes that are as even as can be."""
+    """Return the indices of the files to split so that groups are as even as possible."""
     if lanes == 1:
         return set()
     largest = sorted((number for number, weight in enumerate(weights) if weight), key=lambda number: -weights[number])
@@ -147,7 +162,7 @@ def files_to_split(wholes: Sequence[FileSlice], weights: Sequence[float], lanes:
 
 
 def fewest(able: Sequence[int], weights: Sequence[float], lanes: int) -> set[int]:
-    """The fewest of some files, from the first on, whose splitting makes lanes even, or as even as can be."""
+    """Return the shortest prefix of the files in `able` that makes groups even, or as even as possible, when split."""
     best, least = set[int](), float("inf")
     for count in dict.fromkeys(min(count, len(able)) for count in counts_to_try(lanes, len(able))):
         split = set(able[:count])
@@ -163,7 +178,7 @@ def fewest(able: Sequence[int], weights: Sequence[float], lanes: int) -> set[int
 
 
 def counts_to_try(lanes: int, most: int) -> Iterator[int]:
-    """Every number up to that of lanes, and then each twice the last."""
+    """Yield every number up to `lanes`, then its doubles."""
     yield from range(lanes + 1)
     count = 2 * lanes
     while count < 2 * most:
@@ -172,7 +187,7 @@ def counts_to_try(lanes: int, most: int) -> Iterator[int]:
 
 
 def tell_uneven(name: str, sizes: Sequence[float], lanes: int) -> None:
-    """Warn where a lane has far more to read than the others."""
+    """Log a warning if one group has far more to read than the mean."""
     uneven = unevenness(sizes, lanes)
     if uneven > TOLD:
         logger.warning(
@@ -183,17 +198,17 @@ def tell_uneven(name: str, sizes: Sequence[float], lanes: int) -> None:
 
 
 def cuttable(whole: FileSlice) -> bool:
-    """Whether rows can be found from any byte on."""
+    """Return whether the next row can be found from any byte."""
     return whole.kind in ("jsonl", "txt") and not whole.path.lower().endswith(COMPRESSIONS)
 
 
 def splits_cheaply(whole: FileSlice, size: float) -> bool:
-    """Whether the parts of a file can be read without reading all of it for each, or it is small."""
+    """Return whether a file is small, or its parts can be read without reading the whole file for each."""
     return cuttable(whole) or whole.kind == "parquet" or size < whole.file_sizes.small_bytes
 
 
 def byte_pieces(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
-    """A file in parts by bytes, as many as asked for or a multiple of that."""
+    """Return a file in parts by bytes, `parts` of them or a multiple."""
     finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * parts)))
     ranges = line_pieces(size, parts * finer)
     if len(ranges) == 1:
@@ -202,10 +217,10 @@ def byte_pieces(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
 
 
 def row_range_pieces(whole: FileSlice, parts: int) -> list[FileSlice]:
-    """A Parquet file in parts by rows."""
+    """Return a Parquet file in parts by rows."""
     return [replace(whole, start=start, end=end) for start, end in row_pieces(whole.path, whole.label, parts)]
 
 
 def dealt(piece: FileSlice, parts: int) -> list[FileSlice]:
-    """Pieces that each keep every so many-th row."""
+    """Return slices that each keep every `parts`-th row."""
     return [replace(piece, part=part, parts=parts) for part in range(parts)]

@@ -1,7 +1,7 @@
-"""Hub data sets, and folders in their layout, as streams.
+"""Stream Hub datasets, and folders in their layout.
 
-Those of Parquet, Arrow and JSON lines are read file by file, so that any position is near. Others are read by
-`datasets`, whose shards are read again up to a position, without decoding rows.
+Parquet, Arrow and JSON lines are read file by file, so that resuming is fast. Other formats are read by `datasets`,
+which reads its shards again up to a position, without decoding rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ from partita_schema.sources import HubSource
 BATCH = 512
 """Rows that are decoded at a time."""
 DIRECT = {"parquet": "parquet", "arrow": "arrow", "json": "jsonl"}
-"""Formats of files that are read without `datasets`, by the name of its builder."""
+"""Formats that are read without `datasets`, by the name of its builder."""
 
 
 def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_row_bytes: int) -> Stream:
-    """The stream of a Hub source. Raises DataError where there is no such data set or split."""
+    """Return the stream of a Hub source. Raise DataError if there is no such dataset or split."""
     import datasets
 
     place = folder / Path(source.name).expanduser()
@@ -41,14 +41,14 @@ def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_r
             return DatasetsStream(builder.as_streaming_dataset(source.split), name=name, least_shards=least_shards)
         except DataError:
             raise
-        except Exception as error:  # pyarrow, fsspec and the Hub client raise trees of their own
+        except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             cause = error.__cause__ or error
             said = " ".join(str(cause).split())[:500]
             raise DataError(f"{source.name} cannot be read: {type(cause).__name__}: {said}") from error
 
 
 def data_files(builder: Any, split: str) -> list[str]:
-    """Files of a split that are read without `datasets`; none where it must do it."""
+    """Return the files of a split that are read without `datasets`; empty if it is needed."""
     kind = DIRECT.get(builder.name)
     by_split = builder.config.data_files or {}
     files = [str(file) for file in by_split.get(split, ())]
@@ -56,7 +56,7 @@ def data_files(builder: Any, split: str) -> list[str]:
 
 
 class DatasetsStream:
-    """Rows of a streaming `datasets` data set; it is dealt to several shards where it has too few of its own."""
+    """Rows of a streaming `datasets` dataset; if it has too few shards, several shards share one."""
 
     def __init__(self, table: Any, *, name: str, least_shards: int) -> None:
         self._table = table
@@ -72,7 +72,7 @@ class DatasetsStream:
         """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        """Rows of a shard; the position is the rows so far. Raises DataError where it cannot be read."""
+        """Yield the rows of a shard; a position is the number of rows so far. Raise DataError if it cannot be read."""
         own, part = divmod(shard, self._parts)
         passed = start if isinstance(start, int) else 0
         table, index = self._table.shard(num_shards=self._count, index=own).with_format("arrow"), 0
@@ -86,6 +86,6 @@ class DatasetsStream:
     def _batches(self, table: Any) -> Iterator[Any]:
         try:
             yield from table.iter(batch_size=BATCH)
-        except Exception as error:  # pyarrow, fsspec and the Hub client raise trees of their own
+        except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             said = " ".join(str(error).split())[:500]
             raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {said}") from error

@@ -1,11 +1,11 @@
-"""The rows of a lane in the order of an epoch, from any row on.
+"""Read the rows of a shard group in the order of an epoch, resumable at any row.
 
-A lane has shards of each source, in an order that seed, epoch and source decide. A few are open at a time, and their
-rows are taken in turn, so that what stands together in a file does not stand together here. A Mixer says which source
-the next row comes from.
+A group has shards of each source, in an order that depends on seed, epoch and source. A few shards are open at a time,
+and their rows are taken in turn, so that neighboring rows of a file are not neighbors here. A Mixer decides the source
+of the next row.
 
-Where the shards of a lane have not one row of a source that is to be repeated, as of one with fewer rows than there are
-lanes, the lane reads all shards of that source: shares hold in every lane.
+If the group's shards of a source have no row although the source should repeat, for instance because it has fewer rows
+than there are groups, the group reads all shards of that source, so that the shares hold in every group.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from partita.data.streams.packing import damaged, pack, unpack
 from partita.data.streams.sharding import deal
 
 OPEN = 4
-"""Shards of a source that a lane has open."""
+"""Number of open shards of a source in a group."""
 OPEN_IN_ALL = 32
-"""Shards that all lanes have open together; but each has one of each source."""
+"""Number of open shards in all groups together; each group has at least one of each source."""
 NO_ROWS, OWN_ROWS, NONE_OF_ALL, ROWS_OF_ALL = range(4)
-"""What a lane has seen of a source: no rows or some of its own shards; or, reading all shards, no rows or some."""
+"""State of a source in a group: no rows or some rows of its own shards; no rows or some rows of all shards."""
 
 
 class InterleavedReader:
-    """Rows of a lane, each with the number of its source."""
+    """Rows of a shard group, each with the index of its source."""
 
     def __init__(
         self,
@@ -42,9 +42,21 @@ class InterleavedReader:
         state: Any = None,
         shuffle: bool = True,
     ) -> None:
-        """`state` is where an earlier reader with the same arguments stood.
+        """Start reading, or resume at `state`.
 
-        Without `shuffle`, shards are read in order, each to its end. Raises ResumeError where the state is damaged.
+        Args:
+            sources: The streams.
+            weights: Relative share of each stream.
+            stop: When the epoch ends: `first`, `all` or `all_once`.
+            lane: Index of the shard group.
+            lanes: Number of shard groups.
+            seed: Decides the order, together with epoch and source.
+            epoch: The epoch.
+            state: The `state()` of an earlier reader with the same arguments.
+            shuffle: Whether to shuffle shards; if not, they are read in order, each to its end.
+
+        Raises:
+            ResumeError: If the state is malformed.
         """
         self._weights, self._stop = list(weights), stop
         width = max(1, min(OPEN, OPEN_IN_ALL // (lanes * len(sources)))) if shuffle else 1
@@ -67,17 +79,18 @@ class InterleavedReader:
             self._mixer.counts = counts
 
     def take(self, count: int) -> list[tuple[int, StreamRow]]:
-        """The next rows; fewer than asked for where the epoch of the lane ends.
+        """Return the next `count` rows, or fewer at the end of the group's epoch.
 
-        Raises DataError where a shard cannot be read.
+        Raises:
+            DataError: If a shard cannot be read.
         """
-        found: list[tuple[int, StreamRow]] = []
+        rows: list[tuple[int, StreamRow]] = []
         if len(self._lanes) == 1:
             lane = self._lanes[0]
-            while len(found) < count and (row := lane.next_row()) is not None:
-                found.append((0, row))
-            return found
-        while len(found) < count and self._alive:
+            while len(rows) < count and (row := lane.next_row()) is not None:
+                rows.append((0, row))
+            return rows
+        while len(rows) < count and self._alive:
             choice = self._mixer.choose()
             source = self._alive[choice]
             row = self._lanes[source].next_row()
@@ -86,11 +99,11 @@ class InterleavedReader:
                     break
                 continue
             self._mixer.count(choice)
-            found.append((source, row))
-        return found
+            rows.append((source, row))
+        return rows
 
     def state(self) -> str:
-        """Where the next row is, as a short text."""
+        """Return the position of the next row, as a short string."""
         return pack([list(self._mixer.counts), list(self._ended), *(lane.state() for lane in self._lanes)])
 
     def close(self) -> None:
@@ -99,13 +112,13 @@ class InterleavedReader:
             lane.close()
 
     def _mix(self, counts: Sequence[int] | None) -> Mixer:
-        """Chooses among the sources that can still give rows."""
+        """Return the mixer of the sources that still have rows."""
         gone = 1 if self._stop == "all_once" or all(self._ended) else 2
         self._alive = [source for source, ended in enumerate(self._ended) if ended < gone]
         return Mixer([self._weights[source] for source in self._alive] or [1.0], counts=counts)
 
     def _end(self, source: int) -> bool:
-        """A source has no more rows in this pass; returns whether that ends the epoch."""
+        """Mark the end of a source's pass; return whether that ends the epoch."""
         if self._stop == "first":
             return True
         if self._stop == "all" and self._lanes[source].read_all_shards():
@@ -120,13 +133,13 @@ class InterleavedReader:
 
 
 def parts_of(state: Any, sources: int) -> tuple[list[int] | None, list[int], list[Any]]:
-    """Counts of the mixer, what has ended, and where each source stands, of a state or of the beginning."""
+    """Return the mixer's counts, the ended sources and each source's position, from a state or at the start."""
     if state is None:
         return None, [0] * sources, [None] * sources
-    found = unpack(state)
-    if not isinstance(found, list) or len(found) != sources + 2:
+    value = unpack(state)
+    if not isinstance(value, list) or len(value) != sources + 2:
         raise damaged()
-    counts, ended, *places = found
+    counts, ended, *places = value
     if not is_counts(counts) or not is_counts(ended) or len(ended) != sources or max(ended, default=0) > 2:
         raise damaged()
     return counts, ended, places
@@ -137,12 +150,21 @@ def is_counts(found: Any) -> bool:
 
 
 class ShardsInTurn:
-    """Rows of a lane's shards of one source: a few shards at a time, a row of each in turn."""
+    """Rows of a group's shards of one source: a few shards are open, and a row is taken from each in turn."""
 
     def __init__(
         self, stream: Stream, *, lane: int, lanes: int, width: int, keys: Sequence[int] | None, state: Any = None
     ) -> None:
-        """`keys` decide the order; None for the order of the stream."""
+        """Start reading, or resume at `state`.
+
+        Args:
+            stream: The source.
+            lane: Index of the shard group.
+            lanes: Number of shard groups.
+            width: Number of open shards.
+            keys: Seed of the order; None for the order of the stream.
+            state: The `state()` of an earlier reader with the same arguments.
+        """
         self._stream, self._lane, self._lanes, self._width, self._keys = stream, lane, lanes, width, keys
         numbers, places = checked(state, width) if state is not None else ([0] * 4, [])
         self._pass, self._gave, self._next, self._turn = numbers
@@ -153,11 +175,11 @@ class ShardsInTurn:
 
     @property
     def gave(self) -> bool:
-        """Whether there ever was a row."""
+        """Whether there was any row."""
         return self._gave in (OWN_ROWS, ROWS_OF_ALL)
 
     def next_row(self) -> StreamRow | None:
-        """The next row; None at the end of the pass."""
+        """Return the next row; None at the end of the pass."""
         while True:
             while len(self._open) < self._width and self._next < len(self._order):
                 self._open.append(OpenShard(self._stream, int(self._order[self._next]), self._next, None))
@@ -174,7 +196,7 @@ class ShardsInTurn:
             self._replace(self._turn)
 
     def read_all_shards(self) -> bool:
-        """Where there was no row, read the shards of all lanes from now on; False where that is not so."""
+        """If there was no row, read the shards of all groups from now on; return False if that does not apply."""
         if self._gave != NO_ROWS or self._lanes == 1:
             return False
         self._gave = NONE_OF_ALL
@@ -182,12 +204,12 @@ class ShardsInTurn:
         return True
 
     def begin_again(self) -> None:
-        """Another pass, with the shards in another order."""
+        """Start the next pass, with the shards in another order."""
         self._pass, self._next, self._turn = self._pass + 1, 0, 0
         self._order = self._shuffled()
 
     def state(self) -> list[Any]:
-        """Pass, what is known of its rows, next shard, turn, and place and position of each open shard."""
+        """Return pass, state of the source, next shard, turn, and index and position of each open shard."""
         places = [part for shard in self._open for part in (shard.place, shard.position)]
         return [self._pass, self._gave, self._next, self._turn, *places]
 
@@ -196,7 +218,7 @@ class ShardsInTurn:
             shard.close()
 
     def _replace(self, turn: int) -> None:
-        """Put the next shard in the place of one that has ended."""
+        """Replace a shard that has ended by the next one."""
         self._open[turn].close()
         if self._next < len(self._order):
             self._open[turn] = OpenShard(self._stream, int(self._order[self._next]), self._next, None)
@@ -212,7 +234,7 @@ class ShardsInTurn:
 
 
 def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:
-    """The numbers of a state and its open shards. Raises ResumeError where that is none."""
+    """Return the numbers and the open shards of a state. Raise ResumeError if it is malformed."""
     if not isinstance(state, list) or len(state) < 4 or len(state) % 2 or len(state) > 4 + 2 * width:
         raise damaged()
     numbers, places = state[:4], state[4::2]
@@ -222,21 +244,21 @@ def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position
 
 
 class OpenShard:
-    """A shard that is being read. It is opened with its first row."""
+    """A shard that is being read; it is opened when its first row is read."""
 
     def __init__(self, stream: Stream, shard: int, place: int, position: Position | None) -> None:
         self.place = place
-        """Place of the shard in the order of the lane."""
+        """Index of the shard in the order of the group."""
         self.position = position
-        """Where the next row is."""
+        """Position of the next row."""
         self._rows = stream.read(shard, position)
 
     def next_row(self) -> StreamRow | None:
-        found = next(self._rows, None)
-        if found is None:
+        item = next(self._rows, None)
+        if item is None:
             return None
-        self.position = found[1]
-        return found[0]
+        self.position = item[1]
+        return item[0]
 
     def close(self) -> None:
         close = getattr(self._rows, "close", None)

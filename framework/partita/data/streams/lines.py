@@ -1,4 +1,4 @@
-"""Rows of files that have one row a line: read from any byte, so that a file can be cut anywhere.
+"""Read files with one row per line from any byte, so that a file can be split anywhere.
 
 Nothing is parsed here.
 """
@@ -17,9 +17,9 @@ BOM = b"\xef\xbb\xbf"
 
 
 def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of a piece: JSON objects as they stand there, lines of text as `{"text": ...}`.
+    """Yield the rows of a slice: JSON objects as bytes, lines of text as `{"text": ...}`.
 
-    The position is the byte behind the row and, where the piece is not a part cut by bytes, its lines and rows.
+    A position is the byte after the row and, unless the slice is a byte range, the number of lines and rows so far.
     """
     by_byte, as_text = piece.start is not None, piece.kind == "txt"
     part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
@@ -35,9 +35,9 @@ def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator
             stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block, block_bytes=block_bytes
         )
         for line, ended, count in lines:
-            begun, offset = offset, ended
+            row_start, offset = offset, ended
             number += count
-            if begun == 0:
+            if row_start == 0:
                 refuse_utf16(line or b"", piece.label)
                 line = line and line.removeprefix(BOM)
             text = line if line is None else line.rstrip(b"\r\n") if as_text else line.strip()
@@ -46,7 +46,7 @@ def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator
             index += 1
             if parts > 1 and (index - 1) % parts != part:
                 continue
-            position = begun if by_byte else number
+            position = row_start if by_byte else number
             after: Position = ended if by_byte else [ended, number] if parts == 1 else [ended, number, index]
             if text is None:
                 row: StreamRow | None = StreamRow(shard, position, b"", too_long(limit))
@@ -57,7 +57,7 @@ def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator
 
 
 def place_of(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
-    """Byte, lines and rows in front of a position."""
+    """Return the byte and the numbers of lines and rows before a position."""
     if start is None:
         return piece.start or 0, 0, 0
     if isinstance(start, int):
@@ -66,7 +66,7 @@ def place_of(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
 
 
 def line_row(shard: int, number: int, text: bytes, as_text: bool) -> StreamRow | None:
-    """The row of a line; None for a text of nothing but spaces."""
+    """Return the row of a line; None for a text of white space only."""
     if as_text or not text.isascii():
         try:
             decoded = text.decode("utf-8")
@@ -78,23 +78,23 @@ def line_row(shard: int, number: int, text: bytes, as_text: bool) -> StreamRow |
 
 
 def first_line(stream: BinaryIO, offset: int, *, block_bytes: int) -> tuple[int, bytes]:
-    """The first byte at or behind one where a line begins, and what was read from there on.
+    """Return the first line start at or after `offset`, and what was read after it.
 
-    Nothing is sought backwards: what comes from the web often cannot.
+    It never seeks backwards, since remote files often cannot.
     """
     if offset == 0:
         return 0, b""
     at_offset(stream, offset - 1)
     place = offset - 1
     while block := stream.read(block_bytes):
-        found = block.find(b"\n")
-        if found >= 0:
-            return place + found + 1, block[found + 1 :]
+        line_end = block.find(b"\n")
+        if line_end >= 0:
+            return place + line_end + 1, block[line_end + 1 :]
         place += len(block)
     return place, b""
 
 
 def line_pieces(size: int, pieces: int) -> list[tuple[int, int]]:
-    """A file's bytes in ranges of like size; a row belongs to the range in which it begins."""
+    """Return byte ranges of similar size; a row belongs to the range in which it starts."""
     marks = [size * part // pieces for part in range(pieces + 1)]
     return list(pairwise(marks))

@@ -1,10 +1,10 @@
-"""Training data as optimizer steps while it is read: any size, from any position.
+"""Streamed training rows as optimizer steps: data of any size, resumable at any step.
 
-The batches of a step come from lanes in turn: batch s from lane s modulo their number. A lane has shards of its own,
-so that a process which takes every n-th batch reads every n-th lane only.
+The batches of a step come from shard groups in turn: batch s from group s modulo their number. Each group has its own
+shards, so a process that takes every n-th batch reads only every n-th group.
 
-In memory is a window for each lane that a process reads, and with workers those that are read ahead: `prefetch` in all
-lanes together. What of a window was handed out makes room for what comes next.
+Memory holds one window for each group that a process reads and, with workers, `prefetch` windows read ahead in all
+groups together. Rows of a window that were yielded make room for the next ones.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -31,16 +31,17 @@ from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 LANE_VERSION = 3
-"""Changes with anything that puts rows of a stream into other batches."""
+"""Increased whenever a change puts rows of a stream into other batches."""
 MOST_LANES = 16
-"""More lanes than this are not made: the position of each is saved with every checkpoint."""
+"""Maximum number of shard groups; the position of each is saved with every checkpoint."""
 MOST_READERS = 48
-"""Nor more lanes than leave so many of all sources in all lanes, since each has a position."""
+"""Maximum number of readers of all sources in all groups, since each has a position."""
 
 
 def count_lanes(batches_per_step: int, *, sources: int = 1) -> int:
-    """The largest number of lanes into which the batches of a step can be dealt evenly: up to MOST_LANES, and fewer
-    where there are many sources.
+    """Return the largest number of shard groups that divides the batches of a step.
+
+    It is at most MOST_LANES, and lower if there are many sources.
     """
     most = max(1, min(MOST_LANES, MOST_READERS // sources, batches_per_step))
     return max(lanes for lanes in range(1, most + 1) if batches_per_step % lanes == 0)
@@ -58,14 +59,14 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowReport:
-    """What became of the rows of a window."""
+    """Outcome of the rows of a window."""
 
     left_out: Sequence[LeftOut]
     used: UsedRows
 
 
 class StreamLoader:
-    """Steps over streams, epoch after epoch: `partita_trainers.base.Batches`."""
+    """Yield optimizer steps over streams, epoch after epoch; implements `partita_trainers.base.Batches`."""
 
     steps_per_epoch = None
     num_rows = None
@@ -83,11 +84,25 @@ class StreamLoader:
         resume: Resume = "strict",
         process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
-        """`parts` are what decides the batches beside the streams, by names that a person knows.
+        """Read streams as planned.
 
-        Each rank of `process_group` reads its own lanes only. Before each step ranks tell each other whether they have
-        rows left, since an epoch ends for all of them at once, and what became of rows, so that every ledger is that of
-        the whole run. Raises DataError where the ranks do not divide the batches of a step.
+        Each rank of `process_group` reads only its own shard groups. Before each step the ranks exchange whether they
+        have rows left, since an epoch ends on all ranks at once, and the outcome of rows, so that every ledger covers
+        the whole run.
+
+        Args:
+            plan: The streams, their shard groups and the policy.
+            encoder: Tokenizes the rows.
+            options: Worker processes and prefetching.
+            batches_per_step: Batches in one optimizer step, summed over all ranks.
+            parts: What decides the batches beside the streams, by readable names.
+            ledger: Records used and bad rows.
+            collate_batch: Builds the tensors of a batch.
+            resume: What to do if data or plan have changed: see `continued`.
+            process_group: The ranks that share the batches of a step.
+
+        Raises:
+            DataError: If the batches of a step cannot be divided evenly among the ranks.
         """
         check_ranks(process_group.world_size, batches_per_step)
         self._plan, self._encoder, self._options = plan, encoder, options
@@ -106,18 +121,18 @@ class StreamLoader:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """What was handed out: steps, rows, tokens, loss_tokens, padding, seconds, and shares of them."""
+        """Return the totals: steps, rows, tokens, loss_tokens, padding, seconds, and ratios of them."""
         return self._statistics.record()
 
     def total_steps(self, epochs: float) -> int:
-        """Raises DataError: nobody knows how long a stream is."""
+        """Raise DataError: the length of a stream is unknown."""
         raise DataError(f"a stream has no known length, so {epochs:g} epochs are no number of steps; write max_steps")
 
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.
 
-        Raises ResumeError when steps have been asked for already, or data or plan are not the same and `resume` is
-        strict.
+        Raises:
+            ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is asked for")
@@ -131,18 +146,18 @@ class StreamLoader:
             self._counted = before["ledger"]
 
     def steps(self) -> Iterator[GlobalBatch]:
-        """Steps from the position on, without end. Raises DataError where an epoch has no row that can be used."""
+        """Yield steps from the current position, without end. Raise DataError if an epoch has no usable row."""
         if not self._started:
             self._ledger.load(self._counted, split=TRAINING)
         self._started = True
         return self._closing_steps()
 
     def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """One position out of those of the ranks, each of which knows its own lanes."""
+        """Merge the positions of the ranks, each of which knows its own shard groups."""
         return merged(cursors)
 
     def _closing_steps(self) -> Iterator[GlobalBatch]:
-        """Steps that let files and processes go as soon as they are closed."""
+        """Yield steps; closing the generator releases files and processes at once."""
         with closing(self._steps()) as steps:
             yield from self._statistics.count(steps)
 
@@ -152,9 +167,9 @@ class StreamLoader:
         with EncodingWorkers(encode, self._options) as workers:
             while True:
                 with closing(self._epoch(epoch, step, place, workers)) as steps:
-                    for made in steps:
+                    for batch in steps:
                         step += 1
-                        yield made
+                        yield batch
                 self._ledger.check()
                 if not step:
                     raise DataError(f"{self._plan.names} has no row that can be used")
@@ -163,26 +178,26 @@ class StreamLoader:
     def _epoch(
         self, epoch: int, step: int, place: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> Generator[GlobalBatch]:
-        """Steps of an epoch from `step` on, until no lane has anything left."""
+        """Yield the steps of an epoch after `step`, until no shard group has rows left."""
         with ExitStack() as files:
             lanes = {
                 number: files.enter_context(closing(self._lane(number, epoch, place, workers))) for number in self._own
             }
-            if workers.number:  # all that the first step waits for before anything that it does not
+            if workers.number:  # first read everything that the first step needs, then what later steps need
                 for lane in lanes.values():
                     lane.read_window()
             while True:
-                if workers.number:  # none of them is to be idle while a step is waited for
+                if workers.number:  # keep all workers busy while a step is awaited
                     read_ahead(list(lanes.values()), windows=len(lanes) + self._windows_ahead)
-                found = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
-                if not self._is_left(any(batch is not None for batch in found.values())):
+                batches = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
+                if not self._is_left(any(batch is not None for batch in batches.values())):
                     return
                 step += 1
                 places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
-                behind = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
+                after = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
                 yield GlobalBatch(
-                    tuple(self._batch(found[slot]) for slot in self._slots),
-                    state_dict=Cursor(self._cursor.parts, epoch, step, behind).to_json(),
+                    tuple(self._batch(batches[slot]) for slot in self._slots),
+                    state_dict=Cursor(self._cursor.parts, epoch, step, after).to_json(),
                     epoch=float(epoch),
                 )
 
@@ -195,23 +210,23 @@ class StreamLoader:
             number,
             epoch=epoch,
             workers=workers,
-            # A lane that several ranks read is noted by the one that has its first slot.
+            # If several ranks read a group, the rank of its first slot counts the rows.
             seen=self._seen if epoch == 0 and number in self._slots else ignore,
             numbered=expander is not None and expander.numbered,
             place=place["lanes"][number] if place is not None else None,
         )
 
-    def _batch(self, found: tuple[TokenizedDataset, PlannedBatch] | None) -> Batch:
-        return self._collate(*(found or (NO_ROWS, NOTHING)))
+    def _batch(self, batch: tuple[TokenizedDataset, PlannedBatch] | None) -> Batch:
+        return self._collate(*(batch or (NO_ROWS, NOTHING)))
 
     @property
     def _windows_ahead(self) -> int:
-        """Windows that are read ahead in all lanes together: `prefetch`, or what gives every worker two chunks."""
+        """Number of windows read ahead in all groups together: `prefetch`, or two chunks per worker."""
         chunks = -(-self._plan.policy.window // CHUNK)
         return max(self._options.prefetch, -(-2 * self._options.workers // chunks))
 
     def _seen(self, window: SeenWindow) -> None:
-        """Note what became of a window's rows."""
+        """Record the outcome of a window's rows."""
         left_out = []
         for row in window.bad:
             file, number = window.keys.place(row.place)
@@ -219,13 +234,13 @@ class StreamLoader:
         self._notes.append(WindowReport(left_out, used=window.used))
         self._num_unreadable += window.num_unreadable
         if self._process_group.world_size == 1:
-            # Windows without a batch may follow one another to the end of the file: each is judged before the next.
+            # Many windows without a batch may follow each other: each is judged before the next one is read.
             self._count(self._notes)
             self._notes = []
         self._refuse_mostly_broken(left_out)
 
     def _refuse_mostly_broken(self, left_out: Sequence[LeftOut]) -> None:
-        """Raise DataError where more rows of this rank are broken than are good, and they are many."""
+        """Raise DataError if many rows of this rank are malformed, and more than are good."""
         num_bad = self._num_unreadable
         num_good = self._ledger.split(TRAINING).used + sum(note.used.rows for note in self._notes)
         if is_mostly_broken(num_bad, num_good):
@@ -236,14 +251,14 @@ class StreamLoader:
             )
 
     def _is_left(self, mine: bool) -> bool:
-        """Whether any rank has rows left; the ledger is told what became of those that all have seen."""
-        told = self._process_group.all_gather_object((mine, self._notes), "rows that are left")
+        """Return whether any rank has rows left; record in the ledger the rows that all ranks have read."""
+        reports = self._process_group.all_gather_object((mine, self._notes), "rows that are left")
         self._notes = []
-        self._count([note for _, notes in told for note in notes])
-        return any(left for left, _ in told)
+        self._count([note for _, notes in reports for note in notes])
+        return any(left for left, _ in reports)
 
     def _count(self, notes: Sequence[WindowReport]) -> None:
-        """Tell the ledger what became of rows. Raises DataError where too many are left out."""
+        """Record the outcome of rows in the ledger. Raise DataError if too many are left out."""
         for note in notes:
             for row in note.left_out:
                 self._ledger.leave_out(
@@ -255,7 +270,7 @@ class StreamLoader:
 
 
 def read_ahead(lanes: Sequence[ShardGroup], *, windows: int) -> None:
-    """Read on while all lanes together hold less than so many windows, first where the next is needed first."""
+    """Read until all groups together hold `windows` windows, first the group that needs its next window soonest."""
     while sum(lane.held for lane in lanes) <= windows - 1:
         reading = [lane for lane in lanes if not lane.ended]
         if not reading:
@@ -264,11 +279,11 @@ def read_ahead(lanes: Sequence[ShardGroup], *, windows: int) -> None:
 
 
 def ignore(window: SeenWindow) -> None:
-    """Rows of later epochs were counted in the first."""
+    """Ignore rows of later epochs: they were counted in the first one."""
 
 
 def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One position of a job out of those of its ranks behind the same step, each of which knows its own lanes."""
+    """Merge the positions of the ranks after the same step, each of which knows its own shard groups."""
     first = dict(cursors[0])
     lanes = zip(*(cursor["place"]["lanes"] for cursor in cursors), strict=True)
     known = [next(place for place in places if place is not None) for places in lanes]

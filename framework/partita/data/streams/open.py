@@ -1,4 +1,4 @@
-"""From a source of the file to a stream."""
+"""Open a source of the configuration as a stream."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +13,17 @@ from partita_schema.sources import CustomSource, FileSource, HubSource, Source
 
 
 def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES) -> Stream:
-    """The stream of a source, in at least so many shards; relative paths start at `folder`.
+    """Return the stream of a source. Nothing is read except file sizes and metadata.
 
-    Lines of more than `max_row_bytes` are bad rows. Nothing is read but what tells sizes. Raises DataError where there
-    is nothing to read, and ConfigError for a class that is not there.
+    Args:
+        source: The source.
+        folder: Base of relative paths.
+        least_shards: Minimum number of shards.
+        max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
+
+    Raises:
+        DataError: If there is nothing to read.
+        ConfigError: If a user's class does not exist.
     """
     if isinstance(source, FileSource):
         paths = find_files(source.path, folder=folder)
@@ -29,7 +36,7 @@ def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_byte
 
 
 class NamedStream:
-    """A stream of a mix: its labels begin with its name, as keys of a mix do."""
+    """A stream of a mix; its labels are prefixed with its name, as the keys of a mix are."""
 
     def __init__(self, stream: Stream, *, name: str) -> None:
         self._stream = stream
@@ -40,5 +47,5 @@ class NamedStream:
         self.sizes = stream.sizes
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        """Rows of a shard from a position on."""
+        """Yield the rows of a shard from a position on."""
         return self._stream.read(shard, start)

@@ -1,4 +1,4 @@
-"""The streams that a file names, and a look at their first rows."""
+"""Open the configured streams, and read their first rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from partita_schema.errors import DataError
 from partita_schema.sources import Source
 
 SAMPLED_ROWS = 2048
-"""Rows at the beginning of a stream from which its lengths are told."""
+"""Number of rows at the start of a stream from which lengths are estimated."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,20 @@ class TrainingStreams:
     weights: Sequence[float]
     stop: str
     folder: Path
-    """Where relative paths start."""
+    """Base of relative paths."""
     seed: int
     names: Sequence[str] = ()
     """Names of the sources of a mix."""
     shuffle: bool = True
-    """Whether the first rows are looked at in a shuffled order."""
+    """Whether the first rows are read in shuffled order."""
     max_row_bytes: int = MAX_ROW_BYTES
-    """Longest line of a text file."""
+    """Maximum size of a line of a text file in bytes."""
 
     def plan(self, policy: Policy, *, lanes: int) -> ShardPlan:
-        """The lanes; each source has at least as many shards as there are lanes where it can be cut so finely.
+        """Return the plan of `lanes` shard groups; each source has at least one shard per group if it can be split.
 
-        Raises DataError where there is nothing to read.
+        Raises:
+            DataError: If there is nothing to read.
         """
         streams = [
             open_stream(source, folder=self.folder, least_shards=lanes, max_row_bytes=self.max_row_bytes)
@@ -50,7 +51,7 @@ class TrainingStreams:
         return ShardPlan(streams, self.weights, self.stop, lanes=lanes, seed=self.seed, policy=policy)
 
     def first_rows(self) -> Rows:
-        """The rows at the beginning of the first epoch that can be read. Raises DataError where there are none."""
+        """Return the readable rows at the start of the first epoch. Raise DataError if there are none."""
         plan = self.plan(Fixed(SAMPLED_ROWS, shuffle_rows=self.shuffle), lanes=1)
         read = plan.reader(0, epoch=0).take(SAMPLED_ROWS)
         good, bad = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in read])
@@ -68,10 +69,15 @@ class TrainingStreams:
 
 
 def training_streams(config: Config, *, folder: Path, dataset: str | Path | None = None) -> TrainingStreams:
-    """The streams of the training rows, or of a path or Hub name in their place.
+    """Return the streams of the training rows, or of a path or Hub name that replaces them.
 
-    Relative paths of the file start at `folder`, those of `dataset` at the current folder. Raises DataError where an
-    ending does not tell a format.
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+        dataset: Replaces the configured sources; a relative path starts at the current folder.
+
+    Raises:
+        DataError: If a file extension does not identify a format.
     """
     mix, shuffle = config.data.mix, getattr(config.data.batching, "shuffle", True)
     if dataset is not None:
@@ -79,10 +85,10 @@ def training_streams(config: Config, *, folder: Path, dataset: str | Path | None
         return TrainingStreams(
             [source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle, max_row_bytes=config.data.max_row_bytes
         )
-    written = [(part.source, part.weight) for part in mix] if mix else [(config.data.source, 1.0)]
+    sources = [(part.source, part.weight) for part in mix] if mix else [(config.data.source, 1.0)]
     return TrainingStreams(
-        [source_of(source, folder=folder) if isinstance(source, str) else source for source, _ in written if source],
-        [weight for _, weight in written],
+        [source_of(source, folder=folder) if isinstance(source, str) else source for source, _ in sources if source],
+        [weight for _, weight in sources],
         config.data.stop,
         folder,
         config.seed,

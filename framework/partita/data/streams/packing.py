@@ -1,7 +1,7 @@
-"""Whole numbers, and lists of such, as a short text: positions are written with every checkpoint, for every lane.
+"""Encode integers, and lists of them, as a short string: positions are saved with every checkpoint for every group.
 
-Each number is written in groups of seven bits (LEB128, as in DWARF 5, section 7.6), the text is base 85. A checksum
-tells damage.
+Each number is written in groups of seven bits (LEB128, as in DWARF 5, section 7.6), encoded as base 85. A checksum
+detects damage.
 """
 
 import zlib
@@ -11,22 +11,22 @@ from typing import Any
 from partita_schema.errors import ResumeError
 
 Packed = int | list[Any] | None
-"""None, a whole number, or a list of the same."""
+"""None, an integer, or a list of such values."""
 PLUS, MINUS, LIST, NONE = range(4)
-"""What the last two bits of a group say: the number above them is itself, is -1 minus itself, or is a length."""
+"""Meaning of the two lowest bits: the number above them is the value, is -1 minus the value, or is a length."""
 CHECKSUM = 2
-"""Bytes of it."""
+"""Bytes of the checksum."""
 
 
 def pack(value: Packed) -> str:
-    """A text of ASCII characters that JSON keeps as they are."""
+    """Return an ASCII string that JSON does not escape."""
     data = bytearray()
     add(value, data)
     return b85encode(checksum(data) + data).decode("ascii")
 
 
 def unpack(text: Any) -> Packed:
-    """What was packed. Raises ResumeError where it is damaged."""
+    """Return the packed value. Raise ResumeError if the string is damaged."""
     if not isinstance(text, str):
         raise damaged()
     try:
@@ -64,7 +64,7 @@ def add_number(number: int, data: bytearray) -> None:
 
 
 def taken(data: bytes, place: int) -> tuple[Packed, int]:
-    """The value at a place, and the place behind it."""
+    """Return the value at `place`, and the position after it."""
     number, shift = 0, 0
     while data[place] > 127:
         number |= (data[place] & 127) << shift
@@ -90,5 +90,5 @@ def checksum(data: bytes | bytearray) -> bytes:
 
 
 def damaged() -> ResumeError:
-    """The error of a position that makes no sense."""
+    """Return the error for an invalid position."""
     return ResumeError("the data position is damaged; continue from an older checkpoint")

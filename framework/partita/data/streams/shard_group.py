@@ -1,7 +1,7 @@
-"""A lane of a stream: windows of rows, encoded and cut into batches, from any position.
+"""A shard group of a stream: windows of rows, tokenized and cut into batches, resumable at any batch.
 
-Nothing is carried from one window to the next. Where a lane stands is therefore the reader's position at the start of
-a window, the window's number and the batches taken of it; going on from there reads one window again.
+Nothing is carried from one window to the next. The position of a group is therefore the reader's position at the start
+of a window, the window's number and the number of batches taken from it; resuming reads at most one window again.
 """
 
 from collections import deque
@@ -23,14 +23,14 @@ from partita.data.tokenized import FlatBuilder, TokenizedDataset
 from partita.data.workers import EncodingWorkers
 
 CHUNK = 64
-"""Rows that a worker encodes at a time."""
+"""Rows that a worker tokenizes at a time."""
 MOST_DOUBLINGS = 32
-"""After which a window that began with one row is larger than any."""
+"""Number of doublings after which a window that started with one row is larger than any limit."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What decides the batches of all lanes."""
+    """What decides the batches of all shard groups."""
 
     streams: Sequence[Stream]
     weights: Sequence[float]
@@ -40,7 +40,7 @@ class ShardPlan:
     policy: Policy
 
     def reader(self, lane: int, *, epoch: int, state: Any = None) -> InterleavedReader:
-        """The rows of a lane in an epoch."""
+        """Return the reader of a shard group's rows in an epoch."""
         return InterleavedReader(
             self.streams,
             weights=self.weights,
@@ -60,53 +60,53 @@ class ShardPlan:
 
     @property
     def parts(self) -> dict[str, str]:
-        """What decides the rows, by names that a person knows."""
+        """What decides the rows, by readable names."""
         parts = {f"stream {stream.name}": stream.fingerprint for stream in self.streams}
         if len(self.streams) > 1:
             parts["mix"] = f"{list(self.weights)}, stop {self.stop}"
         return parts
 
     def keys(self, rows: Sequence[tuple[int, StreamRow]]) -> RowKeys:
-        """Keys of rows, given with the number of their stream: `label:number`."""
+        """Return the keys `label:number` of rows, each passed with the index of its stream."""
         files = np.array([self._first_labels[stream] + row.shard for stream, row in rows], dtype=np.int32)
         return RowKeys(self._labels, files, np.array([row.number for _, row in rows], dtype=np.int64))
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """Labels of all shards of all streams, once for all windows."""
+        """Labels of all shards of all streams, built once for all windows."""
         return tuple(label for stream in self.streams for label in stream.shards)
 
     @cached_property
     def _first_labels(self) -> list[int]:
-        """Where the labels of each stream begin."""
+        """Index of each stream's first label."""
         return [0, *np.cumsum([len(stream.shards) for stream in self.streams]).tolist()]
 
 
 @dataclass(frozen=True)
 class SeenWindow:
-    """What became of the rows of a window."""
+    """Outcome of the rows of a window."""
 
     keys: RowKeys
     bad: Sequence[BadPlace]
     used: UsedRows
-    """Rows of which everything is used."""
+    """Counts of the rows that are used entirely."""
     num_unreadable: int
-    """Bad rows that are no rows at all."""
+    """Bad rows that are not rows at all."""
 
 
 @dataclass(frozen=True)
 class WindowPlace:
-    """Where a window is."""
+    """Position of a window in the stream."""
 
     number: int
     before: Any
-    """Where the reader stood at its start."""
+    """Position of the reader at its start."""
     after: Any
 
 
 @dataclass(frozen=True)
 class ReadWindow:
-    """A window that is being encoded. Its rows are with the workers, and nowhere once they are encoded."""
+    """A window that is being tokenized. Its raw rows are held only by the workers."""
 
     place: WindowPlace
     keys: RowKeys
@@ -114,7 +114,7 @@ class ReadWindow:
 
 
 class ShardGroup:
-    """Batches of a lane in an epoch. What was taken of a window is in memory no more."""
+    """Yield the batches of a shard group in an epoch. Batches that were taken are no longer in memory."""
 
     def __init__(
         self,
@@ -127,17 +127,23 @@ class ShardGroup:
         numbered: bool = False,
         place: Sequence[Any] | None = None,
     ) -> None:
-        """`place` is where an earlier lane stood; `seen` is told of each window when its first batch is taken.
+        """Start a shard group, or resume it at `place`.
 
-        `workers` leave out what is longer than the policy's `most_tokens`. `numbered` says that a row may give several
-        examples, whose keys end in their number.
+        Args:
+            plan: The streams and the policy.
+            number: Index of the group.
+            epoch: The epoch.
+            workers: Tokenize the rows, and leave out examples longer than the policy's `most_tokens`.
+            seen: Called with each window when its first batch is taken.
+            numbered: Whether one row may give several examples, whose keys then end in their number.
+            place: The `place` of an earlier group; None for the start of the epoch.
         """
         self._plan, self._number, self._epoch = plan, number, epoch
         self._workers, self._seen = workers, seen
         state, window, known = place if place is not None else (None, 0, 0)
         self._next_window: int = window
         self._known: int = known
-        """Batches of the next window that an earlier lane has handed out."""
+        """Number of batches of the next window that were taken before resuming."""
         self._numbered = numbered
         self._reader = plan.reader(number, epoch=epoch, state=state)
         self._read: deque[ReadWindow] = deque()
@@ -149,7 +155,7 @@ class ShardGroup:
 
     @property
     def place(self) -> list[Any]:
-        """Where the lane stands."""
+        """Position of the group, as JSON."""
         if self._open is not None and self._batches:
             return [self._open.before, self._open.number, self._cut_into - len(self._batches)]
         if self._open is not None:
@@ -160,21 +166,21 @@ class ShardGroup:
 
     @property
     def ahead(self) -> int:
-        """Windows that are read and not opened."""
+        """Number of windows that are read and not opened."""
         return len(self._read)
 
     @property
     def left(self) -> int:
-        """Batches of the open window that are not taken."""
+        """Number of batches of the open window that are not taken."""
         return len(self._batches)
 
     @property
     def held(self) -> float:
-        """Windows in memory; the open one counts by its share that is left."""
+        """Number of windows in memory; the open one counts by its remaining share."""
         return len(self._read) + len(self._batches) / max(1, self._cut_into)
 
     def next_batch(self) -> tuple[TokenizedDataset, PlannedBatch] | None:
-        """The next batch and its rows; None at the end of the epoch."""
+        """Return the next batch and its rows; None at the end of the epoch."""
         while not self._batches:
             if not self._read and not self.read_window():
                 return None
@@ -182,7 +188,7 @@ class ShardGroup:
         return self._batches.popleft()
 
     def read_window(self) -> bool:
-        """Read the next window and begin to encode it; False where there is none."""
+        """Read the next window and start tokenizing it; return False if there is none."""
         before = self._reader.state()
         rows = self._reader.take(rows_of_window(self._plan.policy, self._next_window))
         if not rows:
@@ -199,7 +205,7 @@ class ShardGroup:
         self._reader.close()
 
     def _open_window(self, window: ReadWindow) -> None:
-        """Cut the next window into batches. What an earlier lane has handed out of it is not told again."""
+        """Cut the next window into batches. A window that was partly taken before resuming is not reported again."""
         encoded, seen = self._encoded(window)
         batches = self._cut(encoded, window.place.number) if encoded is not None else []
         known, self._known = self._known, 0
@@ -213,7 +219,7 @@ class ShardGroup:
             self._seen(seen)
 
     def _encoded(self, window: ReadWindow) -> tuple[TokenizedDataset | None, SeenWindow]:
-        """The examples of a window, None without any, and what became of its rows."""
+        """Return the examples of a window, None if it has none, and the outcome of its rows."""
         flat, bad, used, num_unreadable = FlatBuilder(), list[BadPlace](), UsedRows(), 0
         for start in range(0, len(window.keys), CHUNK):
             chunk = window.chunks.popleft()()
@@ -225,7 +231,7 @@ class ShardGroup:
         return encoded, SeenWindow(window.keys, bad, used, num_unreadable)
 
     def _cut(self, encoded: TokenizedDataset, window: int) -> list[PlannedBatch]:
-        """Batches of the examples of a window."""
+        """Cut the examples of a window into batches."""
         chance = np.random.default_rng([self._plan.seed, self._epoch, window, self._number])
         order = np.arange(len(encoded))
         if self._plan.policy.shuffle_rows:
@@ -242,5 +248,5 @@ class ShardGroup:
 
 
 def rows_of_window(policy: Policy, number: int) -> int:
-    """Rows of a window. It follows from the window's number alone, so that a position need not say it."""
+    """Return the rows in a window. It depends only on the window's number, so that positions need not store it."""
     return min(policy.window, policy.first_window << min(number, MOST_DOUBLINGS))

@@ -1,7 +1,7 @@
-"""Which lane reads which shards, so that all lanes have nearly as many bytes.
+"""Assign shards to shard groups so that all groups have about the same number of bytes.
 
-The largest shard first, each to the lane that has the least so far (Graham 1969, "Bounds on multiprocessing timing
-anomalies", section 3): the longest lane has at most a third more than it must.
+Shards are assigned in order of decreasing size, each to the group with the least so far (Graham 1969, "Bounds on
+multiprocessing timing anomalies", section 3): the largest group is at most a third above the optimum.
 """
 
 import heapq
@@ -10,33 +10,33 @@ from collections.abc import Sequence
 import numpy as np
 
 CLASSES = 4
-"""Sizes between a number and its double that count as different when shards are put into an order."""
+"""Number of size classes per doubling; shards of one class are shuffled together."""
 
 
 def deal(sizes: Sequence[float], lanes: int, *, chance: np.random.Generator | None = None) -> list[np.ndarray]:
-    """Numbers of the shards of each lane, in the order in which it reads them; all that is random is `chance`.
+    """Return the shard indices of each group in reading order; `chance` is the only source of randomness.
 
-    Shards of like size are shuffled among the lanes, and the shards of each lane among themselves. Without `chance`
-    both are in order, and shards of one size are dealt in turn.
+    Shards of similar size are shuffled among the groups, and the shards of each group among themselves. Without
+    `chance` both are in order, and shards of one size are assigned in turn.
     """
-    given = np.asarray(sizes, dtype=np.float64)
-    order = np.arange(len(given)) if chance is None else chance.permutation(len(given))
+    sizes_S = np.asarray(sizes, dtype=np.float64)
+    order = np.arange(len(sizes_S)) if chance is None else chance.permutation(len(sizes_S))
     if lanes == 1:
         return [order]
-    if not len(given) or given.min() == given.max():
+    if not len(sizes_S) or sizes_S.min() == sizes_S.max():
         return [order[lane::lanes] for lane in range(lanes)]
-    classes = given if chance is None else np.round(CLASSES * np.log2(np.maximum(given, 1)))
+    classes = sizes_S if chance is None else np.round(CLASSES * np.log2(np.maximum(sizes_S, 1)))
     order = order[np.argsort(-classes[order], kind="stable")]
-    found: list[list[int]] = [[] for _ in range(lanes)]
+    groups: list[list[int]] = [[] for _ in range(lanes)]
     least = [(0.0, lane) for lane in range(lanes)]
     for shard in order.tolist():
         size, lane = least[0]
-        found[lane].append(shard)
-        heapq.heapreplace(least, (size + float(given[shard]), lane))
-    return [np.array(sorted(own) if chance is None else chance.permutation(own), dtype=np.int64) for own in found]
+        groups[lane].append(shard)
+        heapq.heapreplace(least, (size + float(sizes_S[shard]), lane))
+    return [np.array(sorted(own) if chance is None else chance.permutation(own), dtype=np.int64) for own in groups]
 
 
 def unevenness(sizes: Sequence[float], lanes: int) -> float:
-    """How many times the mean of all lanes the longest has."""
+    """Return the size of the largest group divided by the mean of all groups."""
     total = sum(sizes)
     return max(sum(sizes[shard] for shard in own) for own in deal(sizes, lanes)) * lanes / total if total else 1.0

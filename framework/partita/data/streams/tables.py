@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, group by group."""
+"""Read the rows of Parquet and Arrow files, one row group at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ DECODED = 512
 
 
 def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of a range; the position is the row group, and the rows of it so far.
+    """Yield the rows of a slice; a position is the row group and the number of its rows so far.
 
-    Of a group in which the range begins or ends, no more is decoded than its rows up to the end.
+    A group that only partly belongs to the slice is decoded only up to the end of the slice.
     """
     import pyarrow.parquet
 
@@ -34,18 +34,24 @@ def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterat
         begin, end = piece.start or 0, firsts[-1] if piece.end is None else piece.end
         first, passed = place_of(start, 0)
         for group in range(first, len(sizes)):
-            begun, ended = firsts[group : group + 2]
-            if begun < end and ended > begin:
+            group_start, group_end = firsts[group : group + 2]
+            if group_start < end and group_end > begin:
                 batches = file.iter_batches(batch_size=DECODED, row_groups=[group])
-                passed = max(passed, begin - begun)
+                passed = max(passed, begin - group_start)
                 yield from group_rows(
-                    batches, piece, shard, group=group, first=begun, passed=passed, last=min(ended, end) - begun
+                    batches,
+                    piece,
+                    shard,
+                    group=group,
+                    first=group_start,
+                    passed=passed,
+                    last=min(group_end, end) - group_start,
                 )
             passed = 0
 
 
 def read_arrow(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of an Arrow file or stream; the position is the record batch, and the rows of it so far."""
+    """Yield the rows of an Arrow file or stream; a position is the record batch and the number of its rows so far."""
     with opened(piece.path, piece.label) as stream, readable(piece):
         group, passed = place_of(start, 0)
         first = 0
@@ -58,7 +64,7 @@ def read_arrow(piece: FileSlice, shard: int, start: Position | None) -> Iterator
 
 
 def record_batches(stream: Any, piece: FileSlice) -> Iterator["pyarrow.RecordBatch"]:
-    """Batches of either form of Arrow's files; local ones are memory mapped."""
+    """Yield the record batches of an Arrow file or stream; local files are memory-mapped."""
     import pyarrow
 
     source = stream if "://" in piece.path else pyarrow.memory_map(piece.path)
@@ -88,17 +94,27 @@ def group_rows(
     passed: int,
     last: int | None = None,
 ) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of a group behind the first `passed`, before the one at `last`; only those that the piece keeps are made."""
+    """Yield the rows of a group after the first `passed`; only rows that the slice keeps are decoded.
+
+    Args:
+        batches: The record batches of the group.
+        piece: The file slice.
+        shard: Index of the shard.
+        group: Index of the group.
+        first: Number of rows in the file before the group.
+        passed: Number of rows to skip.
+        last: Index of the first row after the slice; None for all rows.
+    """
     place = 0
     for batch in batches:
         if last is not None and place >= last:
             return
         rows = np.arange(place, place + batch.num_rows)
-        kept = rows[(rows >= passed) & ((first + rows) % piece.parts == piece.part)]
+        selected = rows[(rows >= passed) & ((first + rows) % piece.parts == piece.part)]
         if last is not None:
-            kept = kept[kept < last]
-        chosen = batch if len(kept) == len(rows) else batch.take(kept - place)
-        for row, values in zip(kept.tolist(), rows_of(chosen), strict=True):
+            selected = selected[selected < last]
+        chosen = batch if len(selected) == len(rows) else batch.take(selected - place)
+        for row, values in zip(selected.tolist(), rows_of(chosen), strict=True):
             yield stream_row(values, shard, first + row + 1), [group, row + 1]
         place += batch.num_rows
 
@@ -111,7 +127,7 @@ def stream_row(values: dict[str, Any] | UnreadableRow, shard: int, number: int) 
 
 @contextmanager
 def readable(piece: FileSlice) -> Iterator[None]:
-    """Raise DataError for what is no such file."""
+    """Raise DataError if a file does not have its format."""
     import pyarrow
 
     try:
@@ -122,7 +138,7 @@ def readable(piece: FileSlice) -> Iterator[None]:
 
 
 def row_pieces(path: str, label: str, pieces: int) -> list[tuple[int, int]]:
-    """A Parquet file's rows in ranges of like length."""
+    """Return row ranges of similar length in a Parquet file."""
     import pyarrow.parquet
 
     with opened(path, label) as stream, readable(FileSlice(path, label, "parquet")):

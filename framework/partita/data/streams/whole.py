@@ -1,4 +1,4 @@
-"""Rows of files that can only be read from their beginning: JSON arrays and dialogues."""
+"""Read files that can only be read from their start: JSON arrays and dialogues."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from partita.data.streams.file_slices import FileSlice
 
 
 def read_whole(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Rows of a piece; the position is the rows so far, which are read again before the next."""
+    """Yield the rows of a slice; a position is the number of rows so far, which are read again on resume."""
     passed = start if isinstance(start, int) else 0
     with opened(piece.path, piece.label) as stream:
         for index, record in enumerate(READERS[piece.kind](stream, piece.label, piece.max_row_bytes)):
