@@ -1,1 +1,1 @@
-"""Files, Hub data sets and things in memory as rows."""
+"""Open files, Hub datasets and in-memory data as rows."""

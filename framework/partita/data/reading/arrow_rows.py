@@ -1,7 +1,7 @@
-"""Rows of Arrow batches as Python values, and those that have none.
+"""Convert Arrow batches to Python rows, and find rows without Python values.
 
-Arrow holds dates of 292 billion years, text that nobody checked, and time zones that are not installed. Python has no
-values for them, and says so with an exception for a whole batch. Here such a row is a bad one, and the others are read.
+Arrow may hold dates of 292 billion years, unvalidated text, and time zones that are not installed. Python has no values
+for them and raises an exception for a whole batch. Here only such a row is bad, and the others are read.
 """
 
 from collections.abc import Iterator
@@ -19,24 +19,24 @@ BATCH = 4096
 
 @dataclass(frozen=True)
 class UnreadableRow:
-    """A row that Python has no values for."""
+    """A row whose values Python cannot represent."""
 
     reason: str
     raw: str
-    """The values that could be read, cut to a sane size."""
+    """The values that could be read, truncated."""
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What pyarrow raises for a value that Python cannot hold."""
+    """Return the exceptions that pyarrow raises for a value that Python cannot represent."""
     import pyarrow
 
     return ValueError, OverflowError, TypeError, pyarrow.ArrowException
 
 
 def rows_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any] | UnreadableRow]:
-    """Rows of a batch, each as a mapping if all of its values can be read."""
+    """Return the rows of a batch, each as a mapping if all of its values can be read."""
     try:
-        batch.validate(full=True)  # damaged offsets would end the process with a segmentation fault
+        batch.validate(full=True)  # invalid offsets would end the process with a segmentation fault
         rows: list[dict[str, Any] | UnreadableRow] = list(batch.to_pylist())
     except failures():
         return [row_of(batch.slice(place, 1)) for place in range(batch.num_rows)]
@@ -44,7 +44,7 @@ def rows_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any]
 
 
 def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | UnreadableRow:
-    """The only row of a batch."""
+    """Return the only row of a batch."""
     values: dict[str, Any] = {}
     reason = ""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -57,9 +57,9 @@ def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | Unr
 
 
 def unreadable_rows(batches: "Iterator[pyarrow.Table]") -> Iterator[tuple[int, UnreadableRow]]:
-    """Yield the rows of all batches that cannot be read, with their place.
+    """Yield the unreadable rows of all batches, with their index.
 
-    Columns whose values always have a counterpart in Python are not looked at.
+    Columns whose values always have a Python equivalent are not checked.
     """
     first = 0
     for batch in batches:
@@ -72,7 +72,7 @@ def unreadable_rows(batches: "Iterator[pyarrow.Table]") -> Iterator[tuple[int, U
 
 
 def is_suspect(kind: "pyarrow.DataType") -> bool:
-    """Whether a type has values that Python cannot hold: dates and times, and text."""
+    """Return whether a type has values that Python cannot represent: dates and times, and text."""
     import pyarrow
 
     types = pyarrow.types
@@ -84,7 +84,7 @@ def is_suspect(kind: "pyarrow.DataType") -> bool:
 
 
 def is_readable(column: "pyarrow.ChunkedArray") -> bool:
-    """Whether all values of a column can be read."""
+    """Return whether all values of a column can be read."""
     import pyarrow
     import pyarrow.compute
 

@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV files: every cell stays the text that it is."""
+"""Read rows of CSV and TSV files; every cell remains text."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from partita_schema.counted import counted
 from partita_schema.errors import DataError, shortened
 
 SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
-"""What stands between cells of files that are called CSV, besides commas, and its name in messages."""
+"""Separators of files that are called CSV, besides commas, with their names in messages."""
 
 
 def read_csv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """Rows under a header, separated by commas. Every cell stays text."""
+    """Yield the rows under a header, separated by commas. Every cell remains text."""
     return read_cells(stream, name, delimiter=",", max_row_bytes=max_row_bytes)
 
 
 def read_tsv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """Rows under a header, separated by tabs. Every cell stays text."""
+    """Yield the rows under a header, separated by tabs. Every cell remains text."""
     return read_cells(stream, name, delimiter="\t", max_row_bytes=max_row_bytes)
 
 
@@ -33,7 +33,7 @@ def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: in
 
 
 def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
-    """Names of the columns. Raises DataError where the first row cannot be a header, or has another separator."""
+    """Return the column names. Raise DataError if the first row cannot be a header, or uses another separator."""
     if row.cells[0].encode("utf-8", "surrogateescape").startswith(UTF16_MARKS):
         raise DataError(f"{name} is UTF-16; save it as UTF-8")
     if row.reason:
@@ -55,7 +55,7 @@ def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
 
 
 def other_separator(columns: Sequence[str]) -> str | None:
-    """Return what separates cells that were all read as one column, in words; None where nothing looks like it."""
+    """Return the name of the separator of cells that were all read as one column; None if there is no likely one."""
     if len(columns) != 1:
         return None
     return next((word for mark, word in SEPARATORS.items() if mark in columns[0]), None)
@@ -70,7 +70,7 @@ def is_utf8(text: str) -> bool:
 
 
 def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> SourceRecord:
-    """The row as a JSON object, or what is wrong with it."""
+    """Return the row as a JSON object, or the reason why it is bad."""
     if row.reason:
         return bad(row.number, row.reason, row.cells[0])
     if len(row.cells) != len(header):

@@ -1,4 +1,4 @@
-"""A user's class as a source: made with the options of the file."""
+"""A user's class as a source, created with the options of the configuration."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,44 +13,46 @@ from partita_schema.sources import CustomSource
 
 
 def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
-    """All rows of a class with `rows()` or `__iter__`.
+    """Return all rows of a class with `rows()` or `__iter__`.
 
-    Raises ConfigError where there is no such class, and DataError where it does not give rows.
+    Raises:
+        ConfigError: If there is no such class.
+        DataError: If it does not return rows.
     """
-    made = make_source(source, folder=folder)
-    if callable(getattr(made, "read", None)) and not callable(getattr(made, "rows", None)):
+    instance = make_source(source, folder=folder)
+    if callable(getattr(instance, "read", None)) and not callable(getattr(instance, "rows", None)):
         raise DataError(f"{source.target} is read as a stream; write streaming: true, or give it a method rows()")
-    check_iterable(made, source.target)
-    found = made.rows() if callable(getattr(made, "rows", None)) else made
-    held = isinstance(found, Mapping | str | bytes) or hasattr(found, "__getitem__") or not isinstance(found, Iterable)
-    return open_in_memory(found if held else list(found), name=name)
+    check_iterable(instance, source.target)
+    rows = instance.rows() if callable(getattr(instance, "rows", None)) else instance
+    held = isinstance(rows, Mapping | str | bytes) or hasattr(rows, "__getitem__") or not isinstance(rows, Iterable)
+    return open_in_memory(rows if held else list(rows), name=name)
 
 
 def make_source(source: CustomSource, *, folder: Path, key: str = "data.source.target") -> Any:
-    """The class of a source, made with its options. Raises ConfigError or DataError where that does not work."""
-    found = load_part(source.target, key=key, folder=folder)
+    """Return an instance of a source's class. Raise ConfigError or DataError if it cannot be created."""
+    source_class = load_part(source.target, key=key, folder=folder)
     try:
-        return found(**source.options)
+        return source_class(**source.options)
     except TypeError as error:
         raise DataError(f"{source.target} cannot be made with options {dict(source.options)}: {error}") from error
 
 
 def content_of(made: Any, source: CustomSource) -> str:
-    """A hash of what is known of the rows without reading them."""
+    """Return a hash of what is known about the rows without reading them."""
     options = json.dumps(dict(source.options), sort_keys=True, default=repr)
     return digest(source.target, options, source_digest(type(made)), str(getattr(made, "fingerprint", "")))
 
 
 def check_iterable(made: Any, target: str) -> None:
-    """Raise DataError where a class has neither `rows()` nor `__iter__`."""
+    """Raise DataError if a class has neither `rows()` nor `__iter__`."""
     if not callable(getattr(made, "rows", None)) and not isinstance(made, Iterable):
         raise DataError(f"{target} gives no rows; write a method rows() that returns an iterable of dicts")
 
 
 def iterable_of(made: Any, target: str) -> Iterable[Any]:
-    """The rows of a class with `rows()` or `__iter__`. Raises DataError where they are none."""
+    """Return the rows of a class with `rows()` or `__iter__`. Raise DataError if they are not an iterable of rows."""
     check_iterable(made, target)
-    found = made.rows() if callable(getattr(made, "rows", None)) else made
-    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
-        raise DataError(f"{target}.rows gave a {type(found).__name__}; return an iterable of dicts")
-    return found
+    rows = made.rows() if callable(getattr(made, "rows", None)) else made
+    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
+        raise DataError(f"{target}.rows gave a {type(rows).__name__}; return an iterable of dicts")
+    return rows

@@ -1,4 +1,4 @@
-"""Rows of what lies in memory: pandas frames, `datasets` objects, lists of mappings, mappings of lists."""
+"""Open in-memory data as rows: pandas data frames, `datasets` objects, lists of mappings, mappings of lists."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from partita_schema.json_values import is_too_deep
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:
-    """Rows of a frame, a `datasets.Dataset`, a list of mappings or a mapping of lists."""
+    """Return the rows of a data frame, a `datasets.Dataset`, a list of mappings or a mapping of lists."""
     store, columns = store_of(dataset)
     if not len(store):
         raise DataError(f"{name} has no rows")
@@ -48,8 +48,8 @@ def columns_of(mapping: Mapping[Any, Any]) -> tuple[Store, list[str]]:
         columns[str(name)] = values.tolist() if hasattr(values, "tolist") else list(values)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise DataError(f"the columns have different numbers of rows: {told}")
+        sizes = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise DataError(f"the columns have different numbers of rows: {sizes}")
     return ColumnStore(columns), list(columns)
 
 
@@ -63,19 +63,23 @@ def list_of(rows: Sequence[Any]) -> tuple[Store, list[str]]:
 
 
 def hash_rows(store: Store, places: np.ndarray | None = None, *, chunk: int = 1000) -> str:
-    """A hash of what the rows hold, or those at some places, the same in every run."""
+    """Return a hash of the rows' content, or of the rows at `places`; it is the same in every run."""
     state = blake2b(digest_size=16)
     chosen = np.arange(len(store)) if places is None else places
     for start in range(0, len(chosen), chunk):
         rows = store.read(chosen[start : start + chunk])
         try:
             state.update(json.dumps(rows, default=repr).encode())
-        except (TypeError, ValueError, RecursionError):  # what JSON has no words for, or what is nested too deep for it
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # values that JSON cannot represent, or nested too deeply for it
             state.update(b"".join(map(row_bytes, rows)))
     return state.hexdigest()
 
 
 def row_bytes(row: Any) -> bytes:
-    """A row as text; of one that is nested too deep, or holds itself, its columns."""
+    """Return a row as text; for a row that is nested too deeply, or contains itself, its columns."""
     shown = list(row) if is_too_deep(row) else row
     return repr(shown).encode("utf-8", "surrogatepass")

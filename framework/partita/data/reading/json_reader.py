@@ -1,4 +1,4 @@
-"""Rows of JSON and JSON lines files: every row stays the text that it is."""
+"""Read rows of JSON and JSON lines files; every row keeps its text."""
 
 import io
 import json
@@ -21,19 +21,19 @@ from partita_schema.errors import DataError
 from partita_schema.json_values import TOO_DEEP, is_too_deep
 
 BLANKS = b"\xef\xbb\xbf \t\r\n"
-"""What may stand before JSON: a byte order mark, spaces and line breaks."""
+"""Bytes that may precede JSON: a byte order mark, spaces and line breaks."""
 READ_SIZE = 1 << 20
 """Bytes of a JSON array that are read at a time."""
 PASSED = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
-"""What stands in a JSON array before its first value, and before another one."""
+"""Text in a JSON array before its first value, and before the next ones."""
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
 CUT_OFF = 16
-"""Characters before the end of a text in which the JSON decoder reports that something is missing after the end."""
+"""Number of characters before the end of a text within which a decoding error may mean truncation."""
 
 
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """One JSON object a line; empty lines are passed over."""
+    """Yield one JSON object per line; skip empty lines."""
     number = 0
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
         number += count
@@ -49,7 +49,7 @@ def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) 
 
 
 def json_record(text: bytes, number: int) -> SourceRecord:
-    """The row in a piece of JSON."""
+    """Parse a JSON text as a row."""
     value, reason = json_row(text)
     return record_of(value, reason, text, number)
 
@@ -61,7 +61,7 @@ def record_of(value: Any, reason: str, text: bytes, number: int) -> SourceRecord
 
 
 def json_row(text: bytes) -> tuple[Any, str]:
-    """The object in a piece of JSON, or the reason why there is none."""
+    """Return the object in a JSON text, or the reason why there is none."""
     if holds_too_much(text):
         return None, TOO_MANY
     try:
@@ -77,7 +77,7 @@ def json_row(text: bytes) -> tuple[Any, str]:
 
 
 def holds_too_much(text: bytes) -> bool:
-    """Whether a piece of JSON has more values than are read: they could take a hundred times its size in memory."""
+    """Return whether a JSON text has too many values: they could take a hundred times its size in memory."""
     if len(text) <= MAX_VALUES or num_marks(text) <= MAX_VALUES:
         return False
     return num_marks(STRING.sub(b"", text)) > MAX_VALUES
@@ -88,7 +88,7 @@ def num_marks(text: bytes) -> int:
 
 
 def wrong_object(value: Any, text: bytes) -> str:
-    """Why a value cannot be a row; empty where it can."""
+    """Return why a value cannot be a row; empty if it can."""
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}.get(type(value), "a number")
         return f"a row is a JSON object, this is {kind}"
@@ -108,9 +108,9 @@ def has_lone_surrogate(value: Any) -> bool:
 
 
 def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """A JSON array of objects, an object of columns, an object that holds one array of rows, or one object a line.
+    """Yield the rows of a JSON array, an object of columns, an object with one array of rows, or one object per line.
 
-    An array is read piece by piece; the other whole-file forms are held in memory.
+    An array is read incrementally; the other whole-file forms are held in memory.
     """
     start, more = b"", b""
     while not more.strip(BLANKS):
@@ -130,7 +130,7 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -
 
 
 def chained(start: bytes, stream: BinaryIO) -> BinaryIO:
-    """A stream of `start` and what is left of another one."""
+    """Return a stream of `start` followed by the rest of `stream`."""
 
     class Chained(io.RawIOBase):
         left = start
@@ -157,7 +157,7 @@ def is_object(line: bytes) -> bool:
 
 
 def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
-    """Objects of a JSON array, one at a time; a row's number is its place in the array."""
+    """Yield the objects of a JSON array, one at a time; a row's number is its position in the array."""
     text = io.TextIOWrapper(stream, encoding="utf-8")
     decoder = json.JSONDecoder()
     buffer, place, number, size = "", 0, 0, READ_SIZE
@@ -175,7 +175,7 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
                 return
             else:
                 value, end = decode_next(decoder, buffer, place)
-                # A number at the end of the buffer may go on behind it, so an object or a list is asked for.
+                # A number at the end of the buffer may continue in the next block; an object or a list cannot.
                 if end is None or (end == len(buffer) and not isinstance(value, dict | list)):
                     left = buffer[place:]
                     broken = f"{name}: row {number + 1} of the JSON array"
@@ -199,7 +199,7 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
 
 
 def decode_next(decoder: json.JSONDecoder, buffer: str, place: int) -> tuple[Any, int | None]:
-    """A value and its end; the error and None where there is no whole value yet."""
+    """Return a value and its end; the error and None if the value is incomplete."""
     try:
         return decoder.raw_decode(buffer, place)
     except (ValueError, RecursionError) as error:
@@ -207,21 +207,21 @@ def decode_next(decoder: json.JSONDecoder, buffer: str, place: int) -> tuple[Any
 
 
 def may_continue(failure: Any, buffer: str) -> bool:
-    """Whether a value that could not be decoded may be whole once more of the file was read."""
+    """Return whether a value that could not be decoded may be complete after reading more of the file."""
     if isinstance(failure, json.JSONDecodeError):
         return failure.msg.startswith("Unterminated string") or failure.pos >= len(buffer) - CUT_OFF
     return not isinstance(failure, Exception)
 
 
 def said(error: Any) -> str:
-    """What a JSON error says, without a position that counts from the middle of the file."""
+    """Return the message of a JSON error, without its position, which does not count from the start of the file."""
     if isinstance(error, RecursionError):
         return TOO_DEEP
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
-    """Rows of a JSON object: lists by column, one list of rows, or a single row."""
+    """Yield the rows of a JSON object: lists by column, one list of rows, or a single row."""
     text = stream.read(max_row_bytes + 1)
     if len(text) > max_row_bytes or holds_too_much(text):
         raise DataError(
@@ -238,12 +238,12 @@ def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
     if not isinstance(value, dict):
         raise DataError(f"{name} holds a single value; write an array of objects, or an object a line")
     for number, row in enumerate(rows_of_object(value), start=1):
-        found = row_text(row)
-        yield record_of(row, wrong_object(row, found), found, number)
+        text_of_row = row_text(row)
+        yield record_of(row, wrong_object(row, text_of_row), text_of_row, number)
 
 
 def row_text(row: Any) -> bytes:
-    """The row as JSON; empty for one that is nested too deep to be written."""
+    """Return the row as JSON; empty if it is nested too deeply."""
     return b"" if is_too_deep(row) else json.dumps(row).encode()
 
 

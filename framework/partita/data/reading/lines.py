@@ -1,4 +1,4 @@
-"""Lines of a file, read in blocks: of a line that is too long only its length is known."""
+"""Split files into lines, reading blocks; only the length of a line that is too long is kept."""
 
 import re
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from typing import BinaryIO, NamedTuple
 BLOCK = 1 << 18
 """Bytes that are read at a time."""
 SHORT_LINE = 8
-"""Mean bytes of a line below which a block is searched for runs of blank lines: no rows are that short."""
+"""Mean line length in bytes below which a block is searched for runs of blank lines: no rows are that short."""
 NOT_BLANK = re.compile(rb"\S[^\n]*")
 
 
 class Line(NamedTuple):
-    """A line, or several blank lines one after the other."""
+    """A line, or several consecutive blank lines."""
 
     text: bytes | None
-    """Without its line break; None for a line above the limit."""
+    """Text without the line break; None for a line above the limit."""
     end: int
     """Position of the byte after it."""
     num_lines: int
@@ -31,13 +31,13 @@ def split_lines(
     block: bytes = b"",
     block_bytes: int = BLOCK,
 ) -> Iterator[Line]:
-    """Yield lines without their line breaks. Blank lines one after the other may be yielded as one.
+    """Yield lines without their line breaks. Consecutive blank lines may be yielded as one.
 
     Args:
         stream: The file, at the end of `block`.
-        max_row_bytes: Longest line; the text of a longer one is None.
+        max_row_bytes: Maximum size of a line in bytes; the text of a longer one is None.
         offset: Position of the first byte.
-        end: Lines that begin at this position or later are not read.
+        end: Lines that start at this position or later are not read.
         block: Bytes from `offset` on that were read already.
         block_bytes: Bytes that are read at a time.
     """
@@ -70,21 +70,21 @@ def split_lines(
 
 
 def each_line(block: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the whole lines between two places, with the number of lines and of bytes that each stands for."""
+    """Yield the complete lines between two positions, each with its number of lines and of bytes."""
     for line in block[begin:end].split(b"\n")[:-1]:
         yield line, 1, len(line) + 1
 
 
 def lines_and_blank_runs(block: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the same, and where lines are very short all blank lines up to the next other one together."""
+    """Yield the same; if lines are very short, merge consecutive blank lines."""
     if block.count(b"\n", begin, end) * SHORT_LINE < end - begin:
         yield from each_line(block, begin, end)
         return
-    for found in NOT_BLANK.finditer(block, begin, end):
-        start = block.rfind(b"\n", begin, found.start()) + 1 or begin
+    for match in NOT_BLANK.finditer(block, begin, end):
+        start = block.rfind(b"\n", begin, match.start()) + 1 or begin
         if start > begin:
             yield b"", block.count(b"\n", begin, start), start - begin
-        begin = found.end() + 1
+        begin = match.end() + 1
         yield block[start : begin - 1], 1, begin - start
     if begin < end:
         yield b"", block.count(b"\n", begin, end), end - begin

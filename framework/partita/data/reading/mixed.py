@@ -1,4 +1,4 @@
-"""Several indexed sources as one: rows behind each other, and keys that begin with the name of their source."""
+"""Join several indexed sources; keys are prefixed with the name of their source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from partita_schema.data import Data
 
 
 def open_mix(data: Data, *, folder: Path) -> dict[str, Rows]:
-    """Rows of each source of a mix, by its name."""
+    """Open the rows of each source of a mix, by name."""
     mix = data.mix or ()
     return {
         name: open_rows(part.source, folder=folder, name=name, max_row_bytes=data.max_row_bytes)
@@ -24,7 +24,7 @@ def open_mix(data: Data, *, folder: Path) -> dict[str, Rows]:
 
 
 def joined(parts: Mapping[str, Rows]) -> Rows:
-    """The rows of all sources, one source behind the other; keys are `source/key`."""
+    """Concatenate the rows of all sources; keys are `source/key`."""
     names = [f"{source}/{name}" for source, rows in parts.items() for name in rows.keys.names]
     firsts = np.cumsum([0, *(len(rows.keys.names) for rows in parts.values())]).tolist()
     keys = RowKeys(
@@ -48,7 +48,7 @@ def joined(parts: Mapping[str, Rows]) -> Rows:
 
 
 class JoinedStore:
-    """Rows of several sources, one source behind the other."""
+    """Concatenated rows of several sources."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._parts = list(parts)
@@ -59,20 +59,21 @@ class JoinedStore:
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
         sources = np.searchsorted(self._ends, indices, side="right")
-        found: list[dict[str, Any]] = [{}] * len(indices)
+        result: list[dict[str, Any]] = [{}] * len(indices)
         for source in np.unique(sources).tolist():
             places = np.flatnonzero(sources == source)
             first = int(self._ends[source]) - len(self._parts[source])
             rows = self._parts[source].get(np.asarray(indices)[places] - first)
             for place, row in zip(places.tolist(), rows, strict=True):
-                found[place] = row
-        return found
+                result[place] = row
+        return result
 
 
 def mixed_order(data: Data, keys: RowKeys) -> MixedOrder | None:
-    """The order of an epoch over the rows with these keys; None where they are of no mix.
+    """Return the order of an epoch over the rows with these keys; None if they are not from a mix.
 
-    Raises DataError where nothing is left of a source.
+    Raises:
+        DataError: If a source has no row left.
     """
     sizes = source_sizes(data, keys)
     if not sizes:
@@ -83,12 +84,12 @@ def mixed_order(data: Data, keys: RowKeys) -> MixedOrder | None:
 
 
 def source_sizes(data: Data, keys: RowKeys) -> dict[str, int]:
-    """Rows of each source of a mix; empty where the rows are of no mix."""
+    """Return the number of rows of each source of a mix; empty if the rows are not from a mix."""
     return {name: len(places) for name, places in places_by_source(data, keys).items()}
 
 
 def places_by_source(data: Data, keys: RowKeys) -> dict[str, np.ndarray]:
-    """Places of the rows of each source of a mix, [rows]; empty where the rows are of no mix."""
+    """Return the indices of the rows of each source of a mix, [rows]; empty if the rows are not from a mix."""
     sources = {name: number for number, name in enumerate(data.mix_names)}
     numbers = np.array([sources.get(name.partition("/")[0], -1) for name in keys.names])
     if not sources or np.any(numbers < 0):

@@ -1,4 +1,4 @@
-"""Files that are open for reading, decompressed, with one error for all that can go wrong."""
+"""Open files for reading, decompressed, with one error type for all failures."""
 
 import gzip
 import lzma
@@ -12,12 +12,12 @@ from partita_schema.errors import DataError
 FOREIGN = frozenset(
     ("zstandard", "zstd", "fsspec", "aiohttp", "requests", "httpx", "huggingface_hub", "botocore", "s3fs", "gcsfs")
 )
-"""Libraries under fsspec whose errors are no OSError."""
+"""Libraries used by fsspec whose exceptions are not OSError."""
 
 
 @contextmanager
 def opened(path: str, label: str) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed. Raises DataError where they cannot be read, while it is open too."""
+    """Open a file and yield its decompressed bytes. Raise DataError if opening or reading fails."""
     import fsspec  # type: ignore[import-untyped] # it ships no types
 
     try:

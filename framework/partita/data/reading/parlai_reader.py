@@ -1,9 +1,9 @@
-"""Episodes of ParlAI's dialogue text as rows: one row an episode, in the column `episode`.
+"""Read episodes of ParlAI's dialogue text: one row per episode, in the column `episode`.
 
-A line is an exchange: fields `key:value` with tabs between them, of which `text`, `labels` (or `eval_labels`, with |
-between several) and `episode_done` are read. Fields that ParlAI's protocol does not know stay in the exchange, and its
-row is refused unless the file ignores them by name. `\\n` and `\\t` stand for a line break and a tab, `__PIPE__` for |
-in a label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
+A line is an exchange: tab-separated fields `key:value`, of which `text`, `labels` (or `eval_labels`; several are
+separated by |) and `episode_done` are read. Fields that ParlAI's protocol does not know stay in the exchange, and its
+row is rejected unless the configuration ignores them by name. `\\n` and `\\t` stand for a line break and a tab,
+`__PIPE__` for | in a label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ LABELS = ("labels", "eval_labels")
 
 
 def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """One row an episode, numbered by its first line; an episode with a broken line is bad as a whole."""
+    """Yield one row per episode, numbered by its first line; an episode with a malformed line is bad as a whole."""
     episode = Episode(max_row_bytes)
     number = 0
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
@@ -39,18 +39,18 @@ def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES)
 
 
 class Episode:
-    """Lines up to one that ends an episode."""
+    """Collect lines up to one that ends an episode."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.number = 0
-        """First line; 0 before there is one."""
+        """Number of the first line; 0 before there is one."""
         self.done = False
         self._exchanges: list[dict[str, Any]] = []
         self._reason, self._raw, self._size = "", "", 0
 
     def add(self, line: bytes, number: int) -> None:
-        """One more line."""
+        """Add a line."""
         self.number = self.number or number
         self._size += len(line)
         try:
@@ -75,12 +75,12 @@ class Episode:
         self._exchanges.append(exchange_of(fields))
 
     def leave_out_line(self, number: int) -> None:
-        """A line that is too long to be read: the episode is bad."""
+        """Mark the episode as bad because of a line that is too long."""
         self.number = self.number or number
         self._break(f"line {number}: {too_long(self._max_bytes)}", b"")
 
     def record(self) -> SourceRecord:
-        """The row."""
+        """Return the row."""
         if self._reason:
             return bad(self.number, self._reason, self._raw)
         return SourceRecord(self.number, dump({"episode": self._exchanges}), ("episode",))
@@ -91,24 +91,24 @@ class Episode:
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """Values by key, as they are written."""
+    """Return the values by key, as they are written."""
     pairs = (field.partition(":") for field in line.split("\t"))
     return {key.strip(): value for key, colon, value in pairs if colon}
 
 
 def without_key(line: str) -> str | None:
-    """The first piece between tabs that is no field."""
+    """Return the first part between tabs that is not a field."""
     return next((piece for piece in line.split("\t") if piece.strip() and ":" not in piece), None)
 
 
 def exchange_of(fields: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {key: unescaped(value) for key, value in fields.items() if key not in PARLAI_FIELDS}
+    exchange: dict[str, Any] = {key: unescaped(value) for key, value in fields.items() if key not in PARLAI_FIELDS}
     if "text" in fields:
-        found["text"] = unescaped(fields["text"])
+        exchange["text"] = unescaped(fields["text"])
     written = next((fields[key] for key in LABELS if key in fields), None)
     if written:
-        found["labels"] = [unescaped(label) for label in written.split("|")]
-    return found
+        exchange["labels"] = [unescaped(label) for label in written.split("|")]
+    return exchange
 
 
 def unescaped(text: str) -> str:

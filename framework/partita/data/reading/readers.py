@@ -1,4 +1,4 @@
-"""The reader of each text format."""
+"""Readers by text format."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -20,7 +20,7 @@ from partita.data.reading.records import (
 
 
 def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """One row a line, in the column `text`; empty lines are passed over."""
+    """Yield one row per line, in the column `text`; skip empty lines."""
     number = 0
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
         number += count

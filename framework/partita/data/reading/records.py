@@ -1,7 +1,7 @@
-"""What readers of text formats hand on: rows of a file one by one, and bad ones with their line.
+"""Records of text formats: the rows of a file one by one, and bad ones with their line.
 
-A broken row never takes others with it: reading goes on at the next line. What breaks a whole file (another encoding,
-no header, a broken JSON array) is a DataError.
+A malformed row does not affect others: reading continues at the next line. A problem with the whole file (another
+encoding, no header, a malformed JSON array) is a DataError.
 """
 
 import json
@@ -11,40 +11,40 @@ from typing import Any, BinaryIO, NamedTuple
 from partita_schema.errors import DataError
 
 MAX_RAW = 500
-"""Characters of a bad row that are kept."""
+"""Maximum number of characters stored of a bad row."""
 MAX_ROW_BYTES = 64_000_000
-"""Bytes of a line, or of a row that spans lines, that are read where `data.max_row_bytes` does not say otherwise."""
+"""Default of `data.max_row_bytes`: maximum bytes of a line, or of a row that spans several lines."""
 MAX_VALUES = 1_000_000
-"""Cells or JSON values of a row: each takes about a hundred bytes of memory, however short it is in the file."""
+"""Maximum number of cells or JSON values in a row: each takes about a hundred bytes of memory."""
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class SourceRecord(NamedTuple):
-    """A row of a text file, or what is wrong with it."""
+    """A row of a text file, or the reason why it is bad."""
 
     number: int
     """Line in the file where the row starts, from 1."""
     row: bytes = b""
     """The row as a JSON object in UTF-8."""
     columns: tuple[str, ...] = ()
-    """Names in the row."""
+    """Column names of the row."""
     reason: str = ""
     """Why the row is bad; empty for a good one."""
     raw: str = ""
-    """What stands there, for bad rows."""
+    """The content of a bad row."""
 
 
 Reader = Callable[[BinaryIO, str, int], Iterator[SourceRecord]]
-"""A reader is given a file's bytes, its name, and the bytes of its longest row."""
+"""Reads a file: takes its bytes, its name and the maximum size of a row in bytes."""
 
 
 def too_long(max_row_bytes: int) -> str:
-    """The reason for a line above the limit."""
+    """Return the reason for a line above the limit."""
     return f"the line is longer than {max_row_bytes:,} bytes; write a larger data.max_row_bytes if it is meant"
 
 
 write_json = json.JSONEncoder(ensure_ascii=False).encode
-"""As json.dumps, which makes an encoder for each row."""
+"""Like json.dumps, which creates an encoder for each row."""
 
 
 def bad(number: int, reason: str, raw: str) -> SourceRecord:

@@ -1,9 +1,9 @@
-"""Rows of text formats as JSON in a temporary file.
+"""Store rows of text formats as JSON in a temporary file.
 
-Each row stays the text that it was, so nothing is guessed about types: `007` is not 7, a date is not a timestamp, and
-an object does not gain the keys of its neighbours, as happens in typed columns. The file has no name: nothing is left
-behind, however the process ends. Memory holds twenty bytes a row: the file is read and not mapped, because pages that
-are mapped count as the process's own, which a job's limit on memory may hold against it.
+Each row keeps its text, so no types are guessed: `007` is not 7, a date is not a timestamp, and an object does not get
+the keys of its neighbors, as happens in typed columns. The file has no name, so it disappears however the process ends.
+Memory holds twenty bytes per row. The file is read and not mapped, because mapped pages count as the process's memory,
+which a job's memory limit may include.
 """
 
 import json
@@ -20,7 +20,7 @@ from partita_schema.errors import WriteError
 
 
 class RowStoreWriter:
-    """Takes rows one after the other, then becomes a Spool."""
+    """Append rows one by one, then return them as a RowStore."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="partita-")  # noqa: SIM115 - closed by __exit__
@@ -28,10 +28,10 @@ class RowStoreWriter:
         self.numbers = array("q")
         """Number of each row in its file."""
         self.files = array("i")
-        """Place of each row's file in the list of files."""
+        """Index of each row's file in the list of files."""
 
     def add(self, row: bytes, *, file: int, number: int) -> None:
-        """Keep a row, a JSON object in UTF-8. Raises WriteError."""
+        """Append a row, a JSON object in UTF-8. Raise WriteError if the disk is full."""
         try:
             self._file.write(row)
         except OSError as error:
@@ -44,7 +44,7 @@ class RowStoreWriter:
         return len(self.numbers)
 
     def finish(self) -> "RowStore":
-        """The rows, for reading; they stay when the writer is closed. Raises WriteError."""
+        """Return the rows for reading; they remain when the writer is closed. Raise WriteError if the disk is full."""
         try:
             self._file.flush()
         except OSError as error:
@@ -55,13 +55,13 @@ class RowStoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Closing writes what is buffered, which fails again where writing failed before.
+        # Closing flushes the buffer, which fails again if writing failed before.
         with suppress(OSError):
             self._file.close()
 
 
 def full(error: OSError) -> WriteError:
-    """The error of a disk that takes no more rows."""
+    """Return the error for a full disk."""
     folder = tempfile.gettempdir()
     return WriteError(
         f"the rows cannot be kept in {folder}: {error.strerror}; make room, or set TMPDIR to another folder"
@@ -69,10 +69,10 @@ def full(error: OSError) -> WriteError:
 
 
 class RowStore:
-    """Rows by index, parsed when they are asked for."""
+    """Rows by index, parsed when they are read."""
 
     def __init__(self, descriptor: int, ends: np.ndarray) -> None:
-        """The rows stand one behind the other in the file, up to their `ends` [rows + 1]; it is closed with this."""
+        """Read rows concatenated in a file, row i ending at `ends[i + 1]`; the file is closed with this object."""
         self._descriptor, self._ends = descriptor, ends
         weakref.finalize(self, os.close, descriptor)
 
@@ -80,17 +80,17 @@ class RowStore:
         return len(self._ends) - 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process has a file of its own: this one has no name to open it by."""
+        """Include the data: another process cannot open the file, which has no name."""
         return {"data": self._bytes(0, int(self._ends[-1])), "ends": self._ends}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with tempfile.TemporaryFile(prefix="partita-") as file:
             file.write(state["data"])
             file.flush()
-            self.__init__(os.dup(file.fileno()), state["ends"])  # type: ignore[misc]  # made as any other
+            self.__init__(os.dup(file.fileno()), state["ends"])  # type: ignore[misc]  # initialized like any other
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        """Rows in the order asked for; neighbours are read at once."""
+        """Return rows in the order of `indices`; adjacent rows are read in one call."""
         if not len(indices):
             return []
         places = zip(self._ends[indices].tolist(), self._ends[indices + 1].tolist(), strict=True)
@@ -102,9 +102,9 @@ class RowStore:
         return [json.loads(together[start - begin : end - begin]) for start, end in places]
 
     def _bytes(self, start: int, end: int) -> bytes:
-        found = os.pread(self._descriptor, end - start, start)
-        while len(found) < end - start and (
-            more := os.pread(self._descriptor, end - start - len(found), start + len(found))
+        data = os.pread(self._descriptor, end - start, start)
+        while len(data) < end - start and (
+            more := os.pread(self._descriptor, end - start - len(data), start + len(data))
         ):
-            found += more  # a single call gives 2 GB at most
-        return found
+            data += more  # a single call returns at most 2 GB
+        return data

@@ -1,8 +1,8 @@
-"""From a path, a glob, a Hub name or something in memory to Rows.
+"""Open a path, a glob, a Hub name or in-memory data as Rows.
 
-Text formats keep every row as the text that it is (spool.py). Parquet, Arrow and Hub data sets have types of their own
-and are read by the `datasets` library, memory mapped, through a cache of this process alone, so that a file that
-changed is never served from an older run.
+Text formats store every row as JSON text (row_store.py). Parquet, Arrow and Hub datasets are typed and are read by the
+`datasets` library, memory-mapped, through a cache that only this process uses, so that a changed file is never served
+from the cache of an earlier run.
 """
 
 import glob
@@ -26,18 +26,25 @@ from partita_schema.nearest import nearest
 from partita_schema.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
 
 ENDINGS = {f".{kind}": kind for kind in (*READERS, "parquet", "arrow")} | {".ndjson": "jsonl", ".text": "txt"}
-"""Format by ending of the file's name."""
+"""Format by file extension."""
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-"""Endings that may follow it, for text formats."""
+"""Compression extensions that may follow it, for text formats."""
 
 
 def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
-    """Rows of whatever a user may call a data set.
+    """Open anything that a user may pass as a dataset.
 
-    `dataset` is a path or glob (relative to `folder`), a Hub name, a Source of the file, a pandas frame, a
-    `datasets.Dataset`, a list of mappings or a mapping of lists. `name` stands in the keys of rows that have no file.
-    Lines of text files with more than `max_row_bytes` are bad rows. Raises DataError where there is nothing to read,
-    or nothing of it can be read; single bad rows are in `Rows.bad`.
+    Single bad rows are in `Rows.bad`.
+
+    Args:
+        dataset: A path or glob (relative to `folder`), a Hub name, a Source of the configuration, a pandas data frame,
+            a `datasets.Dataset`, a list of mappings or a mapping of lists.
+        folder: Base of relative paths.
+        name: Name in the keys of rows that have no file.
+        max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
+
+    Raises:
+        DataError: If there is nothing to read, or none of it can be read.
     """
     if isinstance(dataset, Rows):
         return dataset
@@ -57,7 +64,7 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
 
 
 def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
-    """The source that a plain text stands for: a path whose ending tells the format, else a folder or a Hub id."""
+    """Return the source that a string denotes: a path with a known file extension, else a folder or a Hub id."""
     kind = format_of(text)
     if kind is not None:
         return FileSource(type=kind, path=text)
@@ -75,7 +82,7 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
 
 
 def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
-    """A source written as a mapping."""
+    """Return the source that a mapping describes."""
     try:
         source: Source = TypeAdapter(Source).validate_python(dict(mapping))
     except ValidationError as error:
@@ -86,7 +93,7 @@ def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
 
 
 def format_of(path: str) -> str | None:
-    """The format that the ending tells, past an ending of a compression."""
+    """Return the format by file extension, ignoring a compression extension."""
     name = path.lower()
     for ending in COMPRESSIONS:
         name = name.removesuffix(ending)
@@ -94,7 +101,7 @@ def format_of(path: str) -> str | None:
 
 
 def open_files(source: FileSource, *, folder: Path, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
-    """Rows of all files of a source, in the order of their names."""
+    """Return the rows of all files of a source, in the order of their names."""
     paths = find_files(source.path, folder=folder)
     names = short_names(paths)
     if source.type in READERS:
@@ -103,7 +110,7 @@ def open_files(source: FileSource, *, folder: Path, max_row_bytes: int = MAX_ROW
 
 
 def find_files(path: str, *, folder: Path) -> list[str]:
-    """Files that a path or glob stands for, sorted. URLs are opened by fsspec, everything else is local."""
+    """Return the files that match a path or glob, sorted. URLs are opened by fsspec, anything else is local."""
     if "://" in path:
         return find_remote(path)
     place = str(folder / Path(path).expanduser())
@@ -111,10 +118,10 @@ def find_files(path: str, *, folder: Path) -> list[str]:
         return [place]
     if glob.has_magic(path):
         matches = glob.glob(place, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        found = sorted(name for name in matches if Path(name).is_file())
-        if not found:
+        files = sorted(name for name in matches if Path(name).is_file())
+        if not files:
             raise DataError(f"no file matches {path} in {folder}")
-        return found
+        return files
     if Path(place).is_dir():
         raise DataError(f"{path} is a folder; write a glob such as {path.rstrip('/')}/*.jsonl")
     raise DataError(missing_file(path, Path(place)))
@@ -125,22 +132,22 @@ def find_remote(path: str) -> list[str]:
 
     try:
         system, _, (inside, *_) = fsspec.get_fs_token_paths(path)
-        found = sorted(system.glob(path)) if glob.has_magic(path) else [inside]
-    except Exception as error:  # every file system raises its own
+        files = sorted(system.glob(path)) if glob.has_magic(path) else [inside]
+    except Exception as error:  # every file system raises its own exceptions
         raise DataError(f"{path} cannot be opened: {error}{missing(path, error)}") from error
-    if not found:
+    if not files:
         raise DataError(f"no file matches {path}")
-    return [system.unstrip_protocol(name) for name in found]
+    return [system.unstrip_protocol(name) for name in files]
 
 
 def missing(path: str, error: Exception) -> str:
-    """What to install, where that is why a URL cannot be opened."""
+    """Return what to install if a missing package is why a URL cannot be opened."""
     web = path.startswith(("http://", "https://")) and isinstance(error, ImportError)
     return "; to read from the web, pip install aiohttp" if web else ""
 
 
 def missing_file(path: str, place: Path) -> str:
-    """What is said of a file that is not there, with the nearest names that are."""
+    """Return the message for a missing file, with similar names that exist."""
     if not place.parent.is_dir():
         return f"{path} does not exist: there is no folder {place.parent}"
     near = nearest(place.name, sorted(entry.name for entry in place.parent.iterdir()))
@@ -148,7 +155,7 @@ def missing_file(path: str, place: Path) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Base names of files, with as many folders before them as it takes to tell them apart."""
+    """Return the base names of files, with as many parent folders as needed to make them unique."""
     parts = [Path(path).parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files and of Hub data sets, by index: typed columns, memory mapped by `datasets`."""
+"""Open Parquet and Arrow files and Hub datasets by index: typed columns, memory-mapped by `datasets`."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def open_tables(kind: str, paths: Sequence[str], names: Sequence[str]) -> Rows:
-    """Rows of Parquet or Arrow files."""
+    """Return the rows of Parquet or Arrow files."""
     import datasets
 
     parts = [load(kind, data_files=[path], split="train", label=name) for path, name in zip(paths, names, strict=True)]
@@ -39,7 +39,7 @@ def open_tables(kind: str, paths: Sequence[str], names: Sequence[str]) -> Rows:
 
 
 def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | None) -> Rows:
-    """Rows of a table that Python has values for; the others are bad ones. `content` is a hash if one is known."""
+    """Return the rows that Python can represent; the others are bad rows. `content` is a hash, if one is known."""
     batches = table.with_format("arrow").iter(batch_size=BATCH)
     unreadable = dict(unreadable_rows(batches))
     bad = [
@@ -63,7 +63,7 @@ def hash_file(path: str) -> str:
 
 
 def open_hub(source: HubSource, *, folder: Path) -> Rows:
-    """Rows of a data set on the Hub, or of a folder in its layout."""
+    """Return the rows of a dataset on the Hub, or of a folder in its layout."""
     place = folder / Path(source.name).expanduser()
     name = str(place) if place.is_dir() else source.name
     label = Path(source.name).name
@@ -90,10 +90,22 @@ def load(
     revision: str | None = None,
     remote: bool = False,
 ) -> "datasets.Dataset":
-    """A table by `datasets.load_dataset`, without its noise.
+    """Load a table with `datasets.load_dataset`, without its output.
 
-    Local files go through a cache that is gone afterwards; the table stays mapped. Hub data sets keep the usual cache,
-    which knows their commits.
+    Local files use a cache that is deleted afterwards; the table stays mapped. Hub datasets use the usual cache, which
+    tracks their commits.
+
+    Args:
+        path: Name of a builder, of a Hub dataset or of a folder.
+        label: Name in messages.
+        split: The split.
+        data_files: Files to read, for a builder.
+        name: Subset of a Hub dataset.
+        revision: Commit, branch or tag of a Hub dataset.
+        remote: Whether `path` is on the Hub.
+
+    Raises:
+        DataError: If the table cannot be read.
     """
     import datasets
 
@@ -107,7 +119,7 @@ def load(
                 revision=revision,
                 cache_dir=None if remote else cache,
             )
-        except Exception as error:  # pyarrow, fsspec and the Hub client raise trees of their own
+        except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             cause = error.__cause__ or error
             said = " ".join(str(cause).split())[:500]
             raise DataError(f"{label} cannot be read: {type(cause).__name__}: {said}") from error
@@ -116,7 +128,7 @@ def load(
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """No progress bars and no log lines of `datasets`, with its settings as before afterwards."""
+    """Disable progress bars and log messages of `datasets` while in this context."""
     import datasets
 
     shown, verbosity = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()

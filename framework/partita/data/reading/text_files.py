@@ -1,4 +1,4 @@
-"""Rows of text files by index: read once, and kept on disk as the text that they are (spool.py)."""
+"""Read text files as rows by index: they are read once, and stored on disk as JSON text (row_store.py)."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -13,13 +13,13 @@ from partita.data.rows import BadRow, RowKeys, Rows, digest
 from partita_schema.errors import DataError
 
 BROKEN_START = 1000
-"""A file is refused if this many rows at its beginning are all broken."""
+"""A file is rejected if its first rows, this many, are all malformed."""
 MOSTLY_BROKEN = 100_000
-"""A file or a stream is refused if this many of its rows are broken and fewer are good."""
+"""A file or a stream is rejected if this many rows are malformed, and more than are good."""
 
 
 def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
-    """Rows of all files of a text format. Raises DataError where a file cannot be read, or no row is good."""
+    """Return the rows of all files of a text format. Raise DataError if a file cannot be read, or no row is good."""
     with RowStoreWriter() as spool:
         reader = FileReader(kind, spool, max_row_bytes=max_row_bytes)
         hashes = [reader.read(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
@@ -34,19 +34,19 @@ def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_
 
 
 class FileReader:
-    """Moves rows of files to a spool, and collects the bad ones."""
+    """Copy rows of files to a row store, and collect the bad ones."""
 
     def __init__(self, kind: str, spool: RowStoreWriter, *, max_row_bytes: int) -> None:
         self._kind = kind
         self._spool = spool
         self._max_row_bytes = max_row_bytes
         self.columns: dict[str, None] = {}
-        """Names in any row, in the order in which they were met."""
+        """Column names of all rows, in order of first occurrence."""
         self.bad: list[BadRow] = []
         """Rows that could not be read."""
 
     def read(self, path: str, name: str, number: int) -> str:
-        """Read a file, `number` in the list of all; returns a hash of its content. Raises DataError."""
+        """Read file `number` of the list; return a hash of its content. Raise DataError if it is unreadable."""
         state = blake2b(digest_size=16)
         good_before, bad_before = len(self._spool), len(self.bad)
         known: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class FileReader:
 
 
 def check_share(name: str, num_bad: int, num_good: int, last: SourceRecord) -> None:
-    """Raise DataError for a file that is broken as a whole."""
+    """Raise DataError for a file that is malformed as a whole."""
     if num_bad == BROKEN_START and not num_good:
         raise DataError(f"{name}: the first {BROKEN_START:,} rows are broken; {last.reason}")
     if is_mostly_broken(num_bad, num_good):
@@ -79,5 +79,5 @@ def check_share(name: str, num_bad: int, num_good: int, last: SourceRecord) -> N
 
 
 def is_mostly_broken(num_bad: int, num_good: int) -> bool:
-    """Return whether most of many rows are broken, so that the rest of a file or stream is not read."""
+    """Return whether many rows are malformed, and more than are good, so that the rest is not read."""
     return num_bad >= MOSTLY_BROKEN and num_bad > num_good

@@ -1,8 +1,8 @@
-"""Rows of dialogues that a simulation has had: what should have been said, behind what was said.
+"""Read transcripts of simulations as training rows: the correct answer after the model's own conversation.
 
-A row is a dialogue in its one form (`partita_schema.dialogue_formats`): everything up to an answer of the model, its
-own words included, and the right answer as the label. So a model meets, while it learns, the mistakes that it makes
-itself (DAgger, Ross et al. 2011).
+A row is a dialogue in its standard form (`partita_schema.dialogue_formats`): everything up to an answer of the model,
+including the model's own messages, with the correct answer as the label. So training covers the mistakes that the model
+makes itself (DAgger, Ross et al. 2011).
 """
 
 from collections import Counter
@@ -21,39 +21,41 @@ Row = dict[str, Any]
 
 
 def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
-    """Rows of all dialogues that are learned from.
+    """Return the rows of all dialogues that are selected for training.
 
-    Raises NothingToLearnError where there are none, and DataError where a file has other lines.
+    Raises:
+        NothingToLearnError: If there are none.
+        DataError: If a file cannot be read, or has other lines.
     """
-    found: list[Row] = []
-    met: Counter[str] = Counter()
+    all_rows: list[Row] = []
+    outcomes: Counter[str] = Counter()
     for path in paths:
         for dialogue in dialogues_of(Path(path)):
             rows = rows_of(dialogue, select=source.select, target=source.target)
-            met[what_came(dialogue)] += 1
-            found += rows
+            outcomes[what_came(dialogue)] += 1
+            all_rows += rows
     name = Path(paths[0]).name
-    if not found:
-        told = ", ".join(f"{count} {what}" for what, count in sorted(met.items())) or "no dialogues"
+    if not all_rows:
+        summary = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items())) or "no dialogues"
         raise NothingToLearnError(
-            f"{name}: no dialogue can be learned from with select: {source.select}; there are {told}"
+            f"{name}: no dialogue can be learned from with select: {source.select}; there are {summary}"
         )
-    return open_in_memory(found, name=name)
+    return open_in_memory(all_rows, name=name)
 
 
 def dialogues_of(path: Path) -> Iterator[Episode]:
-    """The dialogues of a file. Raises DataError."""
+    """Yield the dialogues of a file. Raise DataError if it cannot be read or has other lines."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):
         try:
-            found = unsealed_line(line, required=False)
+            record = unsealed_line(line, required=False)
         except DamagedError as error:
             raise DataError(f"{path.name}:{number} {error}; simulate again, or restore {path}") from None
         try:
-            yield from_line(found)
+            yield from_line(record)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{path.name}:{number} is no dialogue of a simulation ({type(error).__name__}: {error}); write the "
@@ -62,7 +64,7 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
 
 
 def what_came(episode: Episode) -> str:
-    """What a dialogue came to, in a word or two."""
+    """Return the outcome of a dialogue in a few words."""
     if episode.status == "failed":
         return "failed"
     if episode.succeeded is False and episode.replies and right_answer(episode, len(episode.replies) - 1) is None:
@@ -71,18 +73,18 @@ def what_came(episode: Episode) -> str:
 
 
 def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:
-    """The rows of a dialogue; none where it is not to be learned from, or no right answer is known."""
+    """Return the rows of a dialogue; empty if it is not selected, or no correct answer is known."""
     if episode.status == "failed" or not episode.replies or episode.succeeded is None:
         return []
     if select != "all" and episode.succeeded != (select == "succeeded"):
         return []
     places = range(len(episode.replies)) if target == "every_agent_turn" else [len(episode.replies) - 1]
-    made = ((episode.replies[place].place, right_answer(episode, place)) for place in places)
-    return [row_of(episode, start, right) for start, right in made if right is not None]
+    labeled = ((episode.replies[place].place, right_answer(episode, place)) for place in places)
+    return [row_of(episode, start, right) for start, right in labeled if right is not None]
 
 
 def right_answer(episode: Episode, number: int) -> str | None:
-    """What the model should have said in a turn; None where that is not known."""
+    """Return the correct answer of the model's turn `number`; None if it is unknown."""
     reply = episode.replies[number]
     if episode.succeeded:
         return reply.text.strip() or None
@@ -91,10 +93,10 @@ def right_answer(episode: Episode, number: int) -> str | None:
 
 
 def row_of(episode: Episode, end: int, right: str) -> Row:
-    """What was said up to a message, and the right answer in its place."""
+    """Return the messages before the one at `end`, with the correct answer as the label."""
     own = {reply.place for reply in episode.replies}
-    said = [
+    messages = [
         {"role": message["role"], "content": message["content"]} | ({"learned": True} if place in own else {})
         for place, message in enumerate(episode.messages[:end])
     ]
-    return {"messages": said, "labels": [right], "learn_all": False}
+    return {"messages": messages, "labels": [right], "learn_all": False}
