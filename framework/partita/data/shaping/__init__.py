@@ -1,1 +1,1 @@
-"""From rows to text and token ids."""
+"""Format rows as text and tokenize them."""

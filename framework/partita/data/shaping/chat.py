@@ -1,8 +1,8 @@
 """A model's chat template: prompts, and the answers that follow them.
 
-The answer's segments are what the whole dialogue adds to the rendered prompt. A row is refused where the dialogue does
-not begin with the prompt, or does not contain the answer as it was given. `{% generation %}` marks in a template decide
-what is in the loss. Without marks it is the answer and what follows, up to the token that ends the turn.
+The answer's segments are what the whole dialogue adds to the rendered prompt. A row is rejected if the dialogue does
+not start with the prompt, or does not contain the answer unchanged. `{% generation %}` marks in a template decide what
+is in the loss. Without marks it is the answer and what follows, up to the token that ends the turn.
 """
 
 import re
@@ -17,22 +17,22 @@ from partita_schema.errors import ModelError, RowError
 
 Message = Mapping[str, str]
 Span = tuple[int, int]
-"""First character, and the place after the last."""
+"""First character and one past the last."""
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Rendered(NamedTuple):
-    """A dialogue as text."""
+    """A rendered dialogue."""
 
     text: str
     marks: tuple[Span, ...] | None = None
-    """What the template marks as generated; None where it has no marks."""
+    """Spans that the template marks as generated; None if it has no marks."""
 
 
 class ChatTemplate:
-    """Renders messages by the tokenizer's chat template.
+    """Render messages with the tokenizer's chat template.
 
-    Thinking is switched off (`enable_thinking=False`): answers are learned and read as they are given.
+    Thinking is disabled (`enable_thinking=False`): answers are learned and parsed as they are in the data.
     """
 
     _has_marks = False
@@ -40,19 +40,31 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, *, system: str | None) -> None:
         self._tokenizer = tokenizer
         self.system = system
-        """The system message."""
+        """Text of the system message."""
         self._has_marks = MARK.search(tokenizer.get_chat_template()) is not None
         self._before, self._behind = self._surroundings()
         end = self._end_of_turn()
         self.needs_end = end is None
         """Whether the end-of-text token must be added after an answer."""
         self._end = len(self._behind) if end is None else end
-        """Characters after an answer up to the end of its turn; what follows is not in the loss."""
+        """Number of characters after an answer up to the end of its turn; the rest is not in the loss."""
 
     def render(
         self, user: str, answer: str | None, *, turns: Sequence[tuple[str, str]]
     ) -> tuple[tuple[Segment, ...], bool]:
-        """Segments of a dialogue, and whether the end-of-text token must be added. Raises RowError."""
+        """Render a dialogue.
+
+        Args:
+            user: The last user message.
+            answer: The answer to it; None in prediction.
+            turns: Earlier pairs of question and answer.
+
+        Returns:
+            The segments, and whether the end-of-text token must be added.
+
+        Raises:
+            RowError: If the template rewrites the prompt or the answer.
+        """
         messages = self._messages(user, turns)
         prompt = self.apply(messages, prompt=True)
         if answer is None:
@@ -61,7 +73,11 @@ class ChatTemplate:
         return (Segment(prompt, False), *self.answer_segments(prompt, whole, answer)), self.needs_end
 
     def answer_segments(self, prompt: str, whole: Rendered, answer: str) -> tuple[Segment, ...]:
-        """What a rendered dialogue adds to its rendered prompt: the answer, its end, the rest. Raises RowError."""
+        """Return what a rendered dialogue adds to its rendered prompt: the answer, its end and the rest.
+
+        Raises:
+            RowError: If the template rewrites the prompt or the answer, or marks nothing of it as generated.
+        """
         if not whole.text.startswith(prompt):
             raise RowError(
                 "the chat template writes the prompt in another way once the answer is there, so the answer has no "
@@ -80,22 +96,22 @@ class ChatTemplate:
         )
         if whole.marks is not None:
             segments = by_marks(segments, at=len(prompt), marks=whole.marks)
-        found = tuple(segment for segment in segments if segment.text)
-        if whole.marks is not None and not any(segment.supervised for segment in found):
+        filled = tuple(segment for segment in segments if segment.text)
+        if whole.marks is not None and not any(segment.supervised for segment in filled):
             raise RowError(
                 f"the chat template marks nothing of the answer {text[:60]!r} as generated, so there is nothing to "
                 "learn; put {% generation %} around what the assistant says, or remove the marks"
             )
-        return found
+        return filled
 
     def dialogue(self, messages: Sequence[Message], *, marks: bool) -> Rendered:
-        """The rendered messages, with the template's marks where they are wanted. Raises ModelError."""
+        """Render the messages, with the template's marks if `marks`. Raise ModelError if the template fails."""
         if not marks or not self._has_marks:
             return Rendered(self.apply(messages, prompt=False))
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        # Of apply_chat_template only a mask of tokens can be had, and a span that ends with white space without a token
-        # makes it run to the end of the dialogue (transformers #47325).
+        # apply_chat_template returns only a mask of tokens, and a span that ends with white space without a token makes
+        # that mask run to the end of the dialogue (transformers #47325).
         with refusals(self.system):
             [text], [spans] = render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
@@ -107,7 +123,7 @@ class ChatTemplate:
         return Rendered(text, tuple(spans))
 
     def apply(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        """The rendered messages, with what asks for an answer where `prompt`. Raises ModelError."""
+        """Render the messages, with the generation prompt if `prompt`. Raise ModelError if the template fails."""
         with refusals(self.system):
             return str(
                 self._tokenizer.apply_chat_template(
@@ -116,12 +132,12 @@ class ChatTemplate:
             )
 
     def _surroundings(self) -> tuple[str, str]:
-        """What the template writes between the prompt and an answer, and after the answer."""
+        """Return what the template writes between the prompt and an answer, and after the answer."""
         messages = self._messages("QUESTION", [])
         prompt = self.apply(messages, prompt=True)
         whole = self.apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
-        before, found, behind = whole[len(prompt) :].partition("ANSWER")
-        if not whole.startswith(prompt) or not found:
+        before, match, behind = whole[len(prompt) :].partition("ANSWER")
+        if not whole.startswith(prompt) or not match:
             raise ModelError(
                 "the chat template writes no answer after the prompt (its dialogue does not begin with its generation "
                 "prompt), so the answer's tokens cannot be separated from the prompt's; write prompt: {chat: false}"
@@ -129,7 +145,7 @@ class ChatTemplate:
         return before, behind
 
     def _end_of_turn(self) -> int | None:
-        """Characters after an answer up to the token that ends a text, else the first special token; None without."""
+        """Return the number of characters after an answer up to the EOS or first special token; None without one."""
         tokenizer = self._tokenizer
         ids = tokenizer(self._behind, add_special_tokens=False)["input_ids"] if self._behind else []
         special = {tokenizer.eos_token_id, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -150,7 +166,7 @@ class ChatTemplate:
 
 
 def by_marks(segments: Iterable[Segment], *, at: int, marks: Sequence[Span]) -> Iterator[Segment]:
-    """Cut segments where a mark begins or ends; what is marked is in the loss. The first segment begins at `at`."""
+    """Split segments at the borders of marks; marked text is in the loss. The first segment starts at `at`."""
     for segment in segments:
         end = at + len(segment.text)
         borders = {at, end}.union(border for span in marks for border in span if at < border < end)
@@ -165,7 +181,7 @@ def by_marks(segments: Iterable[Segment], *, at: int, marks: Sequence[Span]) -> 
 
 @contextmanager
 def refusals(system: str | None) -> Iterator[None]:
-    """Limit what a template may do, and make its errors a ModelError."""
+    """Limit what a template may do, and convert its errors to ModelError."""
     from jinja2 import TemplateError
 
     try:

@@ -1,9 +1,9 @@
-"""Limits for chat templates: programs that come with a model, and may loop without end or fill the memory.
+"""Limits for chat templates: programs that come with a model and may loop without end or fill the memory.
 
-transformers renders them in jinja's sandbox, which keeps them away from files and Python's internals but not from
-`{% for %}` within `{% for %}`, `'a' * 10**10` or `10 ** (10 ** 10)`. Here the same sandbox counts steps: each pass of a
-loop, each call and each hundred characters that are written or copied. What would be too large is refused before it is
-made. Nothing depends on time or signals, so a template ends at the same place in every thread and every run.
+transformers renders them in jinja's sandbox, which blocks access to files and Python's internals but not
+`{% for %}` within `{% for %}`, `'a' * 10**10` or `10 ** (10 ** 10)`. Here the same sandbox counts steps: each loop
+iteration, each call and each hundred characters written or copied. A value that would be too large is rejected before
+it is created. Nothing depends on time or signals, so a template stops at the same point in every thread and every run.
 """
 
 import functools
@@ -17,11 +17,11 @@ from jinja2 import TemplateError, nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 300_000
-"""Steps of one rendering; a dialogue of a hundred messages takes about a thousand."""
+"""Maximum steps of one rendering; a dialogue of a hundred messages takes about a thousand."""
 MAX_SIZE = 10_000_000
-"""Characters of a text, or items of a list, that a template makes."""
+"""Maximum number of characters of a text, or of items of a list, that a template creates."""
 MAX_BITS = 10_000
-"""Bits of a whole number."""
+"""Maximum number of bits of an integer."""
 CHARACTERS_OF_A_STEP = 100
 WIDTH = re.compile(r"\d{6,}")
 CHARGE = "_charge"
@@ -31,14 +31,17 @@ local = threading.local()
 
 
 class LimitError(TemplateError):
-    """A template does too much."""
+    """A template exceeds its limits."""
 
 
 @contextmanager
 def limited_template() -> Iterator[None]:
-    """Render chat templates with limits, inside transformers' functions too. Raises jinja2.TemplateError.
+    """Render chat templates with limits while in this context, also inside transformers' functions.
 
-    Whatever a template raises, such as ZeroDivisionError or RecursionError, becomes a TemplateError as well.
+    Any other exception of a template, such as ZeroDivisionError or RecursionError, becomes a TemplateError as well.
+
+    Raises:
+        jinja2.TemplateError: If a template fails or exceeds its limits.
     """
     install()
     before = getattr(local, "steps", None)
@@ -57,7 +60,7 @@ def limited_template() -> Iterator[None]:
 
 @functools.cache
 def install() -> None:
-    """Let transformers compile chat templates in the environment below, which limits nothing outside of the context."""
+    """Make transformers compile chat templates in LimitedEnvironment; limits apply only in `limited_template`."""
     from transformers.utils import chat_template_utils
 
     original = chat_template_utils._compile_jinja_template
@@ -71,7 +74,7 @@ def install() -> None:
             extensions=[type(extension) for extension in plain.extensions.values()],
         )
         environment.globals.update(plain.globals)
-        environment.globals.pop("lipsum", None)  # random words, as many as are asked for
+        environment.globals.pop("lipsum", None)  # it returns as many random words as requested
         own = {CHARGE: charge_filter, CONCATENATE: concatenate}
         environment.filters = {name: limited(function) for name, function in plain.filters.items()} | own
         return environment.from_string(chat_template)
@@ -80,7 +83,7 @@ def install() -> None:
 
 
 def charge(steps: int) -> None:
-    """Count steps of the current rendering. Raises LimitError."""
+    """Count steps of the current rendering. Raise LimitError if there are too many."""
     left = getattr(local, "steps", None)
     if left is None:
         return
@@ -94,7 +97,7 @@ def charge_size(value: Any) -> None:
         charge(len(value) // CHARACTERS_OF_A_STEP)
 
 
-@pass_context  # keeps the optimizer from calling it once, while the template is compiled
+@pass_context  # keeps the optimizer from evaluating it once, at compile time
 def charge_filter(context: Any, steps: int) -> str:
     charge(steps)
     return ""
@@ -102,21 +105,21 @@ def charge_filter(context: Any, steps: int) -> str:
 
 @pass_context
 def concatenate(context: Any, parts: list[Any]) -> str:
-    """The operator `~`."""
+    """Concatenate values: the operator `~`."""
     texts = [str(part) for part in parts]
     check_size(sum(map(len, texts)))
     return "".join(texts)
 
 
 def check_size(size: int) -> None:
-    """Raise LimitError for what would be too large; count it as steps otherwise."""
+    """Raise LimitError if a value would be too large; otherwise count it as steps."""
     if size > MAX_SIZE:
         raise LimitError(f"it makes a text or a list of more than {MAX_SIZE:,} characters or items")
     charge(size // CHARACTERS_OF_A_STEP)
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox that counts steps and refuses what is too large."""
+    """A sandbox that counts steps and rejects values that are too large."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -146,27 +149,27 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str):
             check_arguments(__obj.__name__, (text, *args), kwargs)
-        found = super().call(__context, __obj, *args, **kwargs)
-        charge_size(found)
-        return found
+        result = super().call(__context, __obj, *args, **kwargs)
+        charge_size(result)
+        return result
 
 
 def limited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is counted, and refuses arguments that make it write too much."""
+    """Return a filter that counts steps and rejects arguments that would make it write too much."""
 
-    @functools.wraps(function)  # with what jinja has marked it with
+    @functools.wraps(function)  # keeps the attributes that jinja set
     def call(*args: Any, **kwargs: Any) -> Any:
         values = args[1:] if hasattr(function, "jinja_pass_arg") else args
         check_arguments(getattr(function, "__name__", "").removeprefix("do_"), values, kwargs)
-        found = function(*args, **kwargs)
-        charge_size(found)
-        return found
+        result = function(*args, **kwargs)
+        charge_size(result)
+        return result
 
     return call
 
 
 def check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise LimitError where a method of a text, or a filter, would write too much."""
+    """Raise LimitError if a string method or a filter would write too much."""
     subject, values = (args[0] if args else ""), [*args[1:], *kwargs.values()]
     size = len(subject) if isinstance(subject, str | list | tuple | dict) else 1
     charge(1 + size // CHARACTERS_OF_A_STEP)
@@ -186,7 +189,7 @@ def check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def check_product(left: Any, right: Any) -> None:
-    """Raise LimitError where a product is too large."""
+    """Raise LimitError if a product would be too large."""
     if isinstance(left, int) and isinstance(right, int):
         check_bits(left.bit_length() + right.bit_length())
         return
@@ -206,14 +209,14 @@ def check_widths(text: str) -> None:
 
 
 def charge_statement(steps: int, place: nodes.Node) -> nodes.Node:
-    """The statement that counts steps when it is run."""
+    """Return a statement that counts steps when it runs."""
     value = nodes.Const(steps, lineno=place.lineno)
     call = nodes.Filter(value, CHARGE, [], [], None, None, lineno=place.lineno)
     return nodes.ExprStmt(call, lineno=place.lineno)
 
 
 def replace_concatenations(node: nodes.Node) -> None:
-    """Put a filter with a limit in the place of every `~`."""
+    """Replace every `~` by a filter with a limit."""
     for name, value in list(node.iter_fields()):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, nodes.Node):

@@ -1,4 +1,4 @@
-"""What writes rows as text, from outside: `data.formatter`."""
+"""A user's formatter class: `data.formatter`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,37 +12,39 @@ from partita_schema.errors import DataError
 
 
 class CustomFormatter:
-    """`data.formatter`: a class of the user's, made as `Class(config, tokenizer=...)`, in place of Formatter.
+    """`data.formatter`: a user's class, created as `Class(config, tokenizer=...)`, in place of Formatter.
 
-    A copy in another process loads the class again, from where this one found it.
+    Unpickling loads the class again from the same module.
     """
 
     chat = False
-    """The model's chat template is the class's own business."""
+    """Whether to use a chat template is up to the class."""
 
     def __init__(self, config: Config, *, tokenizer: Any, folder: Path | None) -> None:
-        """Raises ConfigError where there is no such class."""
+        """Load the class. Raise ConfigError if there is none."""
         assert config.data.formatter is not None
         self.config, self.tokenizer, self._folder = config, tokenizer, folder
         self._target = config.data.formatter
-        found = load_part(self._target, key="data.formatter", folder=folder)
-        self.fingerprint = source_digest(found)
-        """A hash of the module's text: another text may write rows otherwise."""
-        self._shaper = found(config, tokenizer=tokenizer)
+        formatter_class = load_part(self._target, key="data.formatter", folder=folder)
+        self.fingerprint = source_digest(formatter_class)
+        """A hash of the module's source, since a changed module may format rows differently."""
+        self._shaper = formatter_class(config, tokenizer=tokenizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (self.config, self.tokenizer, self._folder)
 
     def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
-        """Rows as text. Raises DataError where the class does not give a FormattedText for each row."""
-        found = list(self._shaper.format_all(rows, keys, supervised=supervised))
-        if len(found) != len(rows):
-            texts, given = counted(len(found), "text"), counted(len(rows), "row")
-            raise DataError(f"data.formatter: {self._target} gave {texts} for {given}; give a FormattedText for each")
-        odd = next((type(item).__name__ for item in found if not isinstance(item, FormattedText)), None)
+        """Return rows as text. Raise DataError if the class does not return a FormattedText for each row."""
+        results = list(self._shaper.format_all(rows, keys, supervised=supervised))
+        if len(results) != len(rows):
+            texts, requested = counted(len(results), "text"), counted(len(rows), "row")
+            raise DataError(
+                f"data.formatter: {self._target} gave {texts} for {requested}; give a FormattedText for each"
+            )
+        odd = next((type(item).__name__ for item in results if not isinstance(item, FormattedText)), None)
         if odd is not None:
             raise DataError(f"data.formatter: {self._target} gave a {odd} for a row; give a FormattedText for each")
-        return found
+        return results
 
 
 def rebuilt(config: Config, tokenizer: Any, folder: Path | None) -> CustomFormatter:

@@ -1,10 +1,10 @@
-"""From a dialogue to text in segments: what is said in turn, and the answers that are learned.
+"""Format a dialogue as segments: its messages in order, and the answers to learn.
 
-Where all answers of a dialogue are learned (packed), each has its own segments, found by rendering the dialogue as it
-grows: what a chat template writes up to an answer must begin with what it wrote up to the one before. A template that
-rewrites earlier turns (takes out thoughts, writes a date, marks the last turn) is refused, since what would be learned
-could never be asked. Predictions for a packed model are cut into the same segments, so that they have the same tokens.
-Where it is not packed, the prompt is encoded as one text.
+In packed mode all answers of a dialogue are learned, and each has its own segments. They are found by rendering the
+dialogue message by message: the rendering up to an answer must start with the rendering up to the previous one. A
+template that rewrites earlier turns (drops thoughts, writes a date, marks the last turn) is rejected, because inference
+could never reproduce the text that was learned. Predictions for a packed model use the same segments, so that they have
+the same tokens. In other modes the prompt is tokenized as one text.
 """
 
 import logging
@@ -26,12 +26,12 @@ Message = Mapping[str, Any]
 
 
 class DialogueFormatter:
-    """Renders dialogues in their one form. Pure: the dialogue decides what comes out."""
+    """Format dialogues in their standard form. The result depends only on the dialogue."""
 
     def __init__(self, config: Config, *, tokenizer: Any, chat: ChatTemplate | None) -> None:
         assert config.dialogue_input is not None
         self.name = config.dialogue_input.name
-        """Name of the dialogue in rows."""
+        """Name of the dialogue feature in rows."""
         self.mode = resolved_mode(config.data.dialogue, chat=chat)
         """How dialogues become rows."""
         self._tokenizer, self._chat = tokenizer, chat
@@ -40,7 +40,7 @@ class DialogueFormatter:
         self._context = context_of(config.data.dialogue) if self.mode != "packed_dialogue" else HistoryLimits()
 
     def format(self, dialogue: Mapping[str, Any], *, supervised: bool) -> FormattedText:
-        """The dialogue, with the answer that is learned where `supervised`. Raises RowError."""
+        """Return the dialogue as text, with the answer to learn if `supervised`. Raise RowError if it is invalid."""
         messages = self._shown(dialogue["messages"])
         packed = self.mode == "packed_dialogue"
         learn_all = packed and supervised and dialogue.get("learn_all", True)
@@ -55,13 +55,13 @@ class DialogueFormatter:
             return self._rendered(self._chat, messages, answer, packed=False, learn_all=False)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
-        said = [dict(message) for message in messages]
+        shown = [dict(message) for message in messages]
         if self._context != HistoryLimits():
             context = self._context if self._tokenizer is not None else self._context._replace(context_tokens=None)
-            said = history(said, len(said), context=context, count=self._count)
-        if self._system and not any(message["role"] == "system" for message in said):
-            said.insert(0, {"role": "system", "content": self._system})
-        return list(said)
+            shown = history(shown, len(shown), context=context, count=self._count)
+        if self._system and not any(message["role"] == "system" for message in shown):
+            shown.insert(0, {"role": "system", "content": self._system})
+        return list(shown)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -71,26 +71,34 @@ class DialogueFormatter:
     def _rendered(
         self, chat: ChatTemplate, messages: list[Message], answer: str | None, *, packed: bool, learn_all: bool
     ) -> FormattedText:
-        """Segments by the chat template; where `packed`, earlier answers have their own, learned with `learn_all`."""
-        said = [{"role": message["role"], "content": message["content"]} for message in messages]
+        """Return segments rendered by the chat template.
+
+        Args:
+            chat: The chat template.
+            messages: The messages before the answer.
+            answer: The answer to learn; None in prediction.
+            packed: Whether earlier answers have their own segments.
+            learn_all: Whether these are in the loss.
+        """
+        conversation = [{"role": message["role"], "content": message["content"]} for message in messages]
         segments: list[Segment] = []
         done, last = "", 0
         for place, message in enumerate(messages if packed else ()):
             if not message.get("learned"):
                 continue
-            prompt = self._apply(chat, said[:place], prompt=True)
-            whole = self._dialogue(chat, said[: place + 1], marks=learn_all)
+            prompt = self._apply(chat, conversation[:place], prompt=True)
+            whole = self._dialogue(chat, conversation[: place + 1], marks=learn_all)
             asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
             turn = [*marked(asked, done, whole), *chat.answer_segments(prompt, whole, message["content"])]
             segments += [part._replace(supervised=learn_all and part.supervised) for part in turn]
             if chat.needs_end:
                 segments.append(Segment("", learn_all, ends=True, joined=True))
             done, last = whole.text, place + 1
-        prompt = self._apply(chat, said, prompt=True)
+        prompt = self._apply(chat, conversation, prompt=True)
         asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
         if answer is None:
             return FormattedText((*segments, asked), begins=False)
-        whole = self._dialogue(chat, [*said, {"role": "assistant", "content": answer}], marks=True)
+        whole = self._dialogue(chat, [*conversation, {"role": "assistant", "content": answer}], marks=True)
         segments += marked(asked, done, whole) if learn_all else [asked]
         segments += chat.answer_segments(prompt, whole, answer)
         return FormattedText(tuple(segments), begins=False, ends=chat.needs_end)
@@ -112,15 +120,21 @@ class DialogueFormatter:
             hint = "; context_turns cuts between questions" if any(getattr(self._context, key) for key in cut) else ""
             raise RowError(f"{error.__cause__ or error}: the chat template refuses the dialogue{hint}") from error
 
-    # Without
+    # Without a chat template
 
     def _plain(
         self, messages: Sequence[Message], answer: str | None, *, packed: bool, learn_all: bool
     ) -> FormattedText:
-        """Pieces with the delimiter between them, each behind the name of its speaker.
+        """Return the messages as text without a chat template, each after its speaker's name, joined by the delimiter.
 
-        Earlier answers are segments wherever they stand: a simulation keeps their tokens. Where `packed`, they end as
+        Every earlier answer is a segment, because a simulation keeps its tokens. If `packed`, earlier answers end as
         answers in the loss do; else they are one text with the rest of the prompt.
+
+        Args:
+            messages: The messages before the answer.
+            answer: The answer to learn; None in prediction.
+            packed: Whether earlier answers end with the end-of-text token.
+            learn_all: Whether these are in the loss.
         """
         segments: list[Segment] = []
         text, delimiter = "", ""
@@ -143,7 +157,7 @@ class DialogueFormatter:
 
 
 def resolved_mode(dialogue: DialogueConfig, *, chat: ChatTemplate | None) -> Mode:
-    """The mode that is written, or the best one for the chat template."""
+    """Return the configured mode, or the best one for the chat template."""
     if dialogue.mode != "auto":
         return dialogue.mode
     if chat is None or context_of(dialogue) != HistoryLimits() or dialogue.labels == "all":
@@ -155,7 +169,7 @@ def resolved_mode(dialogue: DialogueConfig, *, chat: ChatTemplate | None) -> Mod
 
 
 def leaves_turns(chat: ChatTemplate) -> bool:
-    """Whether a dialogue of two exchanges begins as it did before the second one."""
+    """Return whether a dialogue of two exchanges starts with the rendering of its first one."""
     system = [{"role": "system", "content": chat.system}] if chat.system else []
     first = [*system, {"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]
     try:
@@ -166,12 +180,12 @@ def leaves_turns(chat: ChatTemplate) -> bool:
 
 
 def marked(asked: Segment, done: str, whole: Rendered) -> list[Segment]:
-    """What a dialogue says between `done` and an answer, cut by the template's marks where it has any."""
+    """Return the text between `done` and an answer as segments, split at the template's marks if it has any."""
     return [asked] if whole.marks is None else list(by_marks([asked], at=len(done), marks=whole.marks))
 
 
 def continued(done: str, prompt: str, *, answer: int) -> str:
-    """What a prompt adds to what stood there up to the end of the message `answer`, from 1. Raises RewrittenError."""
+    """Return what `prompt` adds to `done`, the text up to message `answer`. Raise RewrittenError if it differs."""
     if not prompt.startswith(done):
         raise RewrittenError(
             f"the chat template writes message {answer} or what stands before it in another way once the dialogue goes "

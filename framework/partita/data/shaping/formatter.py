@@ -1,7 +1,7 @@
-"""From a cleaned row to text: the prompt, and the answer that is learned.
+"""Format a cleaned row as text: the prompt, and the answer to learn.
 
-The text of a row comes in segments: what is in the loss, and what is not (docs/decisions/0003-loss-mask.md). A token
-begins with each answer, so the tokens before an answer are the same in training and in prediction.
+The text of a row consists of segments that are in the loss or not (docs/decisions/0003-loss-mask.md). A token boundary
+precedes each answer, so the tokens before an answer are the same in training and in prediction.
 """
 
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from partita.data.shaping.dialogue import DialogueFormatter
 
 Row = Mapping[str, Any]
-"""A cleaned row: values by feature name, as `partita_schema.rows.row_schema` makes them."""
+"""A cleaned row: values by feature name, as `partita_schema.rows.row_schema` returns them."""
 
 
 class Segment(NamedTuple):
@@ -30,10 +30,12 @@ class Segment(NamedTuple):
     supervised: bool
     """Whether its tokens are in the loss."""
     ends: bool = False
-    """Whether the end-of-text token stands behind it, before what follows."""
+    """Whether an end-of-text token follows it."""
     joined: bool = False
-    """Whether it is encoded as one text with the segment before; else a token begins here, as where a model begins to
-    answer."""
+    """Whether it is tokenized as one text with the previous segment.
+
+    Else a token boundary precedes it, as where a model starts to answer.
+    """
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,16 @@ class FormattedText:
     """A row as text."""
 
     segments: tuple[Segment, ...]
-    """The prompt, then the answer, then what the chat template puts behind it. The prompt alone in prediction.
+    """The prompt, then the answer, then what the chat template adds after it. In prediction, only the prompt.
 
-    A dialogue may have answers between pieces of its prompt, in the loss or not."""
+    A dialogue may have answers between pieces of its prompt, in the loss or not.
+    """
     begins: bool
-    """Whether the tokenizer's own beginning (BOS) belongs before it; a chat template writes its own."""
+    """Whether the tokenizer's BOS token precedes it; a chat template writes its own."""
     ends: bool = False
-    """Whether the end-of-text token belongs behind it."""
+    """Whether the end-of-text token follows it."""
     cut_tokens: int = 0
-    """Tokens of inputs and outputs that were cut because of a feature's max_sequence_length."""
+    """Tokens of inputs and outputs truncated to a feature's max_sequence_length."""
 
     @property
     def text(self) -> str:
@@ -58,18 +61,18 @@ class FormattedText:
 
 
 class Retriever(Protocol):
-    """Chooses worked examples for rows."""
+    """Selects worked examples for rows."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the rows that it chooses from."""
+        """A hash of the rows to select from."""
 
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
-        """Examples for each row, the least helpful first; never the row itself."""
+        """Return examples for each row, the least similar first; never the row itself."""
 
 
 class Formatter:
-    """Renders rows. Pure: a row and its key decide what comes out."""
+    """Format rows as text. The result depends only on the row and its key."""
 
     def __init__(
         self,
@@ -80,11 +83,18 @@ class Formatter:
         retriever: Retriever | None = None,
         chat: "ChatTemplate | None" = None,
     ) -> None:
-        """`tokenizer` is a fast transformers tokenizer, or None to render without limits and chat template.
+        """Create a formatter.
 
-        `chat` takes the place of the tokenizer's chat template. `labels` are those of each category output: the worked
-        examples of the file must use them. Raises ModelError where the chat template is missing or refuses the prompt's
-        shape, DataError where a worked example is wrong.
+        Args:
+            config: The configuration.
+            tokenizer: A fast transformers tokenizer; None to format without length limits and chat template.
+            labels: Labels of each category output; the worked examples of the file must use them.
+            retriever: Selects further worked examples for each row.
+            chat: Replaces the tokenizer's chat template.
+
+        Raises:
+            ModelError: If the chat template is missing or rejects the shape of the prompt.
+            DataError: If a worked example is invalid.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -101,31 +111,31 @@ class Formatter:
 
     @property
     def examples_from(self) -> str:
-        """A hash of the rows that worked examples are chosen from; empty without retrieval."""
+        """A hash of the rows that worked examples are selected from; empty without retrieval."""
         return self._retriever.fingerprint if self._retriever is not None else ""
 
     @property
     def chat(self) -> bool:
-        """Whether prompts go through the model's chat template."""
+        """Whether prompts use the model's chat template."""
         return self._chat is not None
 
     @property
     def expander(self) -> "Expander | None":
-        """What makes training rows of dialogues; None where no input is a dialogue."""
+        """The expander of dialogues into training rows; None if no input is a dialogue."""
         from partita.data.dialogue.expand import build_expander
 
         return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
 
     def format(self, row: Row, *, key: str = "") -> FormattedText:
-        """Prompt and answer of a row. Raises RowError."""
+        """Return prompt and answer of a row. Raise RowError if it is invalid."""
         return self.format_all([row], [key])[0]
 
     def format_prompt(self, row: Row, *, key: str = "") -> FormattedText:
-        """The prompt of a row. Raises RowError."""
+        """Return the prompt of a row. Raise RowError if it is invalid."""
         return self.format_all([row], [key], supervised=False)[0]
 
     def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
-        """Rows as text; with one retrieval for all of them."""
+        """Return rows as text, with one retrieval for all of them."""
         chosen = self._retriever.choose(rows, keys) if self._retriever is not None else [[] for _ in rows]
         return [
             self._format(row, [*self._examples, *examples], supervised=supervised)
@@ -133,7 +143,7 @@ class Formatter:
         ]
 
     def any_prompt(self, answer: str) -> tuple[Segment, ...]:
-        """Return segments of a prompt and of an answer to it, which has the same tokens after all prompts."""
+        """Return segments of a prompt and of `answer`, whose tokens are the same after every prompt."""
         if self._chat is not None:
             return self._chat.render("QUESTION", answer, turns=())[0]
         return Segment("QUESTION\n", False), Segment(answer, True)
@@ -165,17 +175,17 @@ class Formatter:
         return None if feature is None else DialogueFormatter(self.config, tokenizer=self.tokenizer, chat=self._chat)
 
     def _worked(self, example: Row) -> str:
-        """An example with its answer, as the row itself would stand there."""
+        """Return a worked example with its answer, in the form of the row itself."""
         template = self._prompt.template
         placed = template is None or "__context__" in self._fields
         question = sample_text(text_inputs(self.config), example) + "\n" if placed else self._user_text(example)
         return question + answer_text(self.config, example)
 
     def _user_text(self, row: Row, *, context: str = "") -> str:
-        """What is asked: the template, or task, context and sample with an empty line between them.
+        """Return the user's part of the prompt: the template, or task, context and sample separated by blank lines.
 
-        A single input with nothing around it is its text alone. Anything longer ends with a line break, so that the
-        answer has a line of its own; in a chat it has a turn of its own.
+        A single input without anything else is returned as it is. Anything longer ends with a line break, so that the
+        answer starts on a new line; in a chat the answer is a separate turn.
         """
         prompt, sample = self._prompt, sample_text(text_inputs(self.config), row)
         if prompt.template is not None:
@@ -187,9 +197,9 @@ class Formatter:
         return "\n\n".join(blocks) + ("" if alone or self._chat is not None else "\n")
 
     def _limited(self, row: Row) -> tuple[Row, int]:
-        """The row with its texts cut to their features' max_sequence_length, and the number of tokens cut.
+        """Truncate the row's texts to their features' max_sequence_length; return it with the number of tokens removed.
 
-        The answer of a single output is not cut here but as tokens, by the encoder.
+        The answer of a single output is not truncated here but as tokens, by RowTokenizer.
         """
         limited, total = dict(row), 0
         features: list[Any] = text_inputs(self.config)
@@ -204,7 +214,7 @@ class Formatter:
 
 
 def uses_chat(config: Config, tokenizer: Any) -> bool:
-    """Whether prompts go through the chat template. Raises ModelError where one is asked for and there is none."""
+    """Return whether prompts use the chat template. Raise ModelError if it is required and missing."""
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if config.prompt.chat is True and tokenizer is not None and not has_template:
         raise ModelError(
@@ -214,19 +224,19 @@ def uses_chat(config: Config, tokenizer: Any) -> bool:
 
 
 def text_inputs(config: Config) -> list[TextInput]:
-    """The inputs that are texts."""
+    """Return the text inputs."""
     return [feature for feature in config.input_features if isinstance(feature, TextInput)]
 
 
 def sample_text(inputs: Sequence[TextInput], row: Row) -> str:
-    """The inputs that the row has: one as its text, several as lines `name: value`."""
+    """Return the inputs of a row: a single one as text, several as lines `name: value`."""
     if len(inputs) == 1:
         return str(row.get(inputs[0].name, ""))
     return "\n".join(f"{feature.name}: {row[feature.name]}" for feature in inputs if feature.name in row)
 
 
 def answer_text(config: Config, row: Row) -> str:
-    """The answer: the only output as text, or several as one JSON object with their names in the order of the file."""
+    """Return the answer: the only output as text, or several as one JSON object in the order of the configuration."""
     outputs = config.output_features
     if len(outputs) == 1:
         return output_text(outputs[0], row[outputs[0].name])
@@ -234,7 +244,7 @@ def answer_text(config: Config, row: Row) -> str:
 
 
 def output_text(feature: OutputFeature, value: Any) -> str:
-    """One output as text: JSON without spaces between its marks, numbers written plainly."""
+    """Return one output as text: compact JSON, numbers without an exponent."""
     from partita_schema.rows import plain_text
 
     return compact_json(value) if feature.type == "json" else plain_text(value)
@@ -245,7 +255,7 @@ def compact_json(value: Any) -> str:
 
 
 def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str]]) -> Row:
-    """A worked example of the file as a cleaned row. Raises DataError."""
+    """Return a worked example of the configuration as a cleaned row. Raise DataError if it is invalid."""
     from marshmallow import ValidationError
 
     from partita_schema.rows import reasons, row_schema
@@ -263,8 +273,8 @@ def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str
 
 
 def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
-    """The text up to the end of its `limit`-th token, and the number of tokens cut."""
-    if len(text) * 4 <= limit:  # no tokenizer makes more tokens than there are bytes
+    """Return the text up to the end of token number `limit`, and the number of tokens removed."""
+    if len(text) * 4 <= limit:  # no tokenizer produces more tokens than bytes
         return text, 0
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = encoding["offset_mapping"]

@@ -1,4 +1,4 @@
-"""The labels of category outputs."""
+"""Labels of category outputs."""
 
 from partita.data.rows import Rows
 from partita_schema.config import Config
@@ -6,12 +6,12 @@ from partita_schema.rows import check_rows, row_schema
 
 
 def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]:
-    """Labels of each category output by its name: those of the file, else those of the good rows, sorted.
+    """Return the labels of each category output by name: the configured ones, else those of the good rows, sorted.
 
-    None at all where there are neither.
+    Labels are empty if there are neither.
     """
-    found = {feature.name: feature.labels for feature in config.output_features if feature.type == "category"}
-    unknown = [name for name, labels in found.items() if labels is None]
+    outputs = {feature.name: feature.labels for feature in config.output_features if feature.type == "category"}
+    unknown = [name for name, labels in outputs.items() if labels is None]
     seen: dict[str, set[str]] = {name: set() for name in unknown}
     if unknown and rows is not None:
         schema = row_schema(config, supervised=True)
@@ -19,4 +19,4 @@ def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]
             for row in check_rows(schema, chunk).clean.values():
                 for name in unknown:
                     seen[name].add(row[name])
-    return {name: tuple(sorted(seen[name])) if labels is None else labels for name, labels in found.items()}
+    return {name: tuple(sorted(seen[name])) if labels is None else labels for name, labels in outputs.items()}

@@ -1,4 +1,4 @@
-"""Worked examples for each row: drawn at random, or the nearest in meaning."""
+"""Select worked examples for each row: at random, or the most similar ones."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,13 @@ from partita_schema.rows import check_rows, row_schema
 
 
 def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> Retriever | None:
-    """The retriever of a run; None where the file has no prompt.retrieval.
+    """Return the retriever of a run; None without prompt.retrieval.
 
-    Examples come from `prompt.retrieval.dataset`, else from the training rows. Raises DataError where there are none,
-    ModelError where the embedding model cannot be loaded.
+    Examples come from `prompt.retrieval.dataset`, else from the training rows.
+
+    Raises:
+        DataError: If there are no rows to select from.
+        ModelError: If the embedding model cannot be loaded.
     """
     options = config.prompt.retrieval
     if options is None:
@@ -40,7 +43,7 @@ def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> R
 
 
 class Pool:
-    """Rows that may serve as examples; bad ones among them are passed over."""
+    """Rows that may serve as examples; bad ones are skipped."""
 
     def __init__(self, config: Config, rows: Rows) -> None:
         self._config = config
@@ -48,18 +51,18 @@ class Pool:
         self._schema = row_schema(config, supervised=True)
 
     def __reduce__(self) -> tuple[type["Pool"], tuple[Config, Rows]]:
-        """A copy in another process makes its own schema; schemas cannot be pickled."""
+        """Pickle without the schema, which cannot be pickled; the copy builds its own."""
         return Pool, (self._config, self.rows)
 
     def clean(self, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
-        """Index and values of the good ones."""
+        """Yield index and values of the good rows."""
         clean = check_rows(self._schema, self.rows.get(indices)).clean
         for place, row in clean.items():
             yield indices[place], row
 
 
 class RandomRetriever:
-    """Examples drawn at random; the seed and the row's key alone decide which."""
+    """Select examples at random; the result depends only on the seed and the row's key."""
 
     def __init__(self, config: Config, rows: Rows, *, k: int, seed: int) -> None:
         self._pool = Pool(config, rows)
@@ -68,33 +71,38 @@ class RandomRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the rows that it chooses from."""
+        """A hash of the rows to select from."""
         return self._pool.rows.fingerprint
 
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
-        """`k` examples for each row, fewer where there are not so many."""
+        """Return up to `k` examples for each row."""
         return [self._draw(key) for key in keys]
 
     def _draw(self, key: str) -> list[Row]:
         pool = self._pool.rows
         mark = blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
         chance = random.Random(int.from_bytes(mark, "big"))
-        found: list[Row] = []
+        examples: list[Row] = []
         seen: set[int] = set()
-        while len(found) < self._k and len(seen) < len(pool):
-            left = self._k - len(found)
+        while len(examples) < self._k and len(seen) < len(pool):
+            left = self._k - len(examples)
             wanted = [i for i in chance.sample(range(len(pool)), min(len(pool), 2 * left + len(seen))) if i not in seen]
             seen.update(wanted)
             good = [row for index, row in self._pool.clean(wanted) if pool.key(index) != key]
-            found += good[:left]
-        return found
+            examples += good[:left]
+        return examples
 
 
 class SemanticRetriever:
-    """Examples whose inputs are nearest by cosine of sentence embeddings, the nearest last."""
+    """Select examples by cosine similarity of sentence embeddings of their inputs, the most similar last."""
 
     def __init__(self, config: Config, rows: Rows, *, k: int, model_name: str, chunk: int = 1000) -> None:
-        """Embeds all rows once: 4 bytes a row and dimension."""
+        """Embed all rows once; the embeddings take 4 bytes per row and dimension.
+
+        Raises:
+            DataError: If no row can serve as an example.
+            ModelError: If the embedding model cannot be loaded.
+        """
         self._config = config
         self._pool = Pool(config, rows)
         self._k = k
@@ -113,18 +121,18 @@ class SemanticRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the rows that it chooses from."""
+        """A hash of the rows to select from."""
         return self._pool.rows.fingerprint
 
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
-        """`k` examples for each row, fewer where there are not so many."""
+        """Return up to `k` examples for each row."""
         if not rows:
             return []
         likeness_BN = self._embed(rows) @ self._vectors_ND.T
         return [self._nearest(likeness_N, key) for likeness_N, key in zip(likeness_BN, keys, strict=True)]
 
     def _nearest(self, likeness_N: np.ndarray, key: str) -> list[Row]:
-        # One more than needed, since the row itself may be among them; ties go to the earlier row.
+        # One more than needed, since the row itself may be among them; ties are resolved in favor of the earlier row.
         order = np.argsort(-likeness_N, kind="stable")[: self._k + 1]
         chosen = [int(place) for place in self._places[order] if self._pool.rows.key(int(place)) != key]
         return [row for _, row in self._pool.clean(chosen[: self._k])][::-1]
@@ -138,9 +146,10 @@ class SemanticRetriever:
 
 
 def load_embedder(name: str) -> Any:
-    """A sentence-transformers model. Code that a model brings is not run (in local folders, from version 6 on).
+    """Load a sentence-transformers model without running code from its repository (local folders: from version 6 on).
 
-    Raises ModelError where the package or the model is missing, or cannot be loaded.
+    Raises:
+        ModelError: If the package or the model is missing, or the model cannot be loaded.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -150,6 +159,6 @@ def load_embedder(name: str) -> Any:
         ) from None
     try:
         return SentenceTransformer(name, device="cpu")
-    except Exception as error:  # damaged files raise anything
+    except Exception as error:  # damaged files raise any exception
         said = " ".join(str(error).split())[:300]
         raise ModelError(f"prompt.retrieval.model_name: {name} cannot be loaded: {said}") from error

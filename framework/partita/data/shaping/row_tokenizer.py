@@ -1,8 +1,9 @@
-"""From cleaned rows to token ids with the spans that are learned.
+"""Tokenize cleaned rows, with the spans that are in the loss.
 
-A token begins with each answer, so ids of prompts are the same in training and in prediction. Too long an example loses
-the end of its answer, and with it the end-of-text token: a cut answer must not be learned as a whole one. A dialogue
-loses what stands after the cut, and ends with its last token in the loss. A row without such a token is refused.
+A token boundary precedes each answer, so the ids of prompts are the same in training and in prediction. An example
+that is too long loses the end of its answer, including the end-of-text token: a truncated answer must not be learned
+as a complete one. A dialogue is cut at the limit and ends with its last loss token. A row without a loss token is
+rejected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,27 +23,27 @@ if TYPE_CHECKING:
     from partita.data.dialogue.expand import Expander
 
 Span = tuple[int, int]
-"""First token and the one behind the last."""
+"""First token and one past the last."""
 IGNORED = -100
-"""Label of tokens that are not learned."""
+"""Label of tokens that are not in the loss."""
 RULES = "2: joined text"
-"""How text becomes tokens and loss. It changes with the code that decides them, so that kept tokens are made again."""
+"""Version of the rules that turn text into tokens and loss. Changing it invalidates cached tokens."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A row for training."""
+    """A tokenized row for training."""
 
     key: str
     input_ids: list[int]
     spans: tuple[Span, ...]
-    """Tokens that are learned."""
+    """Spans of loss tokens."""
     cut_tokens: int
-    """Tokens that did not fit: of features, of the answer, of the example."""
+    """Number of tokens removed by limits of features, of the answer and of the example."""
 
     @property
     def labels(self) -> list[int]:
-        """Ids where a token is learned, -100 elsewhere."""
+        """Ids of loss tokens, -100 elsewhere."""
         labels = [IGNORED] * len(self.input_ids)
         for start, end in self.spans:
             labels[start:end] = self.input_ids[start:end]
@@ -51,11 +52,11 @@ class Example:
 
 @dataclass(frozen=True)
 class PromptExample:
-    """A row for prediction."""
+    """A tokenized row for prediction."""
 
     key: str
     text: str
-    """The rendered prompt."""
+    """The formatted prompt."""
     input_ids: list[int]
     error: str | None = None
     """Why nothing can be generated for it."""
@@ -63,65 +64,72 @@ class PromptExample:
 
 @dataclass(frozen=True)
 class RowTokenizer:
-    """Encodes rows; the same row always gives the same ids. Can be sent to other processes."""
+    """Tokenize rows; the same row always has the same ids. Can be pickled for other processes."""
 
     formatter: Formatter | CustomFormatter
     max_length: int | None = None
-    """Longest example in tokens, prompt and answer together; None for no limit."""
+    """Maximum tokens of an example, prompt and answer together; None for no limit."""
     answer_limit: int | None = None
-    """Longest answer in tokens, without its end."""
+    """Maximum tokens of an answer, without its end."""
     completion_only: bool = True
-    """Learn answers only; otherwise every token."""
+    """Whether only answers are in the loss; else all tokens are."""
     beginning: tuple[int, ...] = ()
-    """Tokens before a prompt that is not made by a chat template (BOS)."""
+    """Tokens before a prompt that is not formatted by a chat template (BOS)."""
 
     @cached_property
     def end(self) -> int | None:
-        """The token that ends a text; the tokenizer looks it up anew each time."""
-        found: int | None = self.formatter.tokenizer.eos_token_id
-        return found
+        """The end-of-text token; cached, since the tokenizer looks it up on each access."""
+        token: int | None = self.formatter.tokenizer.eos_token_id
+        return token
 
     @property
     def expander(self) -> "Expander | None":
-        """What makes training rows of dialogues; None where no input is a dialogue."""
+        """The expander of dialogues into training rows; None if no input is a dialogue."""
         return self.formatter.expander if isinstance(self.formatter, Formatter) else None
 
     def encode(self, row: Row, *, key: str) -> Example:
-        """A row for training. Raises RowError."""
+        """Tokenize a row for training. Raise RowError if it cannot be used."""
         example = self.encode_rows([row], [key])[0]
         if isinstance(example, RowError):
             raise example
         return example
 
     def encode_prompt(self, row: Row, *, key: str) -> PromptExample:
-        """A row for prediction."""
+        """Tokenize a row for prediction."""
         return self.encode_prompts([row], [key])[0]
 
     def encode_turn(self, row: Row, *, key: str, before: Sequence[int], behind: str) -> PromptExample:
-        """The prompt of a dialogue that goes on: the text `behind` has the tokens `before`, as it had them then.
+        """Tokenize the prompt of the next turn of a dialogue, reusing the tokens `before` of the earlier text `behind`.
 
-        The whole prompt is encoded again where that text does not stand at the beginning or ends within a segment, or
-        where a token of the whole prompt spans its end.
+        The whole prompt is tokenized if the prompt does not start with that text, if the text ends within a segment,
+        or if a token of the whole prompt spans its end.
+
+        Args:
+            row: The dialogue so far.
+            key: Key of the row.
+            before: Token ids of the earlier text.
+            behind: The earlier text.
         """
-        [shaped], [ids] = self._tokens([row], [key], supervised=False)
-        if isinstance(shaped, RowError):
-            return PromptExample(key, "", [], str(shaped))
+        [formatted], [ids] = self._tokens([row], [key], supervised=False)
+        if isinstance(formatted, RowError):
+            return PromptExample(key, "", [], str(formatted))
         place, length = 0, 0
-        while place < len(shaped.segments) and length < len(behind):
-            length += len(shaped.segments[place].text)
+        while place < len(formatted.segments) and length < len(behind):
+            length += len(formatted.segments[place].text)
             place += 1
-        if not behind or length != len(behind) or not shaped.text.startswith(behind):
-            return self._prompt_example(shaped, ids, key)
-        [rest] = self._segment_ids([shaped.segments[place:]], before=behind)
+        if not behind or length != len(behind) or not formatted.text.startswith(behind):
+            return self._prompt_example(formatted, ids, key)
+        [rest] = self._segment_ids([formatted.segments[place:]], before=behind)
         added = [token for part in rest for token in part]
         if added and added != [token for part in ids for token in part][-len(added) :]:
-            return self._prompt_example(shaped, ids, key)
-        parts, _ = self._parts(shaped.segments[place:], rest)
-        end = [self.end] if shaped.segments[place - 1].ends and self.end is not None else []
-        return self._checked_prompt([*before, *end, *(token for part, _ in parts for token in part)], shaped.text, key)
+            return self._prompt_example(formatted, ids, key)
+        parts, _ = self._parts(formatted.segments[place:], rest)
+        end = [self.end] if formatted.segments[place - 1].ends and self.end is not None else []
+        ids_of_rest = [token for part, _ in parts for token in part]
+        return self._checked_prompt([*before, *end, *ids_of_rest], formatted.text, key)
 
     def answer_ids(self, answer: str) -> tuple[int, ...]:
-        """Tokens of an answer as it is in the loss after any prompt, and of the end that a chat template writes."""
+        """Return the tokens of an answer as they are in the loss after any prompt, with the template's end token."""
         assert isinstance(self.formatter, Formatter), "a formatter of one's own knows no answers but those of rows"
         segments = self.formatter.any_prompt(answer)
         [parts] = self._segment_ids([segments])
@@ -130,20 +138,20 @@ class RowTokenizer:
         )
 
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
-        """Rows for training in one call of the tokenizer; a RowError stands in the place of a bad one."""
-        found: list[Example | RowError] = []
+        """Tokenize rows for training in one tokenizer call; a bad row is returned as a RowError."""
+        examples: list[Example | RowError] = []
         for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=True), keys, strict=True):
             if isinstance(shaped, RowError):
-                found.append(shaped)
+                examples.append(shaped)
                 continue
             try:
-                found.append(self._example(shaped, ids, key))
+                examples.append(self._example(shaped, ids, key))
             except RowError as error:
-                found.append(error)
-        return found
+                examples.append(error)
+        return examples
 
     def encode_prompts(self, rows: Sequence[Row], keys: Sequence[str]) -> list[PromptExample]:
-        """Rows for prediction in one call of the tokenizer."""
+        """Tokenize rows for prediction in one tokenizer call."""
         return [
             PromptExample(key, "", [], str(shaped))
             if isinstance(shaped, RowError)
@@ -157,7 +165,7 @@ class RowTokenizer:
         return self._checked_prompt(prompt, shaped.text, key)
 
     def _checked_prompt(self, prompt: list[int], text: str, key: str) -> PromptExample:
-        """A prompt, with the reason where nothing can be generated for it."""
+        """Return a prompt, with the reason if nothing can be generated for it."""
         error = None
         if not prompt:
             error = "the prompt is empty"
@@ -183,9 +191,9 @@ class RowTokenizer:
         limit = len(tokens) if self.max_length is None else self.max_length
         if spans[0][0] >= limit:
             raise RowError(too_long(spans[0][0], limit) + self._advice())
-        needed = spans[-1][1]  # what a template writes after the last turn may be left out
+        needed = spans[-1][1]  # what a template writes after the last turn may be dropped
         spans = [(start, min(end, limit)) for start, end in spans if start < limit]
-        # What nobody learns behind the last answer that fits would only take memory.
+        # Tokens without loss after the last answer that fits would only take memory.
         limit = min(limit, spans[-1][1]) if limit < len(tokens) else limit
         if not self.completion_only:
             spans = [(0, min(limit, len(tokens)))]
@@ -193,10 +201,10 @@ class RowTokenizer:
         return Example(key, tokens[:limit], tuple(spans), lost)
 
     def _parts(self, segments: Sequence[Segment], ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
-        """Ids of each segment and whether they are learned, up to the limit of an answer; and the tokens cut there.
+        """Return the ids of each segment and whether they are in the loss, and the number of tokens removed.
 
-        An answer is the first segment in the loss where a model begins to answer; its end is no part of it and has no
-        limit.
+        The limit applies to an answer: the first loss segment where a model starts to answer. The answer's end token is
+        not part of it and has no limit.
         """
         parts: list[tuple[list[int], bool]] = []
         end = self.end
@@ -211,7 +219,7 @@ class RowTokenizer:
         return parts, 0
 
     def _advice(self) -> str:
-        """What shortens the prompt of a dialogue."""
+        """Return a hint on how to shorten the prompt of a dialogue."""
         return "; data.dialogue: {context_tokens: ...} shows less of it" if self.formatter.config.dialogue_input else ""
 
     def _beginning(self, shaped: FormattedText) -> list[int]:
@@ -220,7 +228,7 @@ class RowTokenizer:
     def _tokens(
         self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool
     ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
-        """Text and ids of each row's segments."""
+        """Return text and ids of each row's segments."""
         shaped = self._format(rows, keys, supervised=supervised)
         try:
             return shaped, self._segment_ids([segments_of(item) for item in shaped])
@@ -230,17 +238,17 @@ class RowTokenizer:
     def _tokens_by_row(
         self, shaped: Sequence[FormattedText | RowError]
     ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
-        """The same row by row, where a text of some row is no Unicode."""
-        found: list[FormattedText | RowError] = []
+        """Tokenize row by row, because the text of some row is not valid Unicode."""
+        results: list[FormattedText | RowError] = []
         ids: list[list[list[int]]] = []
         for item in shaped:
             try:
                 ids += self._segment_ids([segments_of(item)])
-                found.append(item)
+                results.append(item)
             except (TypeError, UnicodeEncodeError):
                 ids.append([])
-                found.append(RowError("not Unicode: half of a surrogate pair"))
-        return found, ids
+                results.append(RowError("not Unicode: half of a surrogate pair"))
+        return results, ids
 
     def _format(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool) -> list[FormattedText | RowError]:
         try:
@@ -255,7 +263,7 @@ class RowTokenizer:
         return SegmentTokenizer(self.formatter.tokenizer)
 
     def parts(self) -> dict[str, str]:
-        """Hashes of what decides the ids, by the names under which a person knows it."""
+        """Return hashes of what decides the ids, by readable names."""
         from partita.lm.tokenizers import tokenizer_digest
 
         config = self.formatter.config
@@ -288,9 +296,18 @@ def build_row_tokenizer(
     retriever: Retriever | None = None,
     folder: Path | None = None,
 ) -> RowTokenizer:
-    """The encoder of a run. `context_length` is the model's, None for no limit; `folder` is that of the file.
+    """Return the row tokenizer of a run.
 
-    Raises ModelError where preprocessing.global_max_sequence_length is above it.
+    Args:
+        config: The configuration.
+        tokenizer: A fast transformers tokenizer.
+        context_length: The model's context in tokens; None for no limit.
+        labels: Labels of each category output.
+        retriever: Selects worked examples for each row.
+        folder: Folder of the configuration file.
+
+    Raises:
+        ModelError: If preprocessing.global_max_sequence_length exceeds the context.
     """
     wanted = config.preprocessing.global_max_sequence_length
     if wanted is not None and context_length is not None and wanted > context_length:
@@ -313,12 +330,12 @@ def build_row_tokenizer(
 
 
 def segments_of(shaped: FormattedText | RowError) -> tuple[Segment, ...]:
-    """The segments of a row; none of a bad one."""
+    """Return the segments of a row; none for a bad one."""
     return shaped.segments if isinstance(shaped, FormattedText) else ()
 
 
 def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: int) -> int:
-    """Tokens of the turns behind the answer at `place`, whose own end does not count."""
+    """Return the number of tokens in the turns after the answer at `place`, without the answer's end."""
     later = list(zip(segments, ids, strict=True))[place + 1 :]
     while later and later[0][0].supervised:
         later.pop(0)
@@ -326,11 +343,11 @@ def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: 
 
 
 def beginning_of(tokenizer: Any) -> tuple[int, ...]:
-    """The BOS token where the tokenizer puts one before a text, else nothing."""
-    made = tokenizer("", verbose=False)["input_ids"]
-    return (made[0],) if made and made[0] == tokenizer.bos_token_id else ()
+    """Return the BOS token if the tokenizer puts one before a text, else nothing."""
+    ids = tokenizer("", verbose=False)["input_ids"]
+    return (ids[0],) if ids and ids[0] == tokenizer.bos_token_id else ()
 
 
 def too_long(prompt: int, limit: int) -> str:
-    """What is said of a prompt without room for an answer."""
+    """Return the message for a prompt without room for an answer."""
     return f"the prompt has {prompt:,} tokens, which leaves no room for an answer within {limit:,}"

@@ -1,9 +1,9 @@
-"""Tokens of a row's segments, as they stand in the joined text.
+"""Tokenize a row's segments as they are in the joined text.
 
-A row is encoded in units. A unit begins where the row begins, where a model begins to answer, and after an inserted
-end token; what follows in the same unit is one text with it. So a token begins with every answer, as it does when the
-prompt stands alone, and everywhere else the tokens are those of the joined text
-(docs/decisions/0026-joined-text.md). Which tokens of a unit belong to which segment follows from their offsets.
+A row is tokenized in units. A unit starts at the start of the row, where a model starts to answer, and after an
+inserted end token; what follows in the same unit is one text with it. So a token boundary precedes every answer, as it
+does when the prompt stands alone, and all other tokens are those of the joined text
+(docs/decisions/0026-joined-text.md). Offsets decide which tokens of a unit belong to which segment.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from partita.data.shaping.formatter import Segment
 from partita.lm.continuation import Continuation
 
 CONTEXT = 256
-"""Characters before a unit that are looked at."""
+"""Number of characters before a unit that are considered."""
 PLAIN = "."
-"""Stands for what comes before a unit whose text before does not count."""
+"""Placeholder for the text before a unit that does not depend on it."""
 
 
 @dataclass(frozen=True)
 class TokenizedUnit:
-    """Segments that are encoded as one text."""
+    """Segments that are tokenized as one text."""
 
     segments: tuple[Segment, ...]
     before: str
-    """The end of the text before; empty where the row begins."""
+    """The end of the preceding text; empty at the start of the row."""
 
     @property
     def text(self) -> str:
@@ -45,16 +45,18 @@ class TokenizedUnit:
 
 
 class SegmentTokenizer:
-    """Encodes rows of segments. Can be sent to other processes."""
+    """Tokenize rows of segments. Can be pickled for other processes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._continuation = Continuation(tokenizer)
 
     def __call__(self, rows: Sequence[Sequence[Segment]], *, before: str = "") -> list[list[list[int]]]:
-        """Return the token ids of each segment of each row, encoded together. `before` is the text before.
+        """Return the token ids of each segment of each row, in one tokenizer call. `before` is the preceding text.
 
-        Raises TypeError or UnicodeEncodeError where a text is no Unicode.
+        Raises:
+            TypeError: If a text is not a string.
+            UnicodeEncodeError: If a text is not valid Unicode.
         """
         units = [units_of(segments, before=before) for segments in rows]
         encoded = iter(self._encode([unit for row in units for unit in row]))
@@ -63,11 +65,11 @@ class SegmentTokenizer:
     def _encode(self, units: Sequence[TokenizedUnit]) -> list[list[list[int]]]:
         """Return the token ids of each unit by segment.
 
-        Where the tokens of an anchor merge with the text that follows, the next anchor is tried.
+        If the tokens of an anchor merge with the text that follows, the next anchor is tried.
         """
         anchors = [self._continuation.anchors(unit.before) if unit.before else ("",) for unit in units]
         texts, mixed = [unit.text for unit in units], [unit.is_mixed for unit in units]
-        found: list[list[list[int]]] = [[] for _ in units]
+        results: list[list[list[int]]] = [[] for _ in units]
         left, attempt = list(range(len(units))), 0
         while left:
             encodings = self._encodings(
@@ -81,16 +83,16 @@ class SegmentTokenizer:
                 if ids[: len(dropped)] != dropped:
                     merged.append(place)
                 elif mixed[place]:
-                    found[place] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
+                    results[place] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
                 else:
-                    found[place] = [[] for _ in unit.segments]
-                    found[place][first_filled(unit)] = ids[len(dropped) :] if dropped else ids
+                    results[place] = [[] for _ in unit.segments]
+                    results[place][first_filled(unit)] = ids[len(dropped) :] if dropped else ids
             left, attempt = merged, attempt + 1
-        return found
+        return results
 
     def _encodings(self, texts: Sequence[str], *, with_offsets: Sequence[bool]) -> list[Any]:
-        """Return the encoding of each text, with offsets only where they are wanted: they take time."""
-        self._tokenizer("", add_special_tokens=False, verbose=False)  # switches truncation and padding off
+        """Return the encoding of each text, with offsets only where requested, since they take time."""
+        self._tokenizer("", add_special_tokens=False, verbose=False)  # disables truncation and padding
         backend = self._tokenizer.backend_tokenizer
         slow = [text for text, wanted in zip(texts, with_offsets, strict=True) if wanted]
         fast = [text for text, wanted in zip(texts, with_offsets, strict=True) if not wanted]
@@ -113,12 +115,12 @@ def units_of(segments: Sequence[Segment], *, before: str) -> list[TokenizedUnit]
 
 
 def first_filled(unit: TokenizedUnit) -> int:
-    """Return the place of the first segment with text."""
+    """Return the index of the first segment with text."""
     return next((place for place, segment in enumerate(unit.segments) if segment.text), 0)
 
 
 def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int, shift: int) -> list[list[int]]:
-    """Return the tokens of each segment of a unit, whose text begins at character `shift` and token `dropped`."""
+    """Return the tokens of each segment of a unit whose text starts at character `shift` and token `dropped`."""
     cuts, border = [dropped], shift
     characters = shift + len(unit.text)
     for left, right in pairwise(unit.segments):
@@ -131,10 +133,13 @@ def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int
 
 
 def first_token(encoding: Any, border: int, characters: int, *, takes_straddler: bool) -> int:
-    """Return the first token after a border between segments, in a text with this number of `characters`.
+    """Return the first token after a border between segments.
 
-    A token on both sides of the border is the first one after it where the right segment `takes_straddler`, else the
-    last one before it.
+    Args:
+        encoding: The encoding of the text.
+        border: Index of the first character after the border.
+        characters: Number of characters in the text.
+        takes_straddler: Whether a token across the border belongs to the right segment; else to the left one.
     """
     count = len(encoding)
     covering = (encoding.char_to_token(place) for place in range(border, characters))
@@ -147,6 +152,6 @@ def first_token(encoding: Any, border: int, characters: int, *, takes_straddler:
 
 
 def start_of(encoding: Any, token: int) -> int:
-    """Return where a token starts: where the one before ends, for offsets may leave out the space it begins with."""
+    """Return the start of a token: the end of the previous one, since offsets may omit the token's leading space."""
     start: int = encoding.token_to_chars(token)[0]
     return min(start, encoding.token_to_chars(token - 1)[1]) if token else start
