@@ -1,1 +1,1 @@
-"""Dialogues: their formats, and the rows that are made of them."""
+"""Dialogues: history limits, and expansion into rows."""

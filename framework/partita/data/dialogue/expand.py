@@ -1,9 +1,9 @@
-"""From a dialogue to the rows that are made of it: the whole, a row for each answer, or the last answer alone.
+"""Expand dialogues into rows: the whole dialogue, a row for each answer, or only the last answer.
 
-An expanded row holds the dialogue in its one form (`partita_schema.dialogue_formats`) under the feature's column:
-`messages` up to the question, `labels` with the right answers, and `learn_all`, whether the answers among the messages
-are learned as well. Rows that are expanded already, and those that cannot be read, come out as they went in: the row
-schema says what is wrong with them.
+An expanded row holds the dialogue in its standard form (`partita_schema.dialogue_formats`) under the feature's column:
+`messages` up to the question, `labels` with the correct answers, and `learn_all`, whether the answers among the
+messages are learned as well. Rows that are already expanded, or cannot be read, are returned unchanged: the row schema
+reports what is wrong with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,39 +25,39 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Expander:
-    """Makes rows of dialogues. Pure: a row and its key decide what comes out. Can be sent to other processes."""
+    """Expand dialogues into rows. The result depends only on the row and its key. Can be pickled."""
 
     column: str
     """Column of the dialogue input."""
     form: str
-    """How dialogues are written, or auto."""
+    """Format of the dialogues, or auto."""
     mode: Mode
     ignored: tuple[str, ...] = ()
-    """Keys of messages that are left out."""
+    """Keys of messages that are ignored."""
     context: HistoryLimits = ALL
-    """What a row shows; tokens are counted where the row is rendered, not here."""
+    """Limits of the history in a row; the token limit is applied when the row is formatted, not here."""
     labels: Literal["first", "all", "random"] = "first"
     all_labels: bool = False
-    """Whether a row holds all right answers, the one that is learned first: for scores."""
+    """Whether a row holds all correct answers, the learned one first; used for evaluation."""
     seed: int = 0
 
     def expand(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Row]]:
-        """The rows of a dialogue with their keys: `key#1`, `key#2` ... where there is one for each answer."""
+        """Return the rows of a dialogue with their keys: `key#1`, `key#2` ... if there may be several."""
         try:
             if is_read(row.get(self.column)) or is_read(row):
                 return [(key, dict(row))]
             messages = self._messages(row)
         except FormatError:
             return [(key, dict(row))]
-        rows = [{self.column: made} for made in self._rows(messages, key)]
+        rows = [{self.column: dialogue} for dialogue in self._rows(messages, key)]
         if not rows:
             return [(key, dict(row))]
         if not self.numbered:
             return [(key, rows[0])]
-        return [(f"{key}#{number}", made) for number, made in enumerate(rows, start=1)]
+        return [(f"{key}#{number}", expanded_row) for number, expanded_row in enumerate(rows, start=1)]
 
     def count(self, row: Mapping[str, Any]) -> int:
-        """Number of rows that `expand` makes."""
+        """Return the number of rows that `expand` returns."""
         if not self.numbered or is_read(row.get(self.column)) or is_read(row):
             return 1
         try:
@@ -67,9 +67,11 @@ class Expander:
         return max(1, sum(self._right_answers(messages[place]) for place in self._places(messages)))
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """The messages of a dialogue. Raises FormatError."""
-        found: list[Message] = read_dialogue(row, column=self.column, form=self.form, ignored=self.ignored)["messages"]
-        return found
+        """Return the messages of a dialogue. Raise FormatError if it cannot be read."""
+        messages: list[Message] = read_dialogue(row, column=self.column, form=self.form, ignored=self.ignored)[
+            "messages"
+        ]
+        return messages
 
     @property
     def numbered(self) -> bool:
@@ -78,12 +80,12 @@ class Expander:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides the rows."""
+        """A hash of everything that decides the rows."""
         return digest(repr(self))
 
     def _places(self, messages: Sequence[Message]) -> list[int]:
-        found = answers(messages)
-        return found if self.mode == "squash" else found[-1:]
+        places = answers(messages)
+        return places if self.mode == "squash" else places[-1:]
 
     def _right_answers(self, message: Message) -> int:
         return len(message.get("labels", [None])) if self.labels == "all" else 1
@@ -99,7 +101,7 @@ class Expander:
         return rows
 
     def _chosen(self, message: Message, key: str, place: int) -> Message:
-        """The message with one right answer."""
+        """Return the message with one correct answer."""
         right = message.get("labels")
         if right is None:
             return message
@@ -110,7 +112,7 @@ class Expander:
         return {name: value for name, value in message.items() if name != "labels"} | {"content": right[number]}
 
     def _labels(self, message: Message, first: str) -> list[list[str]]:
-        """Right answers of each row that is made for a message."""
+        """Return the correct answers of each row that is created for a message."""
         right: list[str] = message.get("labels", [first])
         if self.labels == "all":
             return [[label] for label in right]
@@ -118,7 +120,7 @@ class Expander:
 
 
 def build_expander(config: Config, *, mode: Mode) -> Expander | None:
-    """What makes training rows of dialogues; None where no input is a dialogue."""
+    """Return the expander of dialogues into training rows; None if no input is a dialogue."""
     feature, wanted = config.dialogue_input, config.data.dialogue
     if feature is None:
         return None
@@ -134,12 +136,12 @@ def build_expander(config: Config, *, mode: Mode) -> Expander | None:
 
 
 def for_scores(expander: Expander) -> Expander:
-    """The same for validation and test rows: a row for each answer, with what was really said before."""
+    """Return the expander for evaluation: a row for each answer, with the reference answers as history."""
     return replace(expander, mode="squash", labels="first", all_labels=True)
 
 
 def context_of(dialogue: DialogueConfig) -> HistoryLimits:
-    """What a row shows of what was said."""
+    """Return the limits of the history that a row shows."""
     return HistoryLimits(
         include_labels=dialogue.include_labels,
         context_length=dialogue.context_length,
@@ -149,10 +151,10 @@ def context_of(dialogue: DialogueConfig) -> HistoryLimits:
 
 
 class DialogueStore:
-    """Rows of dialogues by index: each dialogue is read and expanded when one of its rows is asked for."""
+    """Rows of dialogues by index: a dialogue is read and expanded when one of its rows is read."""
 
     def __init__(self, rows: Rows, expander: Expander, *, owners_N: np.ndarray, parts_N: np.ndarray) -> None:
-        """Row i is row `parts_N[i]` of those of dialogue `owners_N[i]`."""
+        """Expand `rows`; row i is row `parts_N[i]` of dialogue `owners_N[i]`."""
         self._rows, self._expander = rows, expander
         self._owners_N, self._parts_N = owners_N, parts_N
 
@@ -161,16 +163,16 @@ class DialogueStore:
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
         owners, of_owner = np.unique(self._owners_N[indices], return_inverse=True)
-        made = [
+        dialogues = [
             self._expander.expand(row, self._rows.key(owner))
             for owner, row in zip(owners.tolist(), self._rows.get(owners), strict=True)
         ]
         parts = self._parts_N[indices].tolist()
-        return [dict(made[owner][part][1]) for owner, part in zip(of_owner.tolist(), parts, strict=True)]
+        return [dict(dialogues[owner][part][1]) for owner, part in zip(of_owner.tolist(), parts, strict=True)]
 
 
 def expanded(rows: Rows, expander: Expander | None) -> Rows:
-    """Rows of dialogues by index; `rows` themselves without an expander. Reads all rows once where they are counted."""
+    """Return the rows of dialogues by index; `rows` without an expander. If rows must be counted, all are read once."""
     if expander is None:
         return rows
     if expander.numbered:

@@ -1,8 +1,7 @@
-"""Dialogues cut into pieces of history and an answer, as ParlAI squashes episodes. Pure functions.
+"""Split dialogues into history and answer, as ParlAI flattens episodes. Pure functions.
 
-A piece is one message; the golden tables are those of ParlAI's flattened episodes, where `context_length` counts
-pieces, questions and answers each, with the question that is answered among them. Messages of the role system that open
-a dialogue are shown in every row and count as nothing.
+`context_length` counts messages, as in ParlAI's flattened episodes: questions and answers count one each, including the
+question that is answered. System messages at the start of a dialogue are shown in every row and do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,48 +11,55 @@ Message = dict[str, Any]
 
 
 class HistoryLimits(NamedTuple):
-    """How much of what was said before is shown."""
+    """How much of the previous conversation is shown."""
 
     include_labels: bool = True
     """Whether earlier answers are shown."""
     context_length: int | None = None
-    """Pieces, the last question included."""
+    """Maximum number of messages, including the last question."""
     context_turns: int | None = None
-    """Exchanges of question and answer, the last question's included."""
+    """Maximum number of exchanges of question and answer, including the last question's."""
     context_tokens: int | None = None
-    """Tokens of the pieces; the last question is always shown."""
+    """Maximum number of tokens of the messages; the last question is always shown."""
 
 
 ALL = HistoryLimits()
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """Places of the answers that are learned: messages of the assistant behind a question."""
+    """Return the indices of the answers that are learned: messages of the assistant after a question."""
     return [place for place, message in enumerate(messages) if message.get("learned")]
 
 
 def history(
     messages: Sequence[Message], place: int, *, context: HistoryLimits = ALL, count: Callable[[str], int] | None = None
 ) -> list[Message]:
-    """What is shown before the message at `place`. `count` counts the tokens of a text, where context_tokens is set."""
+    """Return the messages that are shown before the one at `place`.
+
+    Args:
+        messages: The whole dialogue.
+        place: Index of the answer.
+        context: Limits of the history.
+        count: Returns the number of tokens of a text; required if context_tokens is set.
+    """
     opening = 0
     while opening < place and messages[opening]["role"] == "system":
         opening += 1
-    said = list(messages[opening:place])
+    shown = list(messages[opening:place])
     if context.context_turns is not None:
-        said = said[turn_start(said, context.context_turns) :]
+        shown = shown[turn_start(shown, context.context_turns) :]
     if not context.include_labels:
-        said = [message for message in said if message["role"] != "assistant"]
+        shown = [message for message in shown if message["role"] != "assistant"]
     if context.context_length is not None:
-        said = said[max(0, len(said) - context.context_length) :]
+        shown = shown[max(0, len(shown) - context.context_length) :]
     if context.context_tokens is not None:
         assert count is not None
-        said = said[token_start(said, context.context_tokens, count) :]
-    return [*messages[:opening], *said]
+        shown = shown[token_start(shown, context.context_tokens, count) :]
+    return [*messages[:opening], *shown]
 
 
 def turn_start(said: Sequence[Message], turns: int) -> int:
-    """Where the last `turns` exchanges begin: an exchange begins with what follows an answer."""
+    """Return the start of the last `turns` exchanges; an exchange starts after an answer."""
     starts = [
         place
         for place, message in enumerate(said)
@@ -63,7 +69,7 @@ def turn_start(said: Sequence[Message], turns: int) -> int:
 
 
 def token_start(said: Sequence[Message], limit: int, count: Callable[[str], int]) -> int:
-    """Where the last pieces begin that have `limit` tokens together; at least the last piece is kept."""
+    """Return the start of the longest suffix of at most `limit` tokens; at least the last message is kept."""
     total, start = 0, len(said)
     for place in range(len(said) - 1, -1, -1):
         total += count(said[place]["content"])

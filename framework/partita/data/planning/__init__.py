@@ -1,1 +1,1 @@
-"""Which rows go into which batch, and the position in that plan."""
+"""Plan which rows go into which batch, and the position in that plan."""

@@ -1,7 +1,7 @@
-"""The batching that fits the lengths of the rows, where the file says auto.
+"""Choose the batching that suits the lengths of the rows, for `batching: auto`.
 
-What decides is the padding that each would make. Measured over three epochs of rows in batches of 16 (padding, and the
-share of rows that two rows of one batch are together again in the next epoch):
+The choice depends on the padding that each policy would cause. Measured over three epochs of rows in batches of 16
+(padding, and how often two rows of one batch are in one batch again in the next epoch, as a share):
 
 | rows | lengths | fixed | bucket | noise 0.05 | noise 0.1 | window of a quarter |
 |---|---|---|---|---|---|---|
@@ -10,10 +10,10 @@ share of rows that two rows of one batch are together again in the next epoch):
 | 16,000 | log-normal, sigma 0.8 | 70 %, 0 % | 6 %, 6 % | 9 %, 2 % | 12 %, 1 % | 6 %, 6 % |
 | 1,000 | 98 to 102 tokens | 2 %, 2 % | 0 %, 8 % | 2 %, 2 % | 2 %, 2 % | 0 %, 7 % |
 
-So rows of nearly the same length need no sorting. Others are sorted; where a few windows hold all of them, nearly the
-same batches would come in each epoch, and a little noise costs less padding than smaller windows do. A token budget of
-as many tokens on average makes less than half of a bucket's padding where lengths are skewed (1.2 against 3.5 %), but
-its steps hold other numbers of rows than the file says: it is for those who ask for it.
+So rows of nearly the same length are not sorted. Others are sorted. If a few windows hold all rows, nearly the same
+batches would occur in each epoch, and a little noise costs less padding than smaller windows. A token budget of as many
+tokens on average causes less than half of a bucket's padding if lengths are skewed (1.2 against 3.5 %), but its steps
+hold a varying number of rows, so it is used only if it is configured.
 """
 
 import numpy as np
@@ -24,28 +24,33 @@ from partita_schema.batching import AutoBatching, Batching, BucketBatching, Fixe
 LITTLE_PADDING = 0.03
 """Share of padding below which sorting is not worth it."""
 LOOKED_AT = 16_384
-"""Rows whose lengths stand for those of larger data."""
+"""Maximum number of rows whose lengths are considered."""
 FEW_WINDOWS = 2
 SOME_WINDOWS = 8
 MORE_NOISE = 0.1
-"""For rows that fill fewer than FEW_WINDOWS."""
+"""Noise for rows that fill fewer than FEW_WINDOWS."""
 LESS_NOISE = 0.05
-"""For rows that fill fewer than SOME_WINDOWS."""
+"""Noise for rows that fill fewer than SOME_WINDOWS."""
 
 
 def choose_batching(
     batching: AutoBatching, lengths: np.ndarray, *, batch_size: int, more_rows: bool = False
 ) -> tuple[Batching, str]:
-    """Batching for rows of these lengths in tokens, [rows], and the reason with its numbers, as a sentence.
+    """Return the batching for rows of these lengths, and the reason with its numbers, as a sentence.
 
-    `batch_size` are the rows of a batch, or about how many there will be. With `more_rows` these are the first ones of
-    a stream. The same rows get the same answer always.
+    The result depends only on the arguments.
+
+    Args:
+        batching: The auto section.
+        lengths: Tokens of each row, [rows].
+        batch_size: Rows per batch, or an estimate.
+        more_rows: Whether these are the first rows of a stream.
     """
     fixed = FixedBatching(type="fixed")
     unsorted = expected_padding(lengths, build_policy(fixed, batch_size=batch_size))
-    told = f"in batches of {batch_size:,}, random order would be {percent(unsorted)} padding"
+    random_order = f"in batches of {batch_size:,}, random order would be {percent(unsorted)} padding"
     if unsorted <= LITTLE_PADDING:
-        return fixed, f"batching fixed: rows have {span(lengths)}, and {told}"
+        return fixed, f"batching fixed: rows have {span(lengths)}, and {random_order}"
     window = BucketBatching(type="bucket").window
     windows = np.inf if more_rows else len(lengths) / window
     noise = MORE_NOISE if windows < FEW_WINDOWS else LESS_NOISE if windows < SOME_WINDOWS else 0.0
@@ -54,12 +59,12 @@ def choose_batching(
     why = f", with noise {noise:g} since {len(lengths):,} rows are few for windows of {window:,}" if noise else ""
     return (
         bucket,
-        f"batching bucket: rows have {span(lengths)}; {told}, rows of like length are {percent(ordered)}{why}",
+        f"batching bucket: rows have {span(lengths)}; {random_order}, rows of like length are {percent(ordered)}{why}",
     )
 
 
 def expected_padding(lengths: np.ndarray, policy: Policy) -> float:
-    """Share of padding in an epoch, from at most LOOKED_AT rows at even distances and a fixed random order."""
+    """Estimate the share of padding in an epoch, from up to LOOKED_AT evenly spaced rows in a fixed random order."""
     seen = lengths[np.arange(min(len(lengths), LOOKED_AT)) * len(lengths) // max(1, min(len(lengths), LOOKED_AT))]
     chance = np.random.default_rng(0)
     shuffled, cells = seen[chance.permutation(len(seen))], 0
@@ -72,7 +77,7 @@ def expected_padding(lengths: np.ndarray, policy: Policy) -> float:
 
 
 def span(lengths: np.ndarray) -> str:
-    """Shortest, middle and longest."""
+    """Return shortest, median and longest length in words."""
     middle = int(np.median(lengths))
     return f"{int(lengths.min()):,} to {int(lengths.max()):,} tokens, half of them up to {middle:,}"
 

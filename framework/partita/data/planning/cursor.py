@@ -1,4 +1,4 @@
-"""Where training stands in its data: a few numbers, and what the plan is made of, which gives them their meaning."""
+"""Position of training in its data: a few numbers, and the parts of the plan that give them their meaning."""
 
 import json
 import logging
@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 CURSOR_VERSION = 2
 MOST_CHARACTERS = 96
-"""Of a part; what is longer ends in a hash of the whole."""
+"""Maximum length of a part; a longer one ends in a hash of the whole."""
 FEWEST_CHARACTERS = 16
-"""To which parts are cut where there are many; what is left is then nothing but a hash."""
+"""Length to which parts are shortened if there are many; nothing but a hash remains."""
 FEWEST_OF_NAMES = 32
-"""To which the names of parts are cut."""
+"""Minimum length to which the names of parts are shortened."""
 MOST_OF_PARTS = 1500
-"""Characters of all parts and their names as JSON, so that there is room for where the streams stand."""
+"""Maximum number of characters of all parts and names as JSON; this leaves room for the positions of streams."""
 Resume = Literal["strict", "restart_epoch", "fresh"]
-"""What happens where the plan has changed, as `data.resume`."""
+"""What to do if the plan has changed; the values of `data.resume`."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Cursor:
     """A position: the next step to be taken. As JSON it is smaller than 4 KB."""
 
     parts: Mapping[str, str]
-    """What the plan is made of, by names that a person knows: files, tokenizer, seed ..."""
+    """What decides the plan, by readable names: files, tokenizer, seed ..."""
     epoch: int = 0
     step: int = 0
-    """Step in the epoch."""
+    """Index of the step in the epoch."""
     place: Any = None
-    """Where the step begins, as the planner understands it, as JSON; None for the beginning of the epoch."""
+    """Start of the step in the planner's own terms, as JSON; None for the start of the epoch."""
 
     def to_json(self) -> dict[str, Any]:
-        """The position as JSON."""
+        """Return the position as JSON."""
         return {
             "version": CURSOR_VERSION,
             "plan_hash": plan_hash(self.parts),
@@ -50,7 +50,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Cursor":
-        """A position read back. Raises ResumeError where it is none, or of another version."""
+        """Read a saved position. Raise ResumeError if it is malformed, or of another version."""
         version = saved.get("version")
         if version != CURSOR_VERSION:
             raise ResumeError(
@@ -66,7 +66,7 @@ class Cursor:
         return cls(parts, epoch, step, saved.get("place"))
 
     def check(self, parts: Mapping[str, str]) -> None:
-        """Raise ResumeError when the position belongs to another plan, naming what differs."""
+        """Raise ResumeError if the position belongs to another plan, naming what differs."""
         names = dict.fromkeys([*self.parts, *parts])
         changed = [
             f"  {name}: {self.parts.get(name, 'none')} -> {parts.get(name, 'none')}"
@@ -82,11 +82,14 @@ class Cursor:
 
 
 def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Resume) -> Cursor:
-    """The position to continue from under a plan of these parts.
+    """Return the position to continue from under a plan with these parts.
 
-    strict: the saved one. Raises ResumeError where it belongs to another plan. restart_epoch and fresh go on in that
-    case, with a warning that says what has changed: at the first step of the same epoch, or of epoch 0. A position that
-    cannot be read at all is refused, but for fresh.
+    If the plan has changed, `strict` raises ResumeError. `restart_epoch` and `fresh` log a warning with the changes,
+    and continue at the first step of the same epoch or of epoch 0. A changed tokenizer is always an error. A position
+    that cannot be read is an error except for `fresh`.
+
+    Raises:
+        ResumeError: If the run cannot continue from the saved position.
     """
     try:
         loaded = Cursor.from_json(saved)
@@ -119,44 +122,52 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
 
 
 def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
-    """The parts, short enough to be kept in every position; what is cut ends in a hash of the whole.
+    """Return the parts shortened for saving in every position; a shortened text ends in a hash of the whole.
 
-    Each has up to MOST_CHARACTERS, and fewer where all together would have more than MOST_OF_PARTS. Should they have
-    too many even so, the last ones become one, "and others".
+    Each has up to MOST_CHARACTERS, and fewer if all parts together would exceed MOST_OF_PARTS. If they still do, the
+    last ones are merged into one, "and others".
     """
     for most in range(MOST_CHARACTERS, FEWEST_CHARACTERS - 1, -4):
-        found = {short(name, max(most, FEWEST_OF_NAMES)): short(text, most) for name, text in parts.items()}
-        if len(json.dumps(found)) <= MOST_OF_PARTS:
-            return found
-    kept = dict[str, str]()
-    given = sorted(zip(found.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
-    for place, ((name, text), _) in enumerate(given):
-        others = digest(*(part for _, whole in given[place:] for part in whole))
-        if len(json.dumps({**kept, name: text, "and others": others})) > MOST_OF_PARTS:
-            return {**kept, "and others": others}
-        kept[name] = text
-    return kept
+        result = {short(name, max(most, FEWEST_OF_NAMES)): short(text, most) for name, text in parts.items()}
+        if len(json.dumps(result)) <= MOST_OF_PARTS:
+            return result
+    first_parts = dict[str, str]()
+    remaining = sorted(zip(result.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
+    for place, ((name, text), _) in enumerate(remaining):
+        others = digest(*(part for _, whole in remaining[place:] for part in whole))
+        if len(json.dumps({**first_parts, name: text, "and others": others})) > MOST_OF_PARTS:
+            return {**first_parts, "and others": others}
+        first_parts[name] = text
+    return first_parts
 
 
 def short(text: str, most: int) -> str:
-    """A text of at most so many characters of JSON; what is cut ends in a hash of the whole."""
+    """Return a text of at most `most` characters as JSON; a shortened text ends in a hash of the whole."""
     if len(json.dumps(text)) - 2 <= most:
         return text
-    kept = most - 20
-    while kept > 0 and len(json.dumps(text[:kept])) - 2 > most - 20:
-        kept -= 1
-    return f"{text[: max(0, kept)]}... {digest(text)[:16]}" if kept > 0 else digest(text)[:16]
+    length = most - 20
+    while length > 0 and len(json.dumps(text[:length])) - 2 > most - 20:
+        length -= 1
+    return f"{text[: max(0, length)]}... {digest(text)[:16]}" if length > 0 else digest(text)[:16]
 
 
 def plan_hash(parts: Mapping[str, str]) -> str:
-    """One hash of all that decides the batches."""
+    """Return one hash of everything that decides the batches."""
     return digest(*(text for name in sorted(parts) for text in (name, parts[name])))
 
 
 def batching_parts(
     batching: Batching, *, batch_size: int, max_tokens: int | None, batches_per_step: int, seed: int
 ) -> dict[str, str]:
-    """What decides the cuts, by the names of the file. `max_tokens` is what auto has come to."""
+    """Return what decides the batches, by the names of the configuration.
+
+    Args:
+        batching: The batching section.
+        batch_size: Rows or lines per batch.
+        max_tokens: Resolved value of an automatic `max_tokens`.
+        batches_per_step: Batches in one optimizer step.
+        seed: The seed.
+    """
     settings = batching.model_dump(mode="json")
     if settings.get("max_tokens", 0) in (None, "auto"):
         settings["max_tokens"] = max_tokens

@@ -1,8 +1,8 @@
-"""Which rows go into which batch where all lengths are known: a pure function of lengths, policy, seed and epoch.
+"""Plan batches of rows with known lengths: a pure function of lengths, policy, seed and epoch.
 
-An epoch is an order of rows, a permutation unless another is given, seen through windows. A policy cuts each window
-into batches; windows are planned when they are reached, so that resuming costs one permutation and one window wherever
-the position is. A step is M batches in a row, and may span windows; the last step of an epoch is filled with batches
+An epoch is an order of rows, a permutation unless another order is passed, divided into windows. A policy cuts each
+window into batches. Windows are planned when they are reached, so that resuming costs one permutation and one window at
+any position. A step is M consecutive batches and may span windows; the last step of an epoch is filled up with batches
 without rows.
 """
 
@@ -18,33 +18,33 @@ from partita_schema.counted import counted
 from partita_schema.errors import DataError, ResumeError
 
 PLANNER_VERSION = 3
-"""Changes with anything that puts rows into other batches."""
+"""Increased whenever a change puts rows into other batches."""
 
 Order = Callable[[int, np.random.Generator], np.ndarray]
-"""order(epoch, chance): row numbers of an epoch, int64, in the order in which windows are cut from them."""
+"""order(epoch, chance): row indices of an epoch, int64, in the order in which windows are cut from them."""
 
 
 class PlannedStep(NamedTuple):
-    """The batches of a step, and where the plan stands behind it."""
+    """The batches of a step, and the position after it."""
 
     batches: list[PlannedBatch]
-    """M batches; only at the end of an epoch some without rows."""
+    """M batches; some at the end of an epoch have no rows."""
     epoch: int
     """Epoch of the next step."""
     step: int
-    """Number of the next step in its epoch."""
+    """Index of the next step in its epoch."""
     window: int
-    """Window that the next step begins in."""
+    """Window in which the next step starts."""
     taken: int
-    """Batches of that window that are used."""
+    """Number of batches of that window that are used."""
     passed: float
-    """Passes over the data that are done."""
+    """Number of completed epochs, with the fraction of the current one."""
 
 
 class IndexedPlanner:
-    """Plans epochs over rows whose lengths are known; every row of an order is in exactly one batch of its epoch.
+    """Plan epochs over rows with known lengths; every row of an order is in exactly one batch of its epoch.
 
-    Only `drop_last` leaves rows out.
+    Only `drop_last` removes rows.
     """
 
     def __init__(
@@ -57,9 +57,18 @@ class IndexedPlanner:
         order: Order | None = None,
         name: Callable[[int], str] | None = None,
     ) -> None:
-        """`lengths` are tokens, [rows]; `batches_per_step` is M; `name` gives a row's key by its number.
+        """Plan rows with these lengths.
 
-        Raises DataError where a row is longer than the policy can plan.
+        Args:
+            lengths: Tokens of each row, [rows].
+            policy: Cuts windows into batches.
+            batches_per_step: M, the number of batches in one optimizer step.
+            seed: Decides the order of the rows.
+            order: Order of the rows in an epoch, in place of a permutation.
+            name: Returns a row's key by index, for messages.
+
+        Raises:
+            DataError: If a row is longer than the policy can plan.
         """
         refuse_longer(lengths, policy.most_tokens, name=name)
         self.policy = policy
@@ -68,19 +77,20 @@ class IndexedPlanner:
         self._seed = seed
         self._order = order
         self._counts: dict[int, int] = {}
-        # A check of the position, or a count, comes right before the plan.
+        # The position is checked, or batches are counted, right before the plan.
         self._windows = lru_cache(maxsize=1)(self._make_windows)
         self._batches = lru_cache(maxsize=1)(self._cut)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the first epoch."""
+        """Number of rows in the first epoch."""
         return len(self._lengths) if self._order is None else len(self._windows(0).order)
 
     def count_batches(self, epoch: int) -> int:
-        """Batches of an epoch that hold rows. Where lengths decide, its windows are planned once to count them.
+        """Return the number of batches with rows in an epoch. If it depends on lengths, all windows are planned once.
 
-        Raises DataError where there are none.
+        Raises:
+            DataError: If there are none.
         """
         if epoch not in self._counts:
             rows = len(self._lengths) if self._order is None else len(self._windows(epoch).order)
@@ -97,11 +107,11 @@ class IndexedPlanner:
         return self._counts[epoch]
 
     def count_steps(self, epoch: int) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps in an epoch."""
         return -(-self.count_batches(epoch) // self.batches_per_step)
 
     def check(self, epoch: int, window: int, taken: int, step: int) -> None:
-        """Raise ResumeError where an epoch has no such position."""
+        """Raise ResumeError if an epoch has no such position."""
         windows = self._windows(epoch)
         begins = window == taken == 0
         inside = window < windows.number and (taken == 0 or taken < len(self._batches(epoch, window)))
@@ -112,9 +122,16 @@ class IndexedPlanner:
             )
 
     def steps(self, epoch: int, window: int = 0, taken: int = 0, step: int = 0) -> Iterator[PlannedStep]:
-        """Steps from a position in an epoch to its end: `taken` batches of that window are used, `step` steps are done.
+        """Yield the steps of an epoch from a position on.
 
-        Raises DataError where the epoch has no batches.
+        Args:
+            epoch: The epoch.
+            window: Window in which the next step starts.
+            taken: Number of batches of that window that are used.
+            step: Number of completed steps.
+
+        Raises:
+            DataError: If the epoch has no batches.
         """
         rows = len(self._windows(epoch).order)
         batches: list[PlannedBatch] = []
@@ -134,7 +151,7 @@ class IndexedPlanner:
                 batches = []
 
     def _from(self, epoch: int, window: int, taken: int) -> Iterator[tuple[PlannedBatch, int, int, int]]:
-        """Batches from a position on, each with the window, the batches taken and the rows used behind it."""
+        """Yield batches from a position on, each with the window, the batches taken and the rows used after it."""
         windows = self._windows(epoch)
         for number in range(window, windows.number):
             batches = self._batches(epoch, number)
@@ -145,7 +162,7 @@ class IndexedPlanner:
                 yield (batch, number + 1, 0, used) if place == len(batches) else (batch, number, place, used)
 
     def _cut(self, epoch: int, window: int) -> list[PlannedBatch]:
-        """The batches of a window."""
+        """Return the batches of a window."""
         rows = self._windows(epoch).rows(window)
         lengths = self._lengths[rows]
         batches = self.policy.cut(lengths, self._chance(epoch, window + 1))
@@ -167,17 +184,17 @@ class IndexedPlanner:
         return Windows(order, self.policy.window, first)
 
     def _chance(self, epoch: int, window: int = 0) -> np.random.Generator:
-        """Randomness of an epoch's order (window 0), or of the batches of a window (from 1)."""
+        """Return the random generator of an epoch's order (window 0), or of the batches of a window (from 1)."""
         return np.random.default_rng([self._seed, epoch, window])
 
 
 class Windows(NamedTuple):
-    """The order of an epoch, cut every `size` rows; one of the windows is taken before the others."""
+    """The order of an epoch, cut every `size` rows; one of the windows is moved to the front."""
 
     order: np.ndarray
     size: int
     first: int
-    """Place of the window that is taken first."""
+    """Index of the window that is moved to the front."""
 
     @property
     def number(self) -> int:
@@ -185,12 +202,12 @@ class Windows(NamedTuple):
         return -(-len(self.order) // self.size)
 
     def rows(self, window: int) -> np.ndarray:
-        """Row numbers of a window, by when it is taken."""
+        """Return the row indices of a window, counting windows in the order of use."""
         place = self.first if window == 0 else window - (window <= self.first)
         return self.order[place * self.size : (place + 1) * self.size]
 
     def rows_before(self, window: int) -> int:
-        """Rows of the windows that are taken before."""
+        """Return the number of rows in the windows that are used before."""
         if window == 0:
             return 0
         missing = self.number * self.size - len(self.order) if self.first == self.number - 1 else 0

@@ -1,7 +1,7 @@
-"""How the rows of a window become batches: pure functions of their lengths and of a random generator.
+"""Policies that cut the rows of a window into batches: pure functions of the lengths and a random generator.
 
-Every row of a window is in exactly one batch, but for what `drop_last` leaves out. Places are those in the window, from
-0; batches come in the order in which they are used.
+Every row of a window is in exactly one batch, except rows removed by `drop_last`. Indices refer to the window, from 0;
+batches are returned in the order in which they are used.
 """
 
 from bisect import bisect_left, insort
@@ -24,46 +24,46 @@ from partita_schema.batching import (
 from partita_schema.errors import DataError
 
 FIXED_WINDOW = 2048
-"""Rows that are handled together where nothing is sorted; a stream is shuffled over so many."""
+"""Rows in a window if nothing is sorted; a stream is shuffled over this many rows."""
 ORDERED_WINDOW = 256
-"""The same where rows keep their order: a stream's first batch then need not wait for many others."""
+"""Rows in a window if rows keep their order, so that a stream's first batch need not wait for many others."""
 FIRST_WINDOW = 64
-"""Rows of the first of those; as many as a worker encodes at a time."""
+"""Rows in the first of these windows; as many as a worker tokenizes at a time."""
 
 
 class Policy(Protocol):
-    """How the rows of a window become batches."""
+    """Cuts the rows of a window into batches."""
 
     @property
     def window(self) -> int:
-        """Rows that are planned together."""
+        """Number of rows that are planned together."""
 
     @property
     def first_window(self) -> int:
-        """Rows of the first window of a stream; each that follows has twice as many, up to `window`."""
+        """Number of rows in the first window of a stream; each following one has twice as many, up to `window`."""
 
     @property
     def shuffle_rows(self) -> bool:
-        """Whether rows are put in a random order before they are cut into windows."""
+        """Whether rows are shuffled before they are cut into windows."""
 
     @property
     def longest_first(self) -> bool:
-        """Whether an epoch begins with the window and the batch that hold the longest row."""
+        """Whether an epoch starts with the window and the batch that hold the longest row."""
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens of the longest row that can be planned; None for any."""
+        """Tokens of the longest row that can be planned; None for no limit."""
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
-        """Batches of a window whose rows have these lengths in tokens, [n]. Raises DataError for rows too long."""
+        """Return the batches of a window, given the tokens of its rows, [n]. Raise DataError if a row is too long."""
 
     def count(self, rows: int) -> int | None:
-        """Batches of an epoch of so many rows; None where that depends on their lengths."""
+        """Return the number of batches in an epoch of `rows` rows; None if it depends on their lengths."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Rows as they come, cut every `batch_size` rows."""
+    """Rows in the given order, cut every `batch_size` rows."""
 
     batch_size: int
     shuffle_rows: bool = True
@@ -78,7 +78,7 @@ class Fixed:
 
     @property
     def first_window(self) -> int:
-        """Small where rows keep their order: batches are the same in any window, and the first comes sooner."""
+        """Smaller if rows keep their order: batches are the same in any window, and the first one is ready sooner."""
         return self.window if self.shuffle_rows else min(self.window, whole_batches(FIRST_WINDOW, self.batch_size))
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
@@ -91,7 +91,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Rows sorted by length, cut every `batch_size` rows; equally long rows stay in their shuffled order."""
+    """Rows sorted by length, cut every `batch_size` rows; rows of equal length keep their shuffled order."""
 
     batch_size: int
     window: int
@@ -124,7 +124,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """As many rows of like length as `max_tokens` holds, padding included: rows times the longest never exceed it."""
+    """Batches of rows of similar length: rows times the longest row never exceed `max_tokens`, padding included."""
 
     max_tokens: int
     window: int
@@ -155,9 +155,9 @@ class TokenBudget:
 
 @dataclass(frozen=True)
 class Pack:
-    """Several rows in a line of at most `max_tokens`, best fit first; `lines` of them in a batch.
+    """Pack several rows into lines of at most `max_tokens`, with `lines` lines per batch.
 
-    Best fit decreasing (Johnson et al. 1974): from the longest row down, each goes where the least room is left.
+    Best fit decreasing (Johnson et al. 1974): the longest row first, each to the fullest line with room for it.
     """
 
     max_tokens: int
@@ -178,8 +178,8 @@ class Pack:
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         refuse_longer(lengths, self.max_tokens)
         line_n, filled = best_fit(lengths, self.max_tokens)
-        # Lines as full as each other are batched, in random order where they are equally full: what room is left at the
-        # end of a window then costs one batch, not one line in many.
+        # Lines that are equally full are batched together, in random order. The room left at the end of a window then
+        # costs one batch, not one line in many batches.
         mixed = chance.permutation(len(filled))
         rank = np.empty(len(filled), dtype=np.int64)
         rank[mixed[np.argsort(-filled[mixed], kind="stable")]] = np.arange(len(filled))
@@ -198,10 +198,12 @@ class Pack:
 
 
 def build_policy(batching: Batching, *, batch_size: int, max_tokens: int | None = None) -> Policy:
-    """The policy of a batching that is no longer auto.
+    """Return the policy of a batching section that is not auto.
 
-    `batch_size` is the rows of a batch, of lines where rows are packed. `max_tokens` counts where the batching gives
-    none: tokens of a batch for token_budget, of a line for pack.
+    Args:
+        batching: The batching section.
+        batch_size: Rows per batch; lines per batch for pack.
+        max_tokens: Default if the section sets none: tokens per batch for token_budget, per line for pack.
     """
     return POLICIES[batching.type](batching, batch_size, max_tokens)
 
@@ -257,12 +259,12 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 
 def whole_batches(window: int, batch_size: int) -> int:
-    """The window, made larger to a multiple of the batch size."""
+    """Return the window rounded up to a multiple of the batch size."""
     return -(-window // batch_size) * batch_size
 
 
 def refuse_longer(lengths: np.ndarray, most_tokens: int | None, *, name: Callable[[int], str] | None = None) -> None:
-    """Raise DataError where a row is longer than a batch or a line may be; `name` gives a row's key by its place."""
+    """Raise DataError if a row is longer than a batch or line may be; `name` returns a row's key by index."""
     if most_tokens is None or int(lengths.max(initial=0)) <= most_tokens:
         return
     place = int(lengths.argmax())
@@ -276,19 +278,19 @@ def refuse_longer(lengths: np.ndarray, most_tokens: int | None, *, name: Callabl
 
 
 def sorted_order(lengths: np.ndarray, *, noise: float, chance: np.random.Generator) -> np.ndarray:
-    """Places in ascending order of length, each disturbed by up to a share of `noise`; ties stay in order."""
+    """Return indices in ascending order of length, each varied by up to a share of `noise`; ties keep their order."""
     if noise:
         lengths = lengths * (1 + noise * chance.uniform(-1, 1, len(lengths)))
     return np.argsort(lengths, kind="stable")
 
 
 def even_cuts(rows: int, size: int) -> list[int]:
-    """Where batches of `size` rows end."""
+    """Return the ends of batches of `size` rows."""
     return [*range(size, rows, size), rows] if rows else []
 
 
 def spread_cuts(lengths: np.ndarray, *, size: int, spread: int) -> list[int]:
-    """Where batches end that hold at most `size` rows, of lengths no further apart than `spread`."""
+    """Return the ends of batches of at most `size` rows whose lengths differ by at most `spread`."""
     cuts, start = list[int](), 0
     while start < len(lengths):
         ahead = lengths[start : start + size]
@@ -299,12 +301,19 @@ def spread_cuts(lengths: np.ndarray, *, size: int, spread: int) -> list[int]:
 
 
 def budget_cuts(lengths: np.ndarray, *, budget: int, rows: int | None, multiple_of: int) -> list[int]:
-    """Where batches end whose rows times the longest of them are at most `budget`, and as many rows as that allows."""
+    """Return the ends of batches that are as large as `budget` allows.
+
+    Args:
+        lengths: Tokens of each row, in the order of the batches.
+        budget: Maximum of the number of rows times the longest row.
+        rows: Maximum number of rows; None for no limit.
+        multiple_of: Round the number of rows down to a multiple of this, unless the batch is smaller.
+    """
     cuts, start = list[int](), 0
     while start < len(lengths):
         most = budget // max(1, int(lengths[start]))
         ahead = np.maximum.accumulate(lengths[start : start + (most if rows is None else min(most, rows))])
-        if ahead[-1] > ahead[0]:  # only where noise has put a longer row behind
+        if ahead[-1] > ahead[0]:  # only if noise has put a longer row after a shorter one
             count = int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), budget, side="right"))
         else:
             count = len(ahead)
@@ -314,16 +323,16 @@ def budget_cuts(lengths: np.ndarray, *, budget: int, rows: int | None, multiple_
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """The line of each row, [n], and the tokens of each line, [lines]."""
+    """Return the line of each row, [n], and the number of tokens in each line, [lines]."""
     line_n = np.empty(len(lengths), dtype=np.int64)
     rooms: list[int] = []
-    """Room and number of each line that has some left, as one integer, ascending."""
+    """Room and index of each line that is not full, as one integer, ascending."""
     width, free = len(lengths) + 1, list[int]()
     for place in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[place])
-        found = bisect_left(rooms, length * width)
-        if found < len(rooms):
-            line = rooms.pop(found) % width
+        position = bisect_left(rooms, length * width)
+        if position < len(rooms):
+            line = rooms.pop(position) % width
         else:
             line = len(free)
             free.append(capacity)
@@ -335,18 +344,18 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
 
 
 def batches_at(order: np.ndarray, cuts: list[int], *, fullest: int = 0) -> list[PlannedBatch]:
-    """The places in order, cut there; batches of fewer rows than `fullest` are left out."""
+    """Return the indices cut at `cuts`; batches of fewer rows than `fullest` are dropped."""
     batches = [alone(order[start:end]) for start, end in pairwise([0, *cuts])]
     return [batch for batch in batches if len(batch.rows) >= fullest]
 
 
 def shuffled(batches: list[PlannedBatch], chance: np.random.Generator) -> list[PlannedBatch]:
-    """The batches in random order."""
+    """Return the batches in random order."""
     return [batches[place] for place in chance.permutation(len(batches))]
 
 
 def longest_to_front(batches: list[PlannedBatch], lengths: np.ndarray) -> list[PlannedBatch]:
-    """The batches with the one that holds the longest row first; `lengths` are those of the places they name."""
+    """Return the batches with the one that holds the longest row first; `lengths` are those of the indexed rows."""
     if not batches:
         return batches
     first = max(range(len(batches)), key=lambda place: int(lengths[batches[place].rows].max()))
