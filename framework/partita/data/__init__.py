@@ -1,1 +1,1 @@
-"""From files to batches: sources, splits, prompts, encoding, planning, and a position that survives a kill."""
+"""From files to batches: sources, splits, prompts, tokenization, planning, and a data position that survives kills."""

@@ -1,4 +1,4 @@
-"""Raw rows in, token ids out: what is done to rows a chunk at a time, here or in worker processes."""
+"""Validate and tokenize raw rows in chunks, in this process or in workers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What stands in the place of a row that could not be read."""
+    """Placeholder for a row that could not be read."""
 
     reason: str
     raw: str
 
 
 RawRow = bytes | Mapping[str, Any] | Unreadable
-"""A row as a JSON object in UTF-8, or as a mapping."""
+"""A row as a JSON object in UTF-8, as a mapping, or a placeholder for an unreadable one."""
 
 
 @dataclass(frozen=True)
 class RawChunk:
-    """Rows as they were read."""
+    """Rows as they were read, with their keys."""
 
     rows: Sequence[RawRow]
     keys: Sequence[str]
@@ -45,37 +45,37 @@ class BadPlace:
     place: int
     reasons: tuple[str, ...]
     raw: Any
-    """The row, or what stands in its place."""
+    """The row, or the content that could not be read."""
 
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """Examples of a chunk in flat arrays. A row may have given several examples, or none."""
+    """The examples of a chunk in flat arrays. One row may give several examples, or none."""
 
     ids: np.ndarray
-    """Token ids of all examples, one behind the other, int32."""
+    """Token ids of all examples, concatenated, int32."""
     lengths: np.ndarray
-    """Tokens of each example, int64."""
+    """Number of tokens of each example, int64."""
     spans: np.ndarray
-    """First learned token and the one behind the last, in the example, int32, [spans, 2]."""
+    """First loss token and one past the last, relative to the example, int32, [spans, 2]."""
     span_counts: np.ndarray
-    """Learned spans of each example, int64."""
+    """Number of loss spans of each example, int64."""
     places: np.ndarray
-    """Place in the chunk of the row of each example, int64."""
+    """Index in the chunk of each example's row, int64."""
     numbers: np.ndarray
     """Number of each example among those of its row, from 1, int32."""
     used: UsedRows
-    """Rows of which everything is used."""
+    """Counts of the rows that are used entirely."""
     bad: tuple[BadPlace, ...] = ()
     num_unreadable: int = 0
-    """Bad rows that are no rows at all: broken lines, or JSON that is no object."""
+    """Bad rows that are not rows at all: malformed lines, or JSON that is not an object."""
 
 
 class ChunkEncoder:
-    """Checks and encodes rows. Can be sent to other processes."""
+    """Validate and tokenize rows; can be pickled for worker processes."""
 
     def __init__(self, encoder: RowTokenizer, *, most_tokens: int | None = None) -> None:
-        """Rows with examples of more than `most_tokens` are bad, and those examples left out."""
+        """Create an encoder; rows with an example above `most_tokens` tokens are bad, and that example is left out."""
         self.encoder = encoder
         self.most_tokens = most_tokens
 
@@ -84,36 +84,36 @@ class ChunkEncoder:
 
     @cached_property
     def schema(self) -> "Schema":
-        """What a row must be."""
+        """The marshmallow schema of a row."""
         from partita_schema.rows import row_schema
 
         return row_schema(self.encoder.formatter.config, supervised=True)
 
     @cached_property
     def unknown(self) -> int | None:
-        """The token that stands for text that the tokenizer does not know; None where there is none.
+        """The tokenizer's unknown token; None if there is none.
 
-        Byte-level tokenizers know all text: those that name an unknown token name their end token again.
+        Byte-level tokenizers encode all text: some name their end token as the unknown one.
         """
         tokenizer = self.encoder.formatter.tokenizer
         token: int | None = getattr(tokenizer, "unk_token_id", None)
         return None if token == getattr(tokenizer, "eos_token_id", None) else token
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
-        """Every row is in the examples or among the bad."""
+        """Tokenize a chunk; every row ends up in the examples or among the bad rows."""
         from partita_schema.rows import check_rows
 
         raw, bad = parsed(chunk.rows)
         num_unreadable = len(bad)
         expander = self.encoder.expander
-        made = [
+        expanded_rows = [
             (place, number, *row)
             for place in raw
             for number, row in enumerate(made_rows(raw[place], chunk.keys[place], expander=expander), start=1)
         ]
-        checked = check_rows(self.schema, [row for *_, row in made])
-        bad |= {made[number][0]: reasons for number, reasons in checked.bad.items()}
-        good = [made[number] for number in checked.clean]
+        checked = check_rows(self.schema, [row for *_, row in expanded_rows])
+        bad |= {expanded_rows[number][0]: reasons for number, reasons in checked.bad.items()}
+        good = [expanded_rows[number] for number in checked.clean]
         encoded = self.encoder.encode_rows(list(checked.clean.values()), [key for *_, key, _ in good])
         examples: list[tuple[int, int, Example]] = []
         for (place, number, *_), example in zip(good, encoded, strict=True):
@@ -123,19 +123,19 @@ class ChunkEncoder:
                 bad.setdefault(place, (f"more than the {self.most_tokens:,} tokens of data.batching.max_tokens",))
             else:
                 examples.append((place, number, example))
-        found = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
-        return replace(flat(examples, found, unknown=self.unknown), num_unreadable=num_unreadable)
+        bad_rows = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
+        return replace(flat(examples, bad_rows, unknown=self.unknown), num_unreadable=num_unreadable)
 
 
 def made_rows(
     row: Mapping[str, Any], key: str, *, expander: "Expander | None"
 ) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """The row with its key, or the rows of a dialogue that was not expanded before."""
+    """Return the row with its key, or the rows of a dialogue that has not been expanded yet."""
     return [(key, row)] if expander is None else expander.expand(row, key)
 
 
 def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[int, tuple[str, ...]]]:
-    """Rows as mappings, and reasons of those that are none, by place."""
+    """Return the rows that are mappings, and the reasons why others are not, both by index."""
     good: dict[int, Mapping[str, Any]] = {}
     bad: dict[int, tuple[str, ...]] = {}
     for place, row in enumerate(rows):
@@ -154,7 +154,7 @@ def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[i
 
 
 def shown(row: Any) -> Any:
-    """A bad row as the quarantine keeps it."""
+    """Return a bad row in the form that the quarantine stores."""
     if isinstance(row, Unreadable):
         return row.raw
     return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
@@ -163,22 +163,22 @@ def shown(row: Any) -> Any:
 def flat(
     examples: Sequence[tuple[int, int, Example]], bad: tuple[BadPlace, ...], *, unknown: int | None
 ) -> EncodedChunk:
-    """Examples with the places of their rows as arrays; `unknown` is the tokenizer's unknown token."""
-    found = [example for *_, example in examples]
+    """Return examples with the indices of their rows as arrays; `unknown` is the tokenizer's unknown token."""
+    rows = [example for *_, example in examples]
     used = UsedRows(
         rows=len({place for place, *_ in examples} - {row.place for row in bad}),
-        cut=sum(example.cut_tokens > 0 for example in found),
-        cut_tokens=sum(example.cut_tokens for example in found),
-        loss_tokens=sum(end - start for example in found for start, end in example.spans),
+        cut=sum(example.cut_tokens > 0 for example in rows),
+        cut_tokens=sum(example.cut_tokens for example in rows),
+        loss_tokens=sum(end - start for example in rows for start, end in example.spans),
         unknown_tokens=0
         if unknown is None
-        else sum(example.input_ids[start:end].count(unknown) for example in found for start, end in example.spans),
+        else sum(example.input_ids[start:end].count(unknown) for example in rows for start, end in example.spans),
     )
     return EncodedChunk(
-        ids=np.array([token for example in found for token in example.input_ids], dtype=np.int32),
-        lengths=np.array([len(example.input_ids) for example in found], dtype=np.int64),
-        spans=np.array([span for example in found for span in example.spans], dtype=np.int32).reshape(-1, 2),
-        span_counts=np.array([len(example.spans) for example in found], dtype=np.int64),
+        ids=np.array([token for example in rows for token in example.input_ids], dtype=np.int32),
+        lengths=np.array([len(example.input_ids) for example in rows], dtype=np.int64),
+        spans=np.array([span for example in rows for span in example.spans], dtype=np.int32).reshape(-1, 2),
+        span_counts=np.array([len(example.spans) for example in rows], dtype=np.int64),
         places=np.array([place for place, *_ in examples], dtype=np.int64),
         numbers=np.array([number for _, number, _ in examples], dtype=np.int32),
         used=used,

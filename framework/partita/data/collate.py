@@ -1,7 +1,7 @@
-"""From planned rows to tensors.
+"""Build tensors from planned rows.
 
-B lines of a batch, T tokens of its longest line, n rows, K tokens of all of them. A line is a row, padded on the right,
-or several rows one behind the other.
+B lines in a batch, T tokens in its longest line, n rows, K tokens in total. A line holds one row, padded on the right,
+or several rows packed one after the other.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from partita.data.tokenized import TokenizedDataset
 from partita_trainers.base import Batch
 
 Collate = Callable[[TokenizedDataset, PlannedBatch], Batch]
-"""Makes the tensors of a planned batch."""
+"""Builds the tensors of a planned batch."""
 
 
 def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: int) -> Batch:
-    """The rows as a batch. Without rows it has B = 0 and T = 0.
+    """Return the planned rows as a batch. Without rows, B = 0 and T = 0.
 
-    No row's first token is learned: nothing stands before it, and in a line another row does. Positions are given, and
-    begin again with each row, only where a line holds several rows.
+    A row's first token is never in the loss: nothing precedes it, or, in a packed line, another row does. Position ids
+    are set, and restart with each row, only if a line holds several rows.
     """
     rows_n, lines_n = planned.rows, planned.lines
     starts_n = encoded.starts_N1[rows_n]
@@ -32,7 +32,7 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     lengths_B = np.bincount(lines_n, weights=lengths_n, minlength=lines).astype(np.int64)
     shape = lines, int(lengths_B.max(initial=0))
     before_line_B = np.cumsum(lengths_B) - lengths_B
-    # Where each row begins among the batch's cells, and where each of the K tokens stands in its row.
+    # Start of each row among the batch's cells, and position of each of the K tokens in its row.
     cells_n = lines_n * shape[1] + ends_n - lengths_n - before_line_B[lines_n]
     places_K = np.arange(int(lengths_n.sum())) - np.repeat(ends_n - lengths_n, lengths_n)
     cells_K = np.repeat(cells_n, lengths_n) + places_K

@@ -1,4 +1,4 @@
-"""What makes tensors of planned rows: padding on the right, or a class from outside (`data.collate`)."""
+"""The collate function of a run: right padding, or a user's class (`data.collate`)."""
 
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,22 @@ from partita_trainers.base import Batch
 
 
 def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int) -> Collate:
-    """What makes tensors: `data.collate`, made as `Class()` and called with (encoded, planned, pad_token_id).
+    """Return the collate function: `data.collate`, created as `Class()`, called with (encoded, planned, pad_token_id).
 
-    Raises ConfigError where there is no such class.
+    Args:
+        target: `module:Class`; None for the built-in collate function.
+        folder: Folder of the configuration file, where the module may be.
+        pad_token_id: Id that fills short rows.
+
+    Raises:
+        ConfigError: If there is no such class.
     """
     if target is None:
         return lambda encoded, planned: collate(encoded, planned, pad_token_id=pad_token_id)
-    made = load_part(target, key="data.collate", folder=folder)()
+    collate_rows = load_part(target, key="data.collate", folder=folder)()
 
     def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
-        batch: Batch = made(encoded, planned, pad_token_id)
+        batch: Batch = collate_rows(encoded, planned, pad_token_id)
         check_batch(batch, wanted=tuple(encoded.keys.take(planned.rows)), lines=planned.lines, target=target)
         return batch
 
@@ -32,16 +38,25 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int)
 
 
 def collate_parts(target: str | None, *, folder: Path | None) -> dict[str, str]:
-    """What decides the tensors, where it is a class of the user's, by a name that a person knows."""
+    """Return what decides the tensors by a readable name; empty for the built-in collate function."""
     if target is None:
         return {}
     return {"collate": f"{target} {source_digest(load_part(target, key='data.collate', folder=folder))}"}
 
 
 def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, target: str) -> None:
-    """Raises DataError where a class of the user's gave something else than the rows that were asked for, in `lines`.
+    """Check the batch of a user's class.
 
-    Where lines hold several rows, positions say where each row begins: how many tokens it has is the user's.
+    Where lines hold several rows, position ids mark the start of each row; its length is up to the user.
+
+    Args:
+        batch: The result of the user's class.
+        wanted: Keys of the requested rows.
+        lines: Line of each row in the batch.
+        target: `module:Class`, for messages.
+
+    Raises:
+        DataError: If the batch does not hold the requested rows in the requested lines, or its shapes differ.
     """
     if not isinstance(batch, Batch):
         raise DataError(f"data.collate: {target} gave a {type(batch).__name__}; give a partita_trainers.base.Batch")
@@ -54,9 +69,9 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
         raise DataError(f"data.collate: {target} gave ids of shape {shapes[0]} and labels of shape {shapes[1]}")
     rows_B = np.bincount(lines)
     if len(shapes[0]) != 2 or shapes[0][0] != len(rows_B):
-        found = counted(len(rows_B), "line")
+        count = counted(len(rows_B), "line")
         raise DataError(
-            f"data.collate: {target} gave ids of shape {shapes[0]} for {found}; put each row into the line that "
+            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into the line that "
             "planned.lines says"
         )
     lengths = batch.lengths_B.tolist()
@@ -69,13 +84,13 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
 
 
 def check_positions(batch: Batch, *, rows_B: np.ndarray, target: str) -> None:
-    """Raises DataError where positions do not begin as many rows in each line as were asked for."""
+    """Raise DataError if position ids do not start the requested number of rows in each line."""
     positions_BT = batch.position_ids_BT
     if positions_BT is None:
         if len(rows_B) < batch.rows:
-            found = counted(len(rows_B), "line")
+            count = counted(len(rows_B), "line")
             raise DataError(
-                f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {found}; give the place of "
+                f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {count}; give the place of "
                 "each token in its row, 0 at the first"
             )
         return
@@ -85,9 +100,9 @@ def check_positions(batch: Batch, *, rows_B: np.ndarray, target: str) -> None:
             f"{tuple(positions_BT.shape)}"
         )
     real_BT = np.arange(positions_BT.shape[1]) < np.asarray(batch.lengths_B.tolist())[:, None]
-    found = ((positions_BT == 0).numpy() & real_BT).sum(1).tolist()
-    if found != rows_B.tolist():
+    starts = ((positions_BT == 0).numpy() & real_BT).sum(1).tolist()
+    if starts != rows_B.tolist():
         raise DataError(
-            f"data.collate: {target} gave positions that begin {found} rows in the lines, for {rows_B.tolist()}; give "
+            f"data.collate: {target} gave positions that begin {starts} rows in the lines, for {rows_B.tolist()}; give "
             "a row position 0 at its first token alone"
         )

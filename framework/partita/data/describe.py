@@ -1,4 +1,4 @@
-"""What a run does with its data, in numbers: said in the log when training begins, and by `partita explain --data`."""
+"""Figures on a run's use of data: for the log at the start of training, and for `partita explain --data`."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,19 +16,19 @@ class DataPlan:
     """How training rows are read and batched."""
 
     rows: int | None
-    """Rows of a pass over the data; None for streams, whose length nobody knows."""
+    """Rows in one epoch; None for streams, whose length is unknown."""
     tokens: int | None
     """Their tokens, without padding."""
     mean_tokens: float
-    """Tokens of a row, of a stream those at its beginning."""
+    """Mean tokens per row; for a stream, of its first rows."""
     longest: int
-    """Tokens of the longest row, of a stream the longest at its beginning."""
+    """Tokens of the longest row; for a stream, of the longest among its first rows."""
     measured_rows: int
-    """Rows whose lengths are known."""
+    """Number of rows whose lengths are known."""
     batching: str
-    """How rows are cut into batches, with its sizes, in words."""
+    """The batching policy with its sizes, in words."""
     reason: str
-    """Why, where the file says auto; else empty."""
+    """Why it was chosen, if data.batching is auto; else empty."""
     window: int
     """Rows that are planned together."""
     padding: float
@@ -36,24 +36,24 @@ class DataPlan:
     batches_per_step: int
     steps_per_epoch: int | None
     steps: int | None
-    """Steps of the whole run; None where nothing says when it ends."""
+    """Steps of the whole run; None if nothing limits it."""
     shards: int | None = None
-    """Shards of a stream."""
+    """Number of shards of a stream."""
     lanes: int | None = None
-    """Lanes in which they are read."""
+    """Number of shard groups in which they are read."""
 
     def record(self) -> dict[str, Any]:
-        """The plan as JSON."""
+        """Return the plan as JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The plan in words: what there is, and what is made of it."""
+        """Return the plan in words: the data, and how it is batched."""
         steps = [f"{counted(self.steps_per_epoch, 'step')} an epoch"] if self.steps_per_epoch is not None else []
         steps += [f"{self.steps:,} in all" if steps else counted(self.steps, "step")] if self.steps is not None else []
         batches = counted(self.batches_per_step, "batch", "batches")
         cut = f"{self.batching}, {batches} a step, {100 * self.padding:.1f} % padding expected"
-        told = [f"{self._rows()}; {', '.join(steps)}" if steps else self._rows(), cut]
-        return [*told, self.reason] if self.reason else told
+        lines = [f"{self._rows()}; {', '.join(steps)}" if steps else self._rows(), cut]
+        return [*lines, self.reason] if self.reason else lines
 
     def _rows(self) -> str:
         if self.rows is not None:
@@ -76,9 +76,17 @@ def plan_of_rows(
     rows: int | None = None,
     reason: str = "",
 ) -> DataPlan:
-    """The plan of rows with these lengths in tokens.
+    """Return the plan of rows by index.
 
-    `rows` are those of an epoch, where a mix makes them more or fewer. `batching` is not auto.
+    Args:
+        lengths: Tokens of each row.
+        batching: The batching section; not auto.
+        policy: The policy built from it.
+        batches_per_step: Batches in one optimizer step, over all ranks.
+        steps_per_epoch: Optimizer steps in one epoch.
+        steps: Optimizer steps of the run; None if nothing limits it.
+        rows: Rows in one epoch, if a mix makes them more or fewer than `lengths`.
+        reason: Why this batching was chosen.
     """
     mean = float(lengths.mean())
     count = len(lengths) if rows is None else rows
@@ -109,7 +117,18 @@ def plan_of_stream(
     lanes: int,
     reason: str = "",
 ) -> DataPlan:
-    """The plan of streams whose first rows have these lengths in tokens; `batching` is not auto."""
+    """Return the plan of streamed rows.
+
+    Args:
+        lengths: Tokens of each of the first rows.
+        batching: The batching section; not auto.
+        policy: The policy built from it.
+        batches_per_step: Batches in one optimizer step, over all ranks.
+        steps: Optimizer steps of the run; None if nothing limits it.
+        shards: Number of shards.
+        lanes: Number of shard groups.
+        reason: Why this batching was chosen.
+    """
     return DataPlan(
         rows=None,
         tokens=None,
@@ -129,7 +148,7 @@ def plan_of_stream(
 
 
 def batching_text(batching: Batching, policy: Policy) -> str:
-    """Batching in words: `bucket of 16 rows in windows of 2,048`."""
+    """Return the batching in words, such as `bucket of 16 rows in windows of 2,048`."""
     size = getattr(policy, "batch_size", None)
     window = counted(policy.window, "row")
     tokens = counted(policy.most_tokens, "token") if policy.most_tokens is not None else ""

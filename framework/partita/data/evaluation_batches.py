@@ -1,4 +1,4 @@
-"""Batches of rows that nothing is learned from: every row exactly once, none repeated to even out."""
+"""Evaluation batches: every row exactly once, without repeating rows to fill up."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from partita_trainers.base import Batch
 
 
 class EvaluationBatches:
-    """Every row exactly once, the longest first, so that what does not fit memory fails at once."""
+    """Yield every row exactly once, the longest first, so that running out of memory happens at once."""
 
     def __init__(
         self, encoded: TokenizedDataset, *, batch_size: int, pad_token_id: int, places: np.ndarray | None = None
     ) -> None:
-        """`places` are the rows that are wanted; None for all."""
+        """Batch the rows at indices `places`; None for all."""
         self._encoded = encoded
         self._batch_size = batch_size
         self._pad_token_id = pad_token_id
@@ -33,7 +33,7 @@ class EvaluationBatches:
 
 
 def evenly(length: int, wanted: int | None) -> np.ndarray:
-    """Places at even distances, all of them where `wanted` is None or larger."""
+    """Return evenly spaced indices, all of them if `wanted` is None or at least `length`."""
     if wanted is None or wanted >= length:
         return np.arange(length)
     return np.arange(wanted) * length // wanted

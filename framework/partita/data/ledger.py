@@ -1,12 +1,12 @@
-"""What became of every row: used, cut, or left out and why.
+"""Record the outcome of every row: used, truncated, or left out with its reasons.
 
-Rows that are left out go to quarantine.jsonl as they are met, and the counts to ledger.json; both appear under their
-names when they are whole (written beside, fsynced, renamed). What is left out after a first save, or of a stream, is
-appended; a kill can tear the last line then, and readers pass over it.
+Rows that are left out go to quarantine.jsonl as they occur, the counts to ledger.json. Both files are written under a
+temporary name, fsynced and renamed, so they appear complete or not at all. Rows left out after the first save, or of a
+stream, are appended; a kill can then truncate the last line, which readers skip.
 
-A run that is started again reads its rows again and writes both files anew. A stream goes on in the middle instead: its
-counts are seven numbers that travel with its position (`state`), and `load` takes them up again, with as many rows of
-the quarantine as they count. So nothing is counted twice, however often a run is resumed.
+A restarted run reads its rows again and rewrites both files. A stream resumes in the middle instead: its counts are
+seven numbers saved with its position (`state`). `load` restores them, with as many quarantined rows as they count, so
+nothing is counted twice, however often a run resumes.
 """
 
 import json
@@ -29,29 +29,29 @@ logger = logging.getLogger(__name__)
 LEDGER = "ledger.json"
 QUARANTINE = "quarantine.jsonl"
 MAX_RAW = 2000
-"""Characters of a row's JSON that are kept in the quarantine."""
+"""Maximum number of characters of a row's JSON in the quarantine."""
 MAX_REASONS = 100
-"""Different reasons that are counted apart; further ones are counted together."""
+"""Maximum number of distinct reasons; further ones are counted together."""
 ROWS_FOR_A_SHARE = 1000
-"""Rows to be met before a share of bad ones among them says something."""
+"""Minimum number of rows before the share of bad ones is judged."""
 NUMBERS = ("rows", "used", "cut", "cut_tokens", "loss_tokens", "unknown_tokens", "left_out")
-"""What a position carries."""
+"""Counts that are saved with a data position."""
 UNKNOWN_WARNED = 0.001
 """Share of unknown tokens among the loss tokens above which a warning is logged."""
 UNKNOWN_REFUSED = 0.05
-"""Share of unknown tokens among the loss tokens above which nothing is trained."""
+"""Share of unknown tokens among the loss tokens above which training is refused."""
 LOSS_TOKENS_FOR_A_SHARE = 1000
-"""Loss tokens of a stream to be met before the share of unknown ones is judged."""
+"""Minimum number of a stream's loss tokens before the share of unknown ones is judged."""
 NOTHING_COUNTED = dict.fromkeys(NUMBERS, 0)
 
 
 @dataclass(frozen=True)
 class UsedRows:
-    """Numbers of rows that are used."""
+    """Counts of used rows."""
 
     rows: int = 0
     cut: int = 0
-    """Rows that lost tokens to a length limit."""
+    """Rows truncated to a length limit."""
     cut_tokens: int = 0
     loss_tokens: int = 0
     unknown_tokens: int = 0
@@ -63,30 +63,30 @@ class UsedRows:
 
 @dataclass
 class RowCounts:
-    """Numbers of one split."""
+    """Counts of one split."""
 
     rows: int = 0
-    """Rows met, bad ones included."""
+    """Rows read, including bad ones."""
     used: int = 0
     cut: int = 0
-    """Used rows that lost tokens to a length limit."""
+    """Used rows truncated to a length limit."""
     cut_tokens: int = 0
     loss_tokens: int = 0
     unknown_tokens: int = 0
     """Loss tokens that are the tokenizer's unknown token."""
     left_out: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Rows left out by reason; a row with two reasons counts in both."""
+    """Rows left out, by reason; a row with two reasons counts in both."""
 
     def add(self, other: "RowCounts") -> None:
-        """Count what another has counted."""
+        """Add the counts of `other`."""
         for name in NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, number in other.reasons.items():
             self.add_reason(reason, number)
 
     def add_reason(self, reason: str, number: int = 1) -> str:
-        """Count a reason; what comes back is the name under which it is counted."""
+        """Count a reason and return the name under which it is counted."""
         known = reason in self.reasons or len(self.reasons) < MAX_REASONS
         name = reason if known else "other reasons"
         self.reasons[name] += number
@@ -94,12 +94,15 @@ class RowCounts:
 
 
 class Ledger:
-    """Counts rows by split and keeps the bad ones. Without a folder it only counts."""
+    """Count rows by split and quarantine the bad ones. Without a folder, only count."""
 
     def __init__(self, folder: Path | None, *, max_bad_rows: int | float, resumable: bool = False) -> None:
-        """`max_bad_rows` is a number of rows, or as a float a share of all.
+        """Create a ledger in `folder`.
 
-        A `resumable` ledger keeps the rows of an earlier one in its folder until `load` says which of them count.
+        Args:
+            folder: Where the files are written; None to only count.
+            max_bad_rows: Accepted number of bad rows, or as a float their share of all rows.
+            resumable: Keep the quarantined rows of an earlier ledger in `folder` until `load` selects those that count.
         """
         self._folder = folder
         self._resumable = resumable
@@ -110,7 +113,7 @@ class Ledger:
         self.splits: dict[str, RowCounts] = {}
 
     def split(self, name: str) -> RowCounts:
-        """The counts of a split."""
+        """Return the counts of a split."""
         return self.splits.setdefault(name, RowCounts())
 
     def use(self, used: UsedRows, *, split: str) -> None:
@@ -133,7 +136,16 @@ class Ledger:
         number: int,
         row: Mapping[str, Any] | str | None = None,
     ) -> None:
-        """Count a row that is left out, and keep it in the quarantine."""
+        """Count a row that is left out, and write it to the quarantine.
+
+        Args:
+            key: Key of the row.
+            reasons: Why the row cannot be used.
+            split: Name of the split.
+            file: Name of the row's file.
+            number: Line or row number in the file, from 1.
+            row: The row as it was read.
+        """
         counts = self.split(split)
         counts.rows += 1
         counts.left_out += 1
@@ -142,12 +154,12 @@ class Ledger:
         self._write({"key": key, "split": split, "file": file, "number": number, "reasons": list(reasons)}, row)
 
     def leave_out_unreadable(self, rows: Sequence[BadRow], *, split: str) -> None:
-        """The same for rows that could not even be read."""
+        """Count and quarantine rows that could not be read."""
         for row in rows:
             self.leave_out(row.key, [row.reason], split=split, file=row.file, number=row.number, row=row.raw)
 
     def adopt(self, folder: Path, *, split: str) -> None:
-        """Count what another ledger has counted of a split and saved in `folder`, and quarantine its rows here too."""
+        """Add the counts of a split that another ledger saved in `folder`, and quarantine its rows here too."""
         counts = read_counts(folder).get(split, RowCounts())
         self.split(split).add(counts)
         for record in read_quarantine(folder / QUARANTINE):
@@ -155,13 +167,13 @@ class Ledger:
             self._append(json.dumps(record))
 
     def state(self, *, split: str = "training") -> dict[str, int]:
-        """The counts of a split without reasons: JSON of some sixty characters, to be kept with a position."""
+        """Return the counts of a split without reasons, about sixty characters of JSON, for a data position."""
         return {name: getattr(self.split(split), name) for name in NUMBERS}
 
     def load(self, state: Mapping[str, int], *, split: str = "training") -> None:
-        """Go on counting a split where `state` stood, before anything of it was counted.
+        """Restore the counts of a split from `state`, before any of its rows is counted.
 
-        Reasons and rows come from the quarantine that lies there, where the ledger is resumable.
+        If the ledger is resumable, reasons and rows are read from the existing quarantine.
         """
         counts = self.splits[split] = numbers(state)
         missing = counts.left_out
@@ -178,13 +190,13 @@ class Ledger:
             earlier(self._folder).unlink(missing_ok=True)
 
     def check_so_far(self) -> None:
-        """The same as `check` while rows are still to come: a share is judged once 1,000 rows were met."""
-        met = sum(counts.rows for counts in self.splits.values())
-        if met >= ROWS_FOR_A_SHARE or not isinstance(self._max_bad_rows, float) or not self._max_bad_rows:
+        """Run `check` while more rows are to come; a share is judged once 1,000 rows were read."""
+        num_rows = sum(counts.rows for counts in self.splits.values())
+        if num_rows >= ROWS_FOR_A_SHARE or not isinstance(self._max_bad_rows, float) or not self._max_bad_rows:
             self.check()
 
     def check(self, total: int | None = None) -> None:
-        """Raise DataError when more rows are left out than the run accepts; `total` defaults to all rows met."""
+        """Raise DataError if more rows are left out than `max_bad_rows`; `total` defaults to all rows read."""
         left_out = sum(counts.left_out for counts in self.splits.values())
         total = total or sum(counts.rows for counts in self.splits.values())
         limit = self._max_bad_rows
@@ -200,15 +212,15 @@ class Ledger:
         )
 
     def warn_of_unknown_tokens(self) -> None:
-        """Log a warning for each split in whose loss the tokenizer's unknown token stands too often."""
+        """Log a warning for each split whose loss tokens contain too many unknown tokens."""
         for split, counts in self.splits.items():
             if counts.unknown_tokens > UNKNOWN_WARNED * counts.loss_tokens:
                 logger.warning("%s: %s", split, unknown_share(counts))
 
     def refuse_unknown_tokens(self, split: str, *, least: int = 0) -> None:
-        """Raise DataError when more than 5 % of the loss tokens of a split are the unknown token.
+        """Raise DataError if more than 5 % of the loss tokens of a split are the unknown token.
 
-        Fewer than `least` loss tokens are not judged.
+        A split with fewer than `least` loss tokens is not judged.
         """
         counts = self.split(split)
         if counts.loss_tokens >= least and counts.unknown_tokens > UNKNOWN_REFUSED * counts.loss_tokens:
@@ -219,12 +231,12 @@ class Ledger:
             )
 
     def main_reasons(self) -> str:
-        """The most frequent reasons with their counts and an example each, one a line."""
+        """Return the most frequent reasons, one per line, each with its count and an example."""
         reasons = sum((counts.reasons for counts in self.splits.values()), Counter[str]())
         return "\n".join(f"  {count:,} x {reason}{self._such_as(reason)}" for reason, count in reasons.most_common(5))
 
     def save(self) -> None:
-        """Bring quarantine.jsonl and ledger.json to their names, whole."""
+        """Write quarantine.jsonl and ledger.json atomically."""
         if self._folder is None:
             return
         self._begin()
@@ -237,7 +249,7 @@ class Ledger:
             settle(file, self._folder / LEDGER)
 
     def close(self) -> None:
-        """Give up what was not saved."""
+        """Close the open file and discard what was not saved."""
         if self._beside is not None:
             self._beside.close()
 
@@ -249,15 +261,15 @@ class Ledger:
             self._first.setdefault(reason, record["key"])
 
     def _earlier(self, split: str, number: int) -> Iterator[dict[str, Any]]:
-        """The first rows of a split in the quarantine that an earlier ledger has left."""
+        """Yield the first `number` rows of a split from the quarantine of an earlier ledger."""
         if self._folder is None:
             return
         self._begin()
-        found = (record for record in read_quarantine(earlier(self._folder)) if record["split"] == split)
-        yield from islice(found, number)
+        records = (record for record in read_quarantine(earlier(self._folder)) if record["split"] == split)
+        yield from islice(records, number)
 
     def _begin(self) -> None:
-        """Put away what an earlier ledger has left."""
+        """Move an earlier ledger's quarantine aside."""
         if self._begun or self._folder is None:
             return
         self._begun = True
@@ -267,13 +279,15 @@ class Ledger:
             self._beside = beside(place).open("w", encoding="utf-8")
             return
         if place.exists() and not earlier(self._folder).exists():
-            place.replace(earlier(self._folder))  # else one was not loaded yet, and what stands here is nobody's
+            place.replace(
+                earlier(self._folder)
+            )  # if the earlier file exists, it was not loaded yet, and the current one belongs to no run
         place.write_text("")
 
     def _write(self, record: dict[str, Any], row: Mapping[str, Any] | str | None) -> None:
         text = json.dumps(row, default=str)
-        kept = row if len(text) <= MAX_RAW else text[:MAX_RAW]
-        self._append(json.dumps(record | {"row": kept}, default=str))
+        shortened = row if len(text) <= MAX_RAW else text[:MAX_RAW]
+        self._append(json.dumps(record | {"row": shortened}, default=str))
 
     def _append(self, line: str) -> None:
         if self._folder is None:
@@ -282,13 +296,13 @@ class Ledger:
         if self._beside is not None:
             self._beside.write(line + "\n")
             return
-        # Closed each time, so that a position never counts rows that a kill keeps from the file.
+        # Closed after each line, so that a position never counts rows that a kill keeps from the file.
         with (self._folder / QUARANTINE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def numbers(saved: Mapping[str, int]) -> RowCounts:
-    """Counts without reasons."""
+    """Return saved counts as RowCounts, without reasons."""
     counts = RowCounts()
     for name in NUMBERS:
         setattr(counts, name, int(saved[name]))
@@ -296,7 +310,7 @@ def numbers(saved: Mapping[str, int]) -> RowCounts:
 
 
 def unknown_share(counts: RowCounts) -> str:
-    """The share of unknown tokens among the loss tokens, in words."""
+    """Return a phrase with the share of unknown tokens among the loss tokens."""
     share = counts.unknown_tokens / counts.loss_tokens
     return (
         f"{share:.2%} of the loss tokens ({counts.unknown_tokens:,} of {counts.loss_tokens:,}) are the tokenizer's "
@@ -305,7 +319,7 @@ def unknown_share(counts: RowCounts) -> str:
 
 
 def read_counts(folder: Path) -> dict[str, RowCounts]:
-    """The counts that a ledger has saved in a folder, by split. Raises DataError where they cannot be read."""
+    """Read the counts that a ledger saved in a folder, by split. Raise DataError if they cannot be read."""
     path = folder / LEDGER
     try:
         splits = parse_json(path.read_bytes())["splits"]
@@ -315,7 +329,7 @@ def read_counts(folder: Path) -> dict[str, RowCounts]:
 
 
 def read_quarantine(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a quarantine; a line that a kill has torn is passed over."""
+    """Yield the rows of a quarantine; skip a line that a kill has truncated."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -337,7 +351,7 @@ def beside(path: Path) -> Path:
 
 
 def settle(file: TextIO, path: Path) -> None:
-    """Close a file that was written beside and give it its name, once it is on the disk."""
+    """Close a file that was written under a temporary name, and rename it once it is on disk."""
     file.flush()
     os.fsync(file.fileno())
     file.close()

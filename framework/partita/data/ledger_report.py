@@ -1,4 +1,4 @@
-"""What became of the rows of a run, or of those of a file: the ledger, with an example of each reason."""
+"""Report on the ledger of a run or of a file of rows, with an example for each reason."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from partita_schema.errors import DataError
 
 @dataclass(frozen=True)
 class LedgerReport:
-    """Counts by split, and a row for each reason."""
+    """Counts by split, and an example row for each reason."""
 
     splits: dict[str, RowCounts]
     examples: dict[tuple[str, str], str]
@@ -25,7 +25,7 @@ class LedgerReport:
 
 
 def read_report(run: Path) -> LedgerReport:
-    """The ledger of a run. Raises DataError where it has none."""
+    """Read the ledger of a run. Raise DataError if it has none."""
     if not (run / LEDGER).exists():
         raise DataError(
             f"{run} has no {LEDGER}: no rows were read in that run; name the directory of another run, or a YAML file "
@@ -39,9 +39,10 @@ def read_report(run: Path) -> LedgerReport:
 
 
 def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerReport:
-    """The ledger that a run of the file would begin with: all of its rows are read, none is too many to be bad.
+    """Read all rows and return the ledger that a run would start with; any number of rows may be bad.
 
-    Raises DataError for streams, which are read while they are trained on, and for rows without answers.
+    Raises:
+        DataError: For streams, which are read during training, and for rows without answers.
     """
     if config.data.streaming and dataset is None:
         raise DataError(
@@ -62,20 +63,20 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
             expander = encoder.expander
             if expander is not None and (split != TRAINING or config.trainer.type == "none"):
                 expander = for_scores(expander)
-            made = expanded(rows, expander)
-            ledger.leave_out_unreadable(made.bad, split=split)
-            for start, found in encoded_chunks(made, encoder, options=config.data.loader, chunk=1000):
-                note_chunk(made, start, found, ledger, split=split)
+            expanded_rows = expanded(rows, expander)
+            ledger.leave_out_unreadable(expanded_rows.bad, split=split)
+            for start, encoded in encoded_chunks(expanded_rows, encoder, options=config.data.loader, chunk=1000):
+                note_chunk(expanded_rows, start, encoded, ledger, split=split)
         ledger.save()
         return read_report(Path(place))
 
 
 def newest_run(runs: Path) -> Path:
-    """The run whose ledger was written last. Raises DataError where there is none."""
-    found = sorted(runs.glob(f"*/{LEDGER}"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    """Return the run whose ledger was written last. Raise DataError if there is none."""
+    ledgers = sorted(runs.glob(f"*/{LEDGER}"), key=lambda path: path.stat().st_mtime)
+    if not ledgers:
         raise DataError(
             f"there is no run with a {LEDGER} in {runs}; name the directory of a run, or a YAML file to read its data "
             "now"
         )
-    return found[-1].parent
+    return ledgers[-1].parent

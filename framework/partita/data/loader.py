@@ -1,4 +1,4 @@
-"""Training data as optimizer steps, from any position: rows that are encoded already."""
+"""Batches of tokenized training rows as optimizer steps, resumable at any step."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 class Loader:
-    """Steps over encoded rows, epoch after epoch: `partita_trainers.base.Batches`.
+    """Yield optimizer steps over tokenized rows, epoch after epoch; implements `partita_trainers.base.Batches`.
 
-    The position lies in each step, not here: what was made ahead and nobody used is simply made again. It is the same
-    on every rank, and for any number of ranks.
+    Each step carries the data position after it, so batches that were prefetched but not used are rebuilt on resume.
+    The position is the same on every rank, and for any world size.
     """
 
     def __init__(
@@ -40,11 +40,24 @@ class Loader:
         resume: Resume = "strict",
         process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
-        """`batches_per_step` is M: the batches that one optimizer step takes on all ranks together.
+        """Plan batches over `encoded`.
 
-        `max_tokens` is what token_budget's auto and pack's default have come to. `order` gives the rows of an epoch in
-        place of a permutation; `more_parts` says what it is made of, and what else decides the batches. Raises
-        DataError where the ranks of `process_group` do not divide M, and where a row is too long to be planned.
+        Args:
+            encoded: Tokenized rows.
+            batching: The batching policy and its settings.
+            batch_size: Rows per batch.
+            batches_per_step: M, the number of batches in one optimizer step, summed over all ranks.
+            seed: Decides the order of the rows.
+            pad_token_id: Id that fills short rows.
+            max_tokens: Resolved value for token_budget's `auto` and pack's default, in tokens.
+            order: Order of the rows in an epoch, in place of a permutation.
+            more_parts: Further inputs that decide the batches, such as what `order` is built from, by name.
+            collate_batch: Custom collate function.
+            resume: What to do if data or plan have changed: see `continued`.
+            process_group: The ranks that share the batches of a step.
+
+        Raises:
+            DataError: If M is not divisible by the world size, or a row is too long for the policy.
         """
         check_ranks(process_group.world_size, batches_per_step)
         self._planner = IndexedPlanner(
@@ -69,21 +82,21 @@ class Loader:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """What was handed out, on this rank: steps, rows, tokens, loss_tokens, padding, seconds, and shares of them."""
+        """Return this rank's totals: steps, rows, tokens, loss_tokens, padding, seconds, and ratios of them."""
         return self._statistics.record()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in the first pass over the data."""
+        """Number of optimizer steps in the first epoch."""
         return self._planner.count_steps(0)
 
     @property
     def num_rows(self) -> int:
-        """Rows in a pass over the data."""
+        """Number of rows in one epoch."""
         return self._planner.num_rows
 
     def total_steps(self, epochs: float) -> int:
-        """Steps of so many passes, at least 1. Where lengths decide the batches, each pass is counted."""
+        """Return the number of steps in `epochs` epochs, at least 1. Each epoch is planned to count its steps."""
         whole = math.floor(epochs + 1e-9)
         part = epochs - whole
         steps = sum(self._planner.count_steps(epoch) for epoch in range(whole))
@@ -94,8 +107,8 @@ class Loader:
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.
 
-        Raises ResumeError when steps have been asked for already, or data or plan are not the same and `resume` is
-        strict.
+        Raises:
+            ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is asked for")
@@ -105,12 +118,12 @@ class Loader:
         self._cursor = loaded
 
     def steps(self) -> Iterator[GlobalBatch]:
-        """Steps from the position on, without end."""
+        """Yield steps from the current position, without end."""
         self._started = True
         return self._statistics.count(self._step(planned) for planned in self._plans())
 
     def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The cursor of any rank: it is the same on all of them."""
+        """Return the first cursor: it is the same on all ranks."""
         return cursors[0]
 
     def _plans(self) -> Iterator[PlannedStep]:
@@ -121,18 +134,18 @@ class Loader:
             epoch, step, window, taken = epoch + 1, 0, 0, 0
 
     def _step(self, planned: PlannedStep) -> GlobalBatch:
-        """This rank's batches of a step, with the position behind all of them."""
+        """Build this rank's batches of a step, with the position after the whole step."""
         mine = planned.batches[self._process_group.rank :: self._process_group.world_size]
-        behind = Cursor(self._cursor.parts, planned.epoch, planned.step, [planned.window, planned.taken])
+        after = Cursor(self._cursor.parts, planned.epoch, planned.step, [planned.window, planned.taken])
         return GlobalBatch(
             tuple(self._collate(self._encoded, batch) for batch in mine),
-            state_dict=behind.to_json(),
+            state_dict=after.to_json(),
             epoch=planned.passed,
         )
 
 
 def place_in_window(place: Any) -> tuple[int, int]:
-    """Window, and the batches taken of it. Raises ResumeError where a saved place is none."""
+    """Return the window and the number of batches taken from it. Raise ResumeError if a saved position is malformed."""
     if place is None:
         return 0, 0
     if isinstance(place, list) and len(place) == 2 and all(type(number) is int and number >= 0 for number in place):
@@ -141,7 +154,7 @@ def place_in_window(place: Any) -> tuple[int, int]:
 
 
 def check_ranks(ranks: int, batches_per_step: int) -> None:
-    """Raise DataError where so many processes cannot share the batches of a step evenly."""
+    """Raise DataError if the batches of a step cannot be divided evenly among `ranks` processes."""
     if batches_per_step % ranks:
         allowed = [str(number) for number in range(1, batches_per_step + 1) if batches_per_step % number == 0]
         numbers = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))

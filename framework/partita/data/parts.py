@@ -1,4 +1,4 @@
-"""Parts of the data layer from outside, by `module:Class`."""
+"""Load user classes for the data layer by `module:Class`."""
 
 import inspect
 from pathlib import Path
@@ -9,15 +9,16 @@ from partita_trainers.registry import importable, load_class
 
 
 def load_part(target: str, *, key: str, folder: Path | None) -> type:
-    """The class at `module:Class`; a module of the user's may lie in `folder`, the folder of the file.
+    """Return the class at `module:Class`; the module may be in `folder`, the folder of the configuration file.
 
-    Raises ConfigError at `key` where there is none.
+    Raises:
+        ConfigError: At `key`, if there is no such class.
     """
     with importable(folder):
         return load_class(target, key=key)
 
 
 def source_digest(found: Any) -> str:
-    """A hash of the text of the module that a class or function comes from."""
+    """Return a hash of the source file of a class or function."""
     place = inspect.getsourcefile(found)
     return digest(Path(place).read_bytes() if place is not None else f"{found.__module__}:{found.__qualname__}")

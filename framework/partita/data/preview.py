@@ -1,4 +1,4 @@
-"""What the model will see: rendered rows with the learned tokens told apart, and how long rows are."""
+"""Preview of a run's input: rendered rows with the loss tokens marked, and the lengths of rows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ from partita_schema.config import Config
 from partita_schema.model import ScratchModel
 
 MEASURED_ROWS = 1000
-"""Rows whose lengths are counted, at even distances over the training rows; all rows of so many dialogues."""
+"""Number of evenly spaced training rows whose lengths are measured; of dialogues, all rows expanded from them."""
 
 
 @dataclass(frozen=True)
 class PreviewSpan:
-    """A run of tokens as text."""
+    """A text span of consecutive tokens."""
 
     text: str
     learned: bool
@@ -43,21 +43,21 @@ class PreviewRow:
 
 @dataclass(frozen=True)
 class Preview:
-    """The first rows, and lengths of many."""
+    """The first rows, and the lengths of many."""
 
     rows: tuple[PreviewRow, ...]
     lengths: np.ndarray
-    """Tokens of each measured row, prompt and answer together; rows that cannot be used are not among them."""
+    """Tokens of each measured row, prompt and answer together, without rows that cannot be used."""
     num_rows: int
-    """Rows of the split in all; a dialogue is one, whatever is made of it. Of a stream, those that were looked at."""
+    """Rows in the split; a dialogue counts as one. For a stream, the rows that were read."""
     left_out: int
-    """Measured rows that cannot be used."""
+    """Number of measured rows that cannot be used."""
     limit: int | None
-    """Longest example in tokens."""
+    """Maximum length of an example in tokens."""
     chat: bool
     """Whether the model's chat template is used."""
     supervised: bool
-    """Whether the rows hold answers; otherwise prompts alone are shown."""
+    """Whether the rows hold answers; if not, only prompts are shown."""
     mode: str = ""
     """How dialogues become rows; empty for other rows."""
     streamed: bool = False
@@ -65,10 +65,10 @@ class Preview:
 
 
 def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3) -> Preview:
-    """The first `count` training rows rendered, and the lengths of up to 1,000. Loads no model weights.
+    """Render the first `count` training rows and measure up to 1,000. Load no model weights.
 
-    A row that training refuses is refused here with the same reason, such as one without a loss token. A file without
-    training rows (`trainer: none`) shows those that it is evaluated on.
+    A row that training refuses, such as one without a loss token, is refused here with the same reason. Without
+    training rows (`trainer: none`), evaluation rows are shown.
     """
     from partita_schema.rows import row_schema
 
@@ -96,7 +96,14 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
 
 
 def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: bool) -> RowTokenizer:
-    """The encoder of a run as far as it is known without the model; `rows` are the first that the run reads."""
+    """Return the run's row tokenizer as far as it is known without the model.
+
+    Args:
+        config: The configuration.
+        rows: The first rows that the run reads.
+        folder: Folder of the configuration file.
+        supervised: Whether the rows hold answers.
+    """
     from partita.data.tokenized import texts
     from partita.lm.tokenizers import load_tokenizer
 
@@ -112,36 +119,36 @@ def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: boo
 
 
 def context_of(config: Config, tokenizer: Any) -> int | None:
-    """The context length as far as it is known without the model."""
+    """Return the context length as far as it is known without the model."""
     if isinstance(config.base_model, ScratchModel):
         return config.base_model.context_length
     known = int(tokenizer.model_max_length)
-    return known if known < 1_000_000_000 else None  # transformers writes 1e30 for "not known"
+    return known if known < 1_000_000_000 else None  # transformers uses 1e30 for "unknown"
 
 
 def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: bool) -> list[PreviewRow]:
-    """Rows as the model sees them, in their order."""
+    """Return rows as the model sees them, in order."""
     from partita_schema.rows import check_rows
 
     checked = check_rows(schema, rows.get(range(len(rows))))
-    found = {place: PreviewRow(rows.key(place), reasons=reasons) for place, reasons in checked.bad.items()}
+    previews = {place: PreviewRow(rows.key(place), reasons=reasons) for place, reasons in checked.bad.items()}
     places = list(checked.clean)
     clean, keys = list(checked.clean.values()), [rows.key(place) for place in places]
     tokenizer = encoder.formatter.tokenizer
     if supervised:
         for place, key, example in zip(places, keys, encoder.encode_rows(clean, keys), strict=True):
             good = isinstance(example, Example)
-            found[place] = learned_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
+            previews[place] = learned_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
     else:
         for place, prompt in zip(places, encoder.encode_prompts(clean, keys), strict=True):
             reasons = (prompt.error,) if prompt.error else ()
             piece = PreviewSpan(prompt.text, False)
-            found[place] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
-    return [found[place] for place in sorted(found)]
+            previews[place] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
+    return [previews[place] for place in sorted(previews)]
 
 
 def learned_row(example: Any, tokenizer: Any) -> PreviewRow:
-    """A row in pieces, decoded from the very tokens that are trained on."""
+    """Return a row in spans, decoded from the tokens that are trained on."""
     pieces, done = [], 0
     for start, end in (*example.spans, (len(example.input_ids), len(example.input_ids))):
         for ids, learned in ((example.input_ids[done:start], False), (example.input_ids[start:end], True)):
@@ -153,7 +160,7 @@ def learned_row(example: Any, tokenizer: Any) -> PreviewRow:
 
 
 def histogram(lengths: np.ndarray, *, bins: int = 10) -> list[tuple[int, int, int]]:
-    """First length, last length and number of rows of bins of equal width."""
+    """Return first length, last length and number of rows of bins of equal width."""
     if not len(lengths):
         return []
     low, high = int(lengths.min()), int(lengths.max())

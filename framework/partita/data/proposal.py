@@ -1,4 +1,4 @@
-"""Features, types, labels and the task that a file of rows suggests, for `partita init --data`."""
+"""Propose features, types, labels and the task for a file of rows, for `partita init --data`."""
 
 import json
 import lzma
@@ -20,21 +20,21 @@ from partita_schema.dump import scalar
 from partita_schema.errors import DataError, shortened
 
 FIRST_ROWS = 2000
-"""Rows that are looked at."""
+"""Number of rows that are examined."""
 MAX_LABELS = 20
-"""Different values up to which a column is a category."""
+"""Maximum number of distinct values of a category."""
 LABEL_CHARACTERS = 60
-"""Characters of the longest label."""
+"""Maximum number of characters of a label."""
 
 OUTPUT_NAMES = (
     *("label", "labels", "class", "category", "target", "answer", "output", "response", "completion", "reply"),
     *("score", "rating", "sentiment", "intent", "team", "summary", "translation"),
 )
-"""Names of columns that hold what is to be predicted, the likeliest first."""
+"""Names of columns that hold the prediction target, the likeliest first."""
 NUMBER_NAMES = ("score", "rating", "stars", "grade", "price", "amount")
-"""Names of columns whose few whole numbers are numbers and no classes."""
+"""Names of columns whose few distinct integers are numbers, not classes."""
 KEY_NAMES = ("id", "idx", "index", "key", "uuid", "guid")
-"""Names of columns that only name rows."""
+"""Names of columns that only identify rows."""
 MESSAGE_KEYS = ("role", "from", "speaker")
 
 Kind = Literal["text", "category", "number", "json", "dialogue", "key", "empty"]
@@ -43,25 +43,25 @@ TASK_OF_KIND: Mapping[Kind, str] = {"category": "classify", "json": "extract", "
 
 @dataclass(frozen=True)
 class Column:
-    """What the first rows say of a column."""
+    """Properties of a column, from the first rows."""
 
     name: str
     kind: Kind
     missing: bool
     """Whether a row has no value in it."""
     labels: tuple[str, ...] = ()
-    """Of a category, its values, the most frequent first."""
+    """Values of a category, the most frequent first."""
     bounds: tuple[float, float] | None = None
-    """Where all values are numbers, the smallest and the largest."""
+    """Smallest and largest value, if all values are numbers."""
     example: Mapping[str, Any] = field(default_factory=dict)
-    """Of JSON, an object."""
+    """An example object, if the column is JSON."""
     only_value: str | None = None
-    """The value that all of several rows have; None where they differ."""
+    """The value that all rows share; None if they differ or there is only one row."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a file of rows suggests."""
+    """Proposed task and features for a file of rows."""
 
     task: str
     """A task of partita_schema.templates.TASKS."""
@@ -70,12 +70,12 @@ class Proposal:
     summary: str
     """One line for the terminal."""
     warning: str = ""
-    """Why a model would learn nothing from the rows; empty where nothing speaks against it."""
+    """Why a model would learn nothing from the rows; empty if there is no objection."""
 
 
 @dataclass(frozen=True)
 class FirstRows:
-    """The columns of a file, by its first rows."""
+    """Columns of a file, from its first rows."""
 
     columns: Sequence[Column]
     complete: bool
@@ -87,14 +87,15 @@ class FirstRows:
         return [column.name for column in self.columns]
 
     def propose(self, task: str | None) -> Proposal | None:
-        """Return what the rows suggest, for `task` where one is given; None where no column fits it."""
+        """Return the proposal, for `task` if one is given; None if no column fits it."""
         return proposal_of(self.columns, task=task, complete=self.complete)
 
 
 def read_first_rows(path: str) -> FirstRows | None:
-    """Return the columns of a local file; None where the path names no local file that is read here.
+    """Return the columns of a local file; None if the path is not a local file in a supported format.
 
-    Raises DataError where the file has no row that can be read.
+    Raises:
+        DataError: If the file has no readable row.
     """
     kind = format_of(path)
     if "://" in path or kind is None or kind == "arrow" or kind == "parlai":
@@ -115,7 +116,7 @@ def read_first_rows(path: str) -> FirstRows | None:
 
 
 def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
-    """Rows of a file, one by one, without those that cannot be read."""
+    """Yield the rows of a file, without those that cannot be read."""
     if kind == "parquet":
         import pyarrow.parquet
 
@@ -131,7 +132,7 @@ def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
-    """Return what the values say of a column."""
+    """Return the properties of a column with these values."""
     present = [value for value in map(parsed, values) if value is not None]
     missing = len(present) < len(values)
     if not present:
@@ -142,7 +143,14 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
 
 
 def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, missing: bool) -> Column:
-    """Return the kind of a column with these values, and what its features need to know of it."""
+    """Return the kind of a column and what its feature needs.
+
+    Args:
+        name: Name of the column.
+        present: Parsed values, without missing ones.
+        counts: Number of occurrences of each value, as text.
+        missing: Whether a row has no value.
+    """
     named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
     if len(counts) == len(present) > 1 and (named_key or is_numbering(present)):
         return Column(name, "key", missing)
@@ -161,7 +169,7 @@ def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, m
 
 
 def parsed(value: Any) -> Any:
-    """The value of a cell: text that is a number, an object or a list is read as such; None where nothing stands."""
+    """Return the value of a cell; text that is a number, an object or a list is parsed. None if the cell is empty."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -180,7 +188,7 @@ def is_message(value: Any) -> bool:
 
 
 def number_of(value: Any) -> float | None:
-    """The value as a float; None where it is no finite number."""
+    """Return the value as a float; None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -191,12 +199,12 @@ def number_of(value: Any) -> float | None:
 
 
 def is_numbering(values: Sequence[Any]) -> bool:
-    """Whether the values count the rows."""
+    """Return whether the values number the rows."""
     return all(isinstance(value, int) and value - place == values[0] for place, value in enumerate(values))
 
 
 def is_measured(name: str, numbers: Sequence[float]) -> bool:
-    """Whether numbers that repeat are amounts and no classes."""
+    """Return whether numbers that repeat are amounts, not classes."""
     return any(word in name.lower() for word in NUMBER_NAMES) or any(number != int(number) for number in numbers)
 
 
@@ -244,7 +252,7 @@ def one_value_warning(output: Column, *, complete: bool) -> str:
 
 
 def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
-    """Return the column that is to be predicted, by its name, else by its kind, else the last one."""
+    """Return the column to predict: by name, else by kind, else the last one."""
     usable = [column for column in columns if column.kind in TASK_OF_KIND]
     if task == "score":
         usable = [replace(column, kind="number") for column in usable if column.bounds]
@@ -279,7 +287,7 @@ def output_yaml(output: Column, *, complete: bool) -> str:
         labels = f"labels: [{', '.join(map(scalar, output.labels))}]"
         if complete and len(output.labels) > 1 and not {"True", "False"} & set(output.labels):
             lines += ["    decoder:", f"      {labels}"]
-        else:  # other labels may come later in the file; without a list, those of the training rows are taken
+        else:  # other labels may follow later in the file; without a list, those of the training rows are used
             lines += [f"    # decoder: {{{labels}}}   # labels of the first {FIRST_ROWS:,} rows"]
     if output.kind == "number" and output.bounds:
         low, high = output.bounds
@@ -291,21 +299,21 @@ def output_yaml(output: Column, *, complete: bool) -> str:
 
 
 def prompt_yaml(inputs: Sequence[Column], output: Column) -> str:
-    """The task in words; the user is to improve it."""
-    given = " and the ".join(one.name for one in inputs)
+    """Return a first version of the task in words, for the user to improve."""
+    sources = " and the ".join(one.name for one in inputs)
     if output.kind == "category":
         choice = f" as {', '.join(output.labels[:-1])} or {output.labels[-1]}" if 1 < len(output.labels) <= 10 else ""
-        task = f"Classify the {given}{choice}."
+        task = f"Classify the {sources}{choice}."
     elif output.kind == "number":
-        task = f"Write the {output.name} of the {given} as a number."
+        task = f"Write the {output.name} of the {sources} as a number."
     elif output.kind == "json":
-        task = f"Write the {output.name} in the {given} as JSON."
+        task = f"Write the {output.name} in the {sources} as JSON."
     else:
-        task = f"Write the {output.name} for the {given}."
+        task = f"Write the {output.name} for the {sources}."
     return f"prompt:\n  task: {scalar(task)}\n"
 
 
 def json_type(value: Any) -> str:
-    """The name that JSON schema has for the type of a value."""
+    """Return the JSON schema name of a value's type."""
     names = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"))
     return next((name for kind, name in names if isinstance(value, kind)), "'null'")

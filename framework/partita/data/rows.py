@@ -1,4 +1,4 @@
-"""Rows of user data by index, whatever they came from, each with a key that is the same in every run."""
+"""Rows of user data by index, from any source, each with a key that is the same in every run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 Indices = Sequence[int] | np.ndarray
-"""Places of rows, from 0."""
+"""Row indices, from 0."""
 
 
 @dataclass(frozen=True)
@@ -16,25 +16,25 @@ class BadRow:
     """A row that could not be read."""
 
     key: str
-    """What names the row, as RowKeys makes it."""
+    """Key of the row, in the format of RowKeys."""
     file: str
     """Name of the file."""
     number: int
-    """Line of a text file, row of any other, from 1."""
+    """Line number in a text file, row number in any other, from 1."""
     reason: str
-    """What is wrong with it."""
+    """Why it could not be read."""
     raw: str
-    """What stands there, cut to a sane size."""
+    """The content, truncated."""
     place: int = 0
     """Number of readable rows before it in the source."""
 
 
 class RowKeys(Sequence[str]):
-    """Keys such as `train.jsonl:17`, in twelve bytes a row.
+    """Row keys such as `train.jsonl:17`, stored in twelve bytes per row.
 
-    The number is the line of a text file and the row of anything else, both from 1. Keys are unique: files of one
-    source have different names. Rows that were made of one row of a file have its key and a number of their own, from
-    1: `chats.jsonl:17#2`.
+    The number is the line in a text file and the row in anything else, both from 1. Keys are unique, since the files of
+    one source have different names. Rows expanded from one row of a file share its key and are numbered from 1:
+    `chats.jsonl:17#2`.
     """
 
     def __init__(
@@ -46,7 +46,15 @@ class RowKeys(Sequence[str]):
         parts: np.ndarray | None = None,
         last: np.ndarray | None = None,
     ) -> None:
-        """Keys `names[files[i]]:numbers[i]#parts[i]`; `last` marks the last part of each row of a file."""
+        """Create the keys `names[files[i]]:numbers[i]#parts[i]`.
+
+        Args:
+            names: File names.
+            files: Index of each row's file in `names`, [N].
+            numbers: Line or row number in the file, [N], from 1.
+            parts: Number of each row among those expanded from the same row, [N], from 1.
+            last: Marks the last part of each row of a file, [N].
+        """
         self.names = tuple(names)
         self.files = np.asarray(files, dtype=np.int32)
         self.numbers = np.asarray(numbers, dtype=np.int64)
@@ -55,7 +63,7 @@ class RowKeys(Sequence[str]):
 
     @classmethod
     def counted(cls, name: str, length: int) -> "RowKeys":
-        """Keys `name:1` to `name:length`."""
+        """Return the keys `name:1` to `name:length`."""
         return cls([name], np.zeros(length, dtype=np.int32), np.arange(1, length + 1))
 
     def __len__(self) -> int:
@@ -68,46 +76,46 @@ class RowKeys(Sequence[str]):
         return f"{self.source_key(index)}{part}"
 
     def source_key(self, index: int) -> str:
-        """Return the key of the row of a file that a row was made of."""
+        """Return the key of the source row that a row was expanded from."""
         return f"{self.names[self.files[index]]}:{self.numbers[index]}"
 
     def sampling_key(self, index: int) -> str:
-        """Return the key that a sampled answer to a row follows from.
+        """Return the key that seeds the sampling of a row's answer.
 
-        The last part of a row asks what the row itself asks, so it has the key of the row itself.
+        The last part of a row has the same prompt as the row itself, so it has the row's key.
         """
         is_last = self.last is not None and bool(self.last[index])
         return self.source_key(index) if is_last else str(self[index])
 
     def place(self, index: int) -> tuple[str, int]:
-        """File and number of a row."""
+        """Return file name and number of a row."""
         return self.names[self.files[index]], int(self.numbers[index])
 
     def take(self, indices: Indices) -> "RowKeys":
-        """Keys of some rows, in the order asked for."""
+        """Return the keys at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         parts = None if self.parts is None else self.parts[chosen]
         last = None if self.last is None else self.last[chosen]
         return RowKeys(self.names, self.files[chosen], self.numbers[chosen], parts=parts, last=last)
 
     def digest(self) -> bytes:
-        """A hash of all keys and their order."""
+        """Return a hash of all keys and their order."""
         parts = b"" if self.parts is None else self.parts.tobytes()
         return blake2b("\0".join(self.names).encode() + self.files.tobytes() + self.numbers.tobytes() + parts).digest()
 
 
 class Store(Protocol):
-    """Where rows lie: a spool on disk, an Arrow table, a frame."""
+    """Storage of rows: a file on disk, an Arrow table, a data frame."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        """Rows as new dictionaries, in the order asked for."""
+        """Return rows as new dictionaries, in the order of `indices`."""
 
 
 class Rows:
-    """Rows by index; selections are views that keep the keys of the rows they show."""
+    """Rows by index; selections are views that keep the keys of their rows."""
 
     def __init__(
         self,
@@ -122,37 +130,37 @@ class Rows:
         self._store = store
         self._index = index
         self.columns = tuple(columns)
-        """Names of the columns, in the order of the source."""
+        """Column names, in the order of the source."""
         self.keys = keys
         """Key of each row."""
         self.fingerprint = fingerprint
-        """The same in every run for the same content and order."""
+        """A hash that is the same in every run for the same content and order."""
         self.bad = tuple(bad)
-        """Rows of the source that could not be read; they are not among the rows, and not part of selections."""
+        """Rows of the source that could not be read; they have no index and are not part of selections."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def key(self, index: int) -> str:
-        """What names a row in logs, journals and the quarantine."""
+        """Return the key of a row, used in logs, journals and the quarantine."""
         return str(self.keys[index])
 
     def sampling_key(self, index: int) -> str:
-        """Return the key that a sampled answer to a row follows from."""
+        """Return the key that seeds the sampling of a row's answer."""
         return self.keys.sampling_key(index)
 
     def get(self, indices: Indices) -> list[dict[str, Any]]:
-        """Rows as new dictionaries, in the order asked for."""
+        """Return rows as new dictionaries, in the order of `indices`."""
         chosen = np.asarray(indices, dtype=np.int64)
         return self._store.read(chosen if self._index is None else self._index[chosen])
 
     def iterate(self, start: int = 0, chunk: int = 1000) -> Iterator[list[dict[str, Any]]]:
-        """Rows from `start` on, `chunk` at a time."""
+        """Yield rows from `start`, `chunk` at a time."""
         for first in range(start, len(self), chunk):
             yield self.get(np.arange(first, min(first + chunk, len(self))))
 
     def select(self, indices: Indices) -> "Rows":
-        """A view of some rows, in the order given."""
+        """Return a view of the rows at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Rows(
             self._store,
@@ -163,7 +171,7 @@ class Rows:
         )
 
     def with_bad(self, bad: Sequence[BadRow]) -> "Rows":
-        """The same rows, with bad rows to answer for."""
+        """Return the same rows, with `bad` as the unreadable ones."""
         return Rows(
             self._store,
             columns=self.columns,
@@ -175,7 +183,7 @@ class Rows:
 
 
 def digest(*parts: str | bytes | np.ndarray) -> str:
-    """A short stable hash of parts; where one ends and the next begins counts."""
+    """Return a short stable hash of `parts`; the boundaries between parts count."""
     state = blake2b(digest_size=16)
     for part in parts:
         data = (
@@ -187,7 +195,7 @@ def digest(*parts: str | bytes | np.ndarray) -> str:
 
 
 class ListStore:
-    """Rows that are a list of mappings already."""
+    """Rows in a list of mappings."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = rows
@@ -200,7 +208,7 @@ class ListStore:
 
 
 class ColumnStore:
-    """Rows that are lists by column."""
+    """Rows in lists by column."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self._columns = columns
@@ -213,7 +221,7 @@ class ColumnStore:
 
 
 class FrameStore:
-    """Rows of a pandas frame; missing values become None."""
+    """Rows of a pandas data frame; missing values become None."""
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
@@ -231,7 +239,7 @@ class FrameStore:
 
 
 class DatasetStore:
-    """Rows of a `datasets.Dataset`, usually Arrow memory mapped from disk."""
+    """Rows of a `datasets.Dataset`, usually Arrow memory-mapped from disk."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset.with_format(None)

@@ -1,4 +1,4 @@
-"""All rows of a run: training rows by index or as streams, and those to evaluate on."""
+"""All rows of a run: training rows by index or as streams, and evaluation rows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,21 +13,22 @@ from partita_schema.config import Config
 
 @dataclass(frozen=True)
 class RunData:
-    """The rows of a run, opened."""
+    """The opened rows of a run."""
 
     config: Config
     splits: dict[str, Rows]
-    """Rows by split, those splits that have any; training rows are not among them where they are streamed."""
+    """Rows by split, without empty splits and without streamed training rows."""
     streams: TrainingStreams | None
-    """The training rows where they are read while they are trained on."""
+    """The streamed training rows; None if rows are not streamed."""
     mixed: bool = False
-    """Whether they are of the sources of a mix."""
+    """Whether the rows come from a mix of sources."""
 
     @cached_property
     def training(self) -> Rows | None:
-        """The training rows, of streams the first ones; None where there are none.
+        """The training rows, the first ones of streams; None if there are none.
 
-        Raises DataError where a stream has no good row, or columns are missing.
+        Raises:
+            DataError: If a stream has no good row, or columns are missing.
         """
         if self.streams is None:
             return self.splits.get(TRAINING)
@@ -36,18 +37,23 @@ class RunData:
         return rows
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """Rows and fingerprint by split, as JSON; the rows of streams are not known."""
-        found = {split: {"rows": len(rows), "fingerprint": rows.fingerprint} for split, rows in self.splits.items()}
+        """Return the number of rows and the fingerprint by split, as JSON; the length of streams is unknown."""
+        splits = {split: {"rows": len(rows), "fingerprint": rows.fingerprint} for split, rows in self.splits.items()}
         if self.streams is None or self.training is None:
-            return found
-        return {TRAINING: {"rows": None, "fingerprint": self.training.fingerprint}} | found
+            return splits
+        return {TRAINING: {"rows": None, "fingerprint": self.training.fingerprint}} | splits
 
 
 def open_run_data(config: Config, *, folder: Path, dataset: Any = None) -> RunData:
-    """The rows of a run; `dataset` takes the place of data.source, and is streamed where that is and it is a path.
+    """Open the rows of a run.
 
-    Relative paths of the file start at `folder`, one given as `dataset` at the current folder. Raises DataError as
-    `open_splits` does.
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+        dataset: Replaces `data.source`; a path starts at the current folder and is streamed if `data.streaming` is set.
+
+    Raises:
+        DataError: As `open_splits` does.
     """
     streams = None
     if is_streamed(config, dataset):

@@ -1,7 +1,7 @@
-"""Training, validation and test rows of a run.
+"""Split rows into training, validation and test.
 
-Which row goes where depends on the number of rows, the seed and, where the file says so, a column: never on time,
-processes or a global random state. Inside a split, rows keep the order of the source.
+The split of a row depends on the number of rows, the seed and, if configured, a column; never on time, the number of
+processes or a global random state. Within a split, rows keep the order of the source.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,29 @@ from partita_schema.sources import SimulationSource
 
 TRAINING, VALIDATION, TEST = "training", "validation", "test"
 DIALOGUES_LOOKED_AT = 100
-"""Dialogues that are looked at for answers."""
+"""Number of dialogues that are checked for answers."""
 SPLIT_NAMES = {
     "0": 0, "train": 0, "training": 0,
     "1": 1, "valid": 1, "validation": 1, "val": 1, "dev": 1,
     "2": 2, "test": 2, "testing": 2,
 }  # fmt: skip
-"""What a column of a fixed split may hold."""
+"""Values that the column of a fixed split may hold."""
 
 
 def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[str, Rows]:
-    """Rows by split, those splits that have any; `dataset` takes the place of `data.source`.
+    """Open the rows of each split; empty splits are omitted.
 
-    Relative paths of the file start at `folder`, one given as `dataset` at the current folder.
+    `preprocessing.sample_ratio` and `sample_size` sample the rows of the source before it is split; separate validation
+    and test sources are used whole, and such a split gets no rows of the source. The source's unreadable rows are in
+    `bad` of the training rows. Streamed training rows are not included.
 
-    `preprocessing.sample_ratio` and `sample_size` choose among the rows of the source, before it is divided; the
-    sources of validation and test rows are taken whole. A split with a source of its own gets no share of the source.
-    The source's unreadable rows are in `bad` of the training rows. Training rows that are streamed are left out. Raises
-    DataError where there are no rows to train on (with `trainer: none`, no rows at all), or columns are missing.
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+        dataset: Replaces `data.source`; a relative path starts at the current folder.
+
+    Raises:
+        DataError: If there are no rows to train on (with `trainer: none`, no rows at all), or columns are missing.
     """
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
     limit = config.data.max_row_bytes
@@ -71,12 +76,12 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
 
 
 def is_streamed(config: Config, dataset: Any = None) -> bool:
-    """Whether training rows are read while they are used: those of the file, or of a `dataset` in their place."""
+    """Return whether training rows are streamed: those of the configuration, or of a `dataset` that replaces them."""
     return config.data.streaming and (dataset is None or isinstance(dataset, str | Path))
 
 
 def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
-    """Raise DataError when a column is not there that prompts show or, with `supervised`, answers are learned from."""
+    """Raise DataError if a column is missing that prompts show or, if `supervised`, answers are learned from."""
     if config.dialogue_input is not None:
         require_dialogues(rows, config.dialogue_input, form=config.data.dialogue.format)
         return
@@ -96,7 +101,7 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
 
 
 def has_answers(rows: Rows, config: Config) -> bool:
-    """Whether there is a column for every output; of dialogues, whether one of the first ends with an answer."""
+    """Return whether every output has a column; for dialogues, whether one of the first ones ends with an answer."""
     if config.dialogue_input is None:
         return all(output.source_column in rows.columns for output in config.output_features)
     from partita_schema.rows import check_rows, row_schema
@@ -106,7 +111,7 @@ def has_answers(rows: Rows, config: Config) -> bool:
 
 
 def require_dialogues(rows: Rows, feature: DialogueInput, *, form: str) -> None:
-    """Raise DataError where neither the feature's column is there nor those of a format."""
+    """Raise DataError if both the feature's column and the columns of the format are missing."""
     column = feature.source_column
     if not has_dialogues(rows.columns, column=column, form=form):
         near = nearest(column, rows.columns)
@@ -127,23 +132,23 @@ def require_column(rows: Rows, column: str, *, user: str) -> None:
 
 
 def separator_hint(rows: Rows) -> str:
-    """How to read the rows of a table, such as a data frame, that was split at the wrong character."""
+    """Return a hint if a table, such as a data frame, was parsed with the wrong separator."""
     separator = other_separator(rows.columns)
     return f"; the separator looks like {separator}, read the file with that one" if separator else ""
 
 
 def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[str]) -> dict[str, Rows]:
-    """Each source divided by itself, so that it has its share of every split; the parts of a split joined.
+    """Split each source of a mix on its own, so that each split has a share of each; join the parts of a split.
 
-    What a model has made itself is learned from and nothing else: transcripts are not divided.
+    Transcripts of simulations are training rows only and are not split.
     """
     for rows in sources.values():
         check_columns(rows, config, supervised=config.trainer.type != "none")
     mix = zip(config.data.mix_names, config.data.mix or (), strict=True)
-    made = {name for name, part in mix if isinstance(part.source, SimulationSource)}
-    total = sum(len(rows) for name, rows in sources.items() if name not in made)
+    simulated = {name for name, part in mix if isinstance(part.source, SimulationSource)}
+    total = sum(len(rows) for name, rows in sources.items() if name not in simulated)
     divided = {
-        name: {TRAINING: rows} if name in made else divide(rows, config, without=without, total=total)
+        name: {TRAINING: rows} if name in simulated else divide(rows, config, without=without, total=total)
         for name, rows in sources.items()
     }
     splits = {}
@@ -155,22 +160,29 @@ def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[s
 
 
 def divide(rows: Rows, config: Config, *, without: frozenset[str], total: int | None = None) -> dict[str, Rows]:
-    """A source as training, validation and test rows; `total` are the rows of all sources, where it is one of a mix."""
+    """Split a source into training, validation and test rows.
+
+    Args:
+        rows: Rows of the source.
+        config: The configuration.
+        without: Splits that get no rows.
+        total: Number of rows in all sources, if the source is part of a mix.
+    """
     chosen = sample(len(rows), config, total=total)
-    kept = rows if chosen is None else rows.select(chosen)
-    places = deal(kept, config, without=without)
+    sampled = rows if chosen is None else rows.select(chosen)
+    places = deal(sampled, config, without=without)
     if not np.any(places == 0):
         raise DataError(f"no row of {rows.keys.names[0]} is a training row; see data.split")
     if np.all(places == 0):
-        return {TRAINING: kept.with_bad(rows.bad)}
+        return {TRAINING: sampled.with_bad(rows.bad)}
     names = [name for name in (TRAINING, VALIDATION, TEST) if name not in without]
     numbers = {TRAINING: 0, VALIDATION: 1, TEST: 2}
-    splits = {name: kept.select(np.flatnonzero(places == numbers[name])) for name in names}
+    splits = {name: sampled.select(np.flatnonzero(places == numbers[name])) for name in names}
     return splits | {TRAINING: splits[TRAINING].with_bad(rows.bad)}
 
 
 def sample(length: int, config: Config, *, total: int | None = None) -> np.ndarray | None:
-    """Places of the rows that are used, in order; None for all. Of `total` rows, these give their share of a number."""
+    """Return the sorted indices of the sampled rows, None for all; `sample_size` is shared among `total` rows."""
     size, ratio = config.preprocessing.sample_size, config.preprocessing.sample_ratio
     if size is not None:
         ratio = min(1.0, size / (total or length))
@@ -181,7 +193,7 @@ def sample(length: int, config: Config, *, total: int | None = None) -> np.ndarr
 
 
 def deal(rows: Rows, config: Config, *, without: frozenset[str]) -> np.ndarray:
-    """0, 1 or 2 for each row: training, validation, test; -1 for rows that are left out."""
+    """Assign each row to a split: 0 training, 1 validation, 2 test, -1 left out."""
     split = config.split
     if isinstance(split, FixedSplit):
         places = fixed_places(rows, split.column)
@@ -201,7 +213,7 @@ def deal(rows: Rows, config: Config, *, without: frozenset[str]) -> np.ndarray:
 
 
 def random_places(length: int, shares: Sequence[float], *, seed: int) -> np.ndarray:
-    """A seeded deal with exact numbers, each rounded half up; at least one row is for training."""
+    """Assign rows to splits at random by seed, with exact counts rounded half up and at least one training row."""
     validation, test = (int(length * share + 0.5) for share in shares)
     while length and validation + test >= length:
         validation, test = (validation - 1, test) if validation > test else (validation, test - 1)
@@ -213,7 +225,7 @@ def random_places(length: int, shares: Sequence[float], *, seed: int) -> np.ndar
 
 
 def hash_places(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
-    """A deal by a hash of each value, so that other rows do not matter; at least one row is for training."""
+    """Assign rows by a hash of each value, independent of other rows; at least one row is for training."""
     marks = np.array([hash_share(value, seed) for value in values])
     validation, test = shares
     places = np.zeros(len(marks), dtype=np.int8)
@@ -225,14 +237,14 @@ def hash_places(values: Sequence[str], shares: Sequence[float], *, seed: int) ->
 
 
 def hash_share(value: str, seed: int) -> float:
-    """A number from 0 to below 1 that only the value and the seed decide."""
+    """Return a number in [0, 1) that depends only on the value and the seed."""
     return int.from_bytes(blake2b(f"{seed}:{value}".encode("utf-8", "replace"), digest_size=6).digest(), "big") / 2**48
 
 
 def stratified_places(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
-    """A deal in which each label has its shares to within one row, and so has the whole.
+    """Assign rows so that each label, and the whole, has its shares to within one row.
 
-    Rows stand in a seeded order by label, and every 1/share-th is taken.
+    Rows are sorted by label, in random order by seed within a label, and every 1/share-th row is selected.
     """
     chance = generator(seed, "split").permutation(len(values))
     order = np.lexsort((chance, np.unique(np.asarray(values), return_inverse=True)[1]))
@@ -248,14 +260,14 @@ def stratified_places(values: Sequence[str], shares: Sequence[float], *, seed: i
 
 
 def every(order: np.ndarray, share: float) -> np.ndarray:
-    """Elements at even distances, a share of them."""
+    """Return a share of the elements, evenly spaced."""
     marks = np.floor(np.arange(len(order) + 1) * share + 0.5)
     chosen: np.ndarray = order[np.diff(marks) > 0]
     return chosen
 
 
 def fixed_places(rows: Rows, column: str) -> np.ndarray:
-    """The deal that a column gives."""
+    """Assign rows to splits by the values of a column."""
     values = column_of(rows, column, "data.split")
     places = np.empty(len(rows), dtype=np.int8)
     for number, value in enumerate(values):
@@ -269,11 +281,11 @@ def fixed_places(rows: Rows, column: str) -> np.ndarray:
 
 
 def column_of(rows: Rows, column: str, user: str) -> list[str]:
-    """A column as texts. Raises DataError where the rows do not have it."""
+    """Return a column as strings. Raise DataError if it is missing."""
     require_column(rows, column, user=user)
     return [str(row.get(column)) for chunk in rows.iterate() for row in chunk]
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A random generator for one purpose."""
+    """Return a random generator for one purpose."""
     return np.random.default_rng([seed, *purpose.encode()])

@@ -1,4 +1,4 @@
-"""Counts of what a loader has handed out, and how long it was waited for."""
+"""Counts of what a loader has yielded, and the time spent waiting for it."""
 
 import time
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from partita_trainers.base import Batch, GlobalBatch
 
 @dataclass
 class Statistics:
-    """What was handed out since the loader was made."""
+    """Totals since the loader was created."""
 
     steps: int = 0
     rows: int = 0
     tokens: int = 0
-    """Real tokens."""
+    """Tokens without padding."""
     loss_tokens: int = 0
     padding: int = 0
-    """Tokens that only fill up lines."""
+    """Padding tokens."""
     seconds: float = 0.0
-    """From the first step that was asked for to the last one that came."""
+    """From the first request for a step to the arrival of the last one."""
     waited_seconds: float = 0.0
-    """Part of them in which a step was waited for."""
+    """Part of these seconds spent waiting for steps."""
 
     def add(self, batch: Batch) -> None:
         """Count a batch."""
@@ -31,21 +31,21 @@ class Statistics:
         self.padding += batch.input_ids_BT.numel() - batch.tokens
 
     def count(self, steps: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
-        """The steps as they are, counted and timed."""
-        asked = left = time.perf_counter()
+        """Yield the steps unchanged, counted and timed."""
+        requested = previous = time.perf_counter()
         for step in steps:
-            came = time.perf_counter()
-            self.waited_seconds += came - asked
-            self.seconds += came - left
-            left = came
+            arrived = time.perf_counter()
+            self.waited_seconds += arrived - requested
+            self.seconds += arrived - previous
+            previous = arrived
             for batch in step.micro_batches:
                 self.add(batch)
             self.steps += 1
             yield step
-            asked = time.perf_counter()
+            requested = time.perf_counter()
 
     def record(self) -> dict[str, float]:
-        """All counts, with padding_share of all tokens, wait_share of all seconds, and tokens_per_second."""
+        """Return all counts, with padding_share of all tokens, wait_share of all seconds, and tokens_per_second."""
         return asdict(self) | {
             "padding_share": self.padding / max(1, self.tokens + self.padding),
             "wait_share": self.waited_seconds / self.seconds if self.seconds else 0.0,

@@ -1,7 +1,8 @@
-"""Tokens made once for all runs with the same rows, tokenizer and prompt: `data.encode: cache`.
+"""Cache of tokenized rows, shared by runs with the same rows, tokenizer and prompt: `data.encode: cache`.
 
-One process makes them, others that want the same wait for it. A folder of tokens appears whole (made beside, fsynced,
-renamed) or not at all, lies under a hash of all that decides it, and is thrown away when it is not as it was written.
+One process tokenizes while others that need the same rows wait for it. A folder of tokens is written under a temporary
+name, fsynced and renamed, so it appears complete or not at all. Its name is a hash of everything that decides the
+tokens. A damaged folder is discarded and written again.
 """
 
 import fcntl
@@ -33,42 +34,42 @@ logger = logging.getLogger(__name__)
 PACKAGES = ("partita", "transformers", "tokenizers")
 """Packages whose versions decide the tokens."""
 SILENCE = 600.0
-"""Seconds without a sign of life after which a process that makes tokens counts as hung."""
+"""Seconds without a heartbeat after which a tokenizing process counts as hung."""
 BEATS = 10
-"""Signs of life in that time while the disk works."""
+"""Number of heartbeats in that time while the disk is busy."""
 LOOK_EVERY = 0.2
-"""Seconds between looks at a lock."""
+"""Seconds between attempts to take a lock."""
 TELL_FIRST = 1.0
-"""Seconds of waiting after which that is said."""
+"""Seconds of waiting before the first log message."""
 TELL_EVERY = 10.0
-"""Seconds between lines in the log while waiting."""
+"""Seconds between further log messages while waiting."""
 
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What the cache did for a split."""
+    """How the cache was used for a split."""
 
     path: str
     rows: int
     bytes: int
     hit: bool
-    """Whether the tokens were there already."""
+    """Whether the tokens were cached already."""
 
 
 class TokenCache:
     """A folder of tokens, shared by runs and processes."""
 
     def __init__(self, folder: Path, *, silence: float = SILENCE, lasting: bool = True) -> None:
-        """Tokens in `folder`; unless they are `lasting`, they are of one job's processes and not spoken of."""
+        """Use `folder`; unless `lasting`, it serves the processes of one job and is logged at debug level."""
         self.folder = folder
         self._level = logging.INFO if lasting else logging.DEBUG
         self.uses: dict[str, CacheUse] = {}
-        """What was done for each split."""
+        """Cache use by split."""
         self._silence = silence
 
     @classmethod
     def of_user(cls) -> "TokenCache":
-        """`tokens` in PARTITA_CACHE, else in `partita` in the user's cache folder."""
+        """Return the cache in `tokens` of PARTITA_CACHE, else of `partita` in the user's cache folder."""
         from partita_trainers.batch_size.cache import Cache
 
         return cls(Cache.of_user().folder.with_name("tokens"))
@@ -84,9 +85,20 @@ class TokenCache:
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
     ) -> TokenizedDataset:
-        """The same as `TokenizedDataset.build`, from the disk where the same was made before.
+        """Return what `TokenizedDataset.build` returns, from disk if it was cached before.
 
-        Raises WriteError where tokens cannot be written, or another process that makes them gives no sign of life.
+        Args:
+            rows: Rows of one split.
+            encoder: Tokenizes the rows.
+            ledger: Records used and bad rows.
+            split: Name of the split in the ledger and in `uses`.
+            options: Worker processes and prefetching.
+            chunk: Rows per chunk.
+            progress: Called with the number of rows processed since the last call.
+
+        Raises:
+            DataError: If there are too many bad rows, or no row is left.
+            WriteError: If tokens cannot be written, or another process that tokenizes the same rows hangs.
         """
         made_from = key_parts(rows, encoder, split=split)
         folder = self.folder / digest(*(text for pair in sorted(made_from.items()) for text in pair))
@@ -94,9 +106,9 @@ class TokenCache:
         def make(beside: Path, alive: Callable[[], None]) -> None:
             with TokenWriter(beside) as writer, closing(Ledger(beside, max_bad_rows=1.0)) as counted:
                 counted.leave_out_unreadable(rows.bad, split=split)
-                for start, found in encoded_chunks(rows, encoder, options=options, chunk=chunk):
-                    note_chunk(rows, start, found, counted, split=split)
-                    writer.add(found, start, rows.keys)
+                for start, tokenized in encoded_chunks(rows, encoder, options=options, chunk=chunk):
+                    note_chunk(rows, start, tokenized, counted, split=split)
+                    writer.add(tokenized, start, rows.keys)
                     alive()
                     if progress is not None:
                         progress(min(chunk, len(rows) - start))
@@ -108,25 +120,25 @@ class TokenCache:
         encoded, hit = self._open_or_make(folder, made_from, make)
         size = sum(file.stat().st_size for file in folder.iterdir())
         self.uses[split] = CacheUse(str(folder), len(encoded), size, hit)
-        told = "from the cache" if hit else "kept for the next run"
-        words = (f"{len(encoded):,}", split, told, folder, f"{size / 1e6:,.1f}")
+        origin = "from the cache" if hit else "kept for the next run"
+        words = (f"{len(encoded):,}", split, origin, folder, f"{size / 1e6:,.1f}")
         logger.log(self._level, "tokens of %s %s rows %s: %s (%s MB)", *words)
         ledger.adopt(folder, split=split)
         ledger.check()
         ledger.save()
         if not len(encoded):
-            met = len(rows) + len(rows.bad)
-            raise DataError(f"no {split} row can be used, of {met:,}:\n{ledger.main_reasons()}")
+            total = len(rows) + len(rows.bad)
+            raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
         return encoded
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """What was done, by split, as JSON for the manifest."""
+        """Return the cache use by split, as JSON for the manifest."""
         return {split: asdict(use) for split, use in self.uses.items()}
 
     def _open_or_make(
         self, folder: Path, made_from: Mapping[str, str], make: Callable[[Path, Callable[[], None]], None]
     ) -> tuple[TokenizedDataset, bool]:
-        """The rows of a folder, and whether they were there before anything was made or waited for."""
+        """Return the rows of a folder, and whether this process found them in the cache."""
         try:
             return read_tokens(folder, made_from=made_from), True
         except FileNotFoundError:
@@ -136,7 +148,7 @@ class TokenCache:
         with writing_tokens(self.folder), self._locked(folder) as alive:
             with self._beating(alive):
                 with suppress(FileNotFoundError, DamagedTokens):
-                    return read_tokens(folder, made_from=made_from), True  # another process made them meanwhile
+                    return read_tokens(folder, made_from=made_from), True  # another process finished them meanwhile
                 for left in self.folder.glob(f".{folder.name}.*"):
                     shutil.rmtree(left, ignore_errors=True)
             beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self.folder))
@@ -154,10 +166,9 @@ class TokenCache:
 
     @contextmanager
     def _beating(self, alive: Callable[[], None]) -> Iterator[None]:
-        """In this context a sign of life is given again and again.
+        """Give heartbeats from a thread while in this context.
 
-        It is for what the disk may take long over, such as bringing gigabytes to it; never for work on rows, which may
-        hang.
+        Use it for slow disk work, such as syncing gigabytes; never for work on rows, which may hang.
         """
         done = threading.Event()
 
@@ -176,9 +187,9 @@ class TokenCache:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[Callable[[], None]]:
-        """In this context no other process makes these tokens. What comes out is to be called as a sign of life.
+        """Hold the lock for these tokens while in this context; yield the function that gives a heartbeat.
 
-        The lock goes with the process, however it ends.
+        The operating system releases the lock when the process ends, however it ends.
         """
         path = self.folder / f"{folder.name}.lock"
         with path.open("a") as file, not_inherited(file):
@@ -186,7 +197,7 @@ class TokenCache:
             yield lambda: os.utime(path)
 
     def _wait_for(self, file: TextIO, path: Path) -> None:
-        began = told = time.monotonic()
+        began = last_message = time.monotonic()
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,14 +212,14 @@ class TokenCache:
                     f"another process holds {path} and has made no tokens for {silent:,.0f} seconds; end it, or write "
                     "data.encode: online"
                 )
-            if time.monotonic() - told > (TELL_FIRST if told == began else TELL_EVERY):
-                told = time.monotonic()
-                logger.info("another process makes the same tokens; waiting for %.0f seconds", told - began)
+            if time.monotonic() - last_message > (TELL_FIRST if last_message == began else TELL_EVERY):
+                last_message = time.monotonic()
+                logger.info("another process makes the same tokens; waiting for %.0f seconds", last_message - began)
             time.sleep(LOOK_EVERY)
 
 
 def key_parts(rows: Rows, encoder: RowTokenizer, *, split: str) -> dict[str, str]:
-    """All that decides the tokens of a split, the ledger's counts and the rows of its quarantine, by name."""
+    """Return everything that decides a split's tokens, the ledger's counts and its quarantined rows, by name."""
     config = encoder.formatter.config
     sections = {"prompt", "input_features", "output_features", "defaults", "preprocessing"}
     settings = config.model_dump_json(include=sections) + config.data.model_dump_json(include={"dialogue", "formatter"})
@@ -229,7 +240,7 @@ def key_parts(rows: Rows, encoder: RowTokenizer, *, split: str) -> dict[str, str
 
 @contextmanager
 def writing_tokens(folder: Path) -> Iterator[None]:
-    """Make the folder. In this context a full disk, or a folder that must not be written, is a WriteError."""
+    """Create the folder, and raise WriteError on a full disk or missing permission while in this context."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,7 +1,7 @@
-"""Encoded rows on disk: one file an array, written a chunk at a time, read back memory mapped.
+"""Tokenized rows on disk: one file per array, written in chunks, read back memory-mapped.
 
-The arrays are bare numbers in the machine's order; contents.json has their sizes and sums, what they were made from,
-and the counts of the ledger. Neither writing nor reading holds more than a chunk in memory.
+The arrays are raw numbers in native byte order. contents.json holds their sizes and checksums, what they were made
+from, and the ledger's counts. Neither writing nor reading holds more than a chunk in memory.
 """
 
 import json
@@ -22,7 +22,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita_schema.sealed import DamagedError, sealed, unsealed
 
 FORMAT = 2
-"""Changes with anything that gives the files another meaning."""
+"""Increased whenever the meaning of the files changes."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {
     "ids": np.dtype(np.int32),
@@ -34,19 +34,19 @@ ARRAYS: dict[str, np.dtype[Any]] = {
     "key_parts": np.dtype(np.int32),
     "places": np.dtype(np.int64),
 }
-"""Name and type of each array, as EncodedRows and RowKeys have them; key_parts is empty where keys have none."""
+"""Name and type of each array, as in TokenizedDataset and RowKeys; key_parts is empty if the keys have no parts."""
 COUNTS = (LEDGER, QUARANTINE)
-"""Files of the ledger beside them."""
+"""Files of the ledger in the same folder."""
 BLOCK = 1 << 20
-"""Bytes that are checked at a time."""
+"""Bytes that are checksummed at a time."""
 
 
 class DamagedTokens(ValueError):  # noqa: N818 -- it says what is damaged
-    """What lies in a folder is not what was written there, or was made from something else."""
+    """The content of a folder is damaged, or was made from something else."""
 
 
 class TokenWriter:
-    """Writes encoded chunks to a folder. The folder counts for nothing before `finish`."""
+    """Write tokenized chunks to a folder. The folder is invalid before `finish`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class TokenWriter:
         self._sums = dict.fromkeys(ARRAYS, 0)
         self._ends = {"starts": 0, "span_starts": 0}
         self.rows = 0
-        """Rows written."""
+        """Number of rows written."""
         for name in self._ends:
             self._write(name, np.zeros(1))
 
@@ -68,24 +68,33 @@ class TokenWriter:
         self._open.close()
 
     def add(self, chunk: EncodedChunk, start: int, keys: RowKeys) -> None:
-        """Write the examples of a chunk whose first row has the place `start`; `keys` are those of all rows."""
+        """Write the examples of a chunk.
+
+        Args:
+            chunk: The tokenized chunk.
+            start: Index of the chunk's first row among all rows.
+            keys: Keys of all rows.
+        """
         places = chunk.places + start
-        found = keys.take(places)
+        chunk_keys = keys.take(places)
         self._write("ids", chunk.ids)
         self._count("starts", chunk.lengths)
         self._write("spans", chunk.spans)
         self._count("span_starts", chunk.span_counts)
-        self._write("key_files", found.files)
-        self._write("key_numbers", found.numbers)
-        if found.parts is not None:
-            self._write("key_parts", found.parts)
+        self._write("key_files", chunk_keys.files)
+        self._write("key_numbers", chunk_keys.numbers)
+        if chunk_keys.parts is not None:
+            self._write("key_parts", chunk_keys.parts)
         self._write("places", places)
         self.rows += len(places)
 
     def finish(self, *, names: tuple[str, ...], made_from: Mapping[str, str], parts: Mapping[str, str]) -> None:
-        """Bring everything to the disk and say what it is, with the ledger that was saved in the folder before.
+        """Sync all arrays to disk and write contents.json; the ledger must be saved in the folder already.
 
-        `names` are the files that keys speak of.
+        Args:
+            names: Names of the files that the keys refer to.
+            made_from: Everything that decides the tokens, by name.
+            parts: Inputs that decided the ids, by readable names.
         """
         sizes = {name: file.tell() for name, file in self._files.items()}
         for file in self._files.values():
@@ -122,9 +131,11 @@ class TokenWriter:
 
 
 def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDataset:
-    """The rows that lie in a folder, memory mapped; every byte was compared with its sum.
+    """Return the rows of a folder, memory-mapped, after checking every file against its checksum.
 
-    Raises FileNotFoundError without the folder, DamagedTokens where it is not whole or was made from something else.
+    Raises:
+        FileNotFoundError: If there is no such folder.
+        DamagedTokens: If it is incomplete or damaged, or was made from something else.
     """
     contents = read_contents(folder)
     if contents["made_from"] != dict(made_from):
@@ -146,7 +157,7 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
 
 
 def read_contents(folder: Path) -> dict[str, Any]:
-    """What a folder says of itself. Raises FileNotFoundError without one, DamagedTokens where it cannot be read."""
+    """Return contents.json of a folder. Raise FileNotFoundError without a folder, DamagedTokens if it is unreadable."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     try:
@@ -161,7 +172,7 @@ def read_contents(folder: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path, contents: Mapping[str, Any]) -> None:
-    """Raise DamagedTokens where a file is not as it was written."""
+    """Raise DamagedTokens if a file differs from what was written."""
     expected = contents["sizes"][path.name]
     try:
         size = path.stat().st_size
@@ -174,13 +185,13 @@ def check_file(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """A whole array; an empty file cannot be mapped."""
+    """Memory-map an array; an empty file cannot be mapped."""
     kind = ARRAYS[path.name]
     return np.memmap(path, kind, mode="r") if path.stat().st_size else np.empty(0, kind)
 
 
 def file_sum(path: Path) -> int:
-    """The sum of a file's bytes, as crc32 has it. Read, not mapped: pages that are mapped count as this process's."""
+    """Return the CRC-32 of a file. It is read, not mapped, since mapped pages count as this process's memory."""
     total = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK):

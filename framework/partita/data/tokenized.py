@@ -1,4 +1,4 @@
-"""A split encoded once: all ids in one flat array, four bytes a token."""
+"""A tokenized split: all token ids in one flat int32 array."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
 
 IN_THIS_PROCESS = LoaderOptions()
-"""No worker processes."""
+"""Loader options without worker processes."""
 
 
 @dataclass(frozen=True)
 class TokenizedDataset:
-    """Encoded rows by index. N rows, L tokens in all, S spans of learned tokens."""
+    """Tokenized rows by index. N rows, L tokens in total, S spans of loss tokens."""
 
     ids_L: np.ndarray
-    """Token ids of all rows, one row behind the other, int32."""
+    """Token ids of all rows, concatenated, int32."""
     starts_N1: np.ndarray
-    """Where each row starts in ids_L, and the end, int64."""
+    """Start of each row in ids_L, followed by L, int64."""
     loss_spans_S2: np.ndarray
-    """First learned token and the one behind the last, in the row, int32."""
+    """First loss token and one past the last, relative to the row, int32."""
     span_starts_N1: np.ndarray
-    """Where each row's spans start in loss_spans_S2, and the end, int64."""
+    """Start of each row's spans in loss_spans_S2, followed by S, int64."""
     keys: RowKeys
     """Key of each row."""
     indices_N: np.ndarray
-    """Place of each row in the Rows that were encoded, int64."""
+    """Index of each row in the Rows that were tokenized, int64."""
     parts: dict[str, str]
-    """What decided the rows and their ids, by names that a person knows: files, tokenizer, prompt ..."""
+    """Inputs that decided the rows and their ids, by readable names: files, tokenizer, prompt ..."""
 
     @classmethod
     def build(
@@ -49,23 +49,34 @@ class TokenizedDataset:
         chunk: int = 1000,
         progress: Callable[[int], None] | None = None,
     ) -> "TokenizedDataset":
-        """Check and encode every row once; `progress` is told the number of rows done since the last call.
+        """Validate and tokenize every row once.
 
-        Bad rows, and those that could not be read, go to the ledger, which is checked and saved. Raises DataError
-        where there are too many, or nothing is left.
+        Bad and unreadable rows go to the ledger, which is then checked and saved.
+
+        Args:
+            rows: Rows of one split.
+            encoder: Tokenizes the rows.
+            ledger: Records used and bad rows.
+            split: Name of the split in the ledger.
+            options: Worker processes and prefetching.
+            chunk: Rows per chunk.
+            progress: Called with the number of rows processed since the last call.
+
+        Raises:
+            DataError: If there are too many bad rows, or no row is left.
         """
         ledger.leave_out_unreadable(rows.bad, split=split)
         flat = FlatBuilder()
-        for start, found in encoded_chunks(rows, encoder, options=options, chunk=chunk):
-            note_chunk(rows, start, found, ledger, split=split)
-            flat.add(found, start)
+        for start, encoded in encoded_chunks(rows, encoder, options=options, chunk=chunk):
+            note_chunk(rows, start, encoded, ledger, split=split)
+            flat.add(encoded, start)
             if progress is not None:
                 progress(min(chunk, len(rows) - start))
         ledger.check()
         ledger.save()
         if not flat:
-            met = len(rows) + len(rows.bad)
-            raise DataError(f"no {split} row can be used, of {met:,}:\n{ledger.main_reasons()}")
+            total = len(rows) + len(rows.bad)
+            raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
         parts = {"files": rows.fingerprint} | encoder.parts()
         return flat.finish(keys=rows.keys, parts=parts)
 
@@ -74,33 +85,33 @@ class TokenizedDataset:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row, [N], int32."""
+        """Number of tokens of each row, [N], int32."""
         return np.diff(self.starts_N1).astype(np.int32)
 
     @property
     def loss_tokens(self) -> np.ndarray:
-        """Learned tokens of each row, [N], int64."""
+        """Number of loss tokens of each row, [N], int64."""
         spans_S2 = self.loss_spans_S2.reshape(-1, 2).astype(np.int64)
         totals_S1 = np.concatenate([[0], np.cumsum(spans_S2[:, 1] - spans_S2[:, 0])])
-        learned_N: np.ndarray = np.diff(totals_S1[self.span_starts_N1])
-        return learned_N
+        loss_tokens_N: np.ndarray = np.diff(totals_S1[self.span_starts_N1])
+        return loss_tokens_N
 
     @property
     def fingerprint(self) -> str:
-        """A hash of keys, ids and learned tokens."""
+        """Return a hash of keys, ids and loss spans."""
         arrays = (self.ids_L, self.starts_N1, self.loss_spans_S2, self.span_starts_N1)
         return digest(self.keys.digest(), *arrays)
 
     def ids(self, index: int) -> np.ndarray:
-        """Token ids of a row."""
+        """Return the token ids of a row."""
         return self.ids_L[self.starts_N1[index] : self.starts_N1[index + 1]]
 
     def loss_spans(self, index: int) -> np.ndarray:
-        """Learned spans of a row, [spans, 2]."""
+        """Return the loss spans of a row, [spans, 2]."""
         return self.loss_spans_S2[self.span_starts_N1[index] : self.span_starts_N1[index + 1]]
 
     def take(self, indices: np.ndarray) -> "TokenizedDataset":
-        """A copy of some rows, in the order asked for, that keeps nothing of the others."""
+        """Return a copy of the rows at `indices`, in that order; it holds no reference to the other rows."""
         ids, ends = taken(self.ids_L, self.starts_N1, indices)
         spans, span_ends = taken(self.loss_spans_S2, self.span_starts_N1, indices)
         keys, places = self.keys.take(indices), self.indices_N[indices]
@@ -116,13 +127,13 @@ NO_ROWS = TokenizedDataset(
     indices_N=np.empty(0, dtype=np.int64),
     parts={},
 )
-"""What batches without rows are made of."""
+"""The dataset that batches without rows are built from."""
 
 
 def encoded_chunks(
     rows: Rows, encoder: RowTokenizer, *, options: LoaderOptions, chunk: int
 ) -> Iterator[tuple[int, EncodedChunk]]:
-    """All rows encoded a chunk at a time, each with the place of its first row, by as many processes as asked for."""
+    """Yield all rows tokenized in chunks, each with the index of its first row, using `options.workers` processes."""
     begins = range(0, len(rows), chunk)
     raw = (
         RawChunk(rows.get(indices), rows.keys.take(indices))
@@ -133,7 +144,7 @@ def encoded_chunks(
 
 
 def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, split: str) -> None:
-    """Tell the ledger what became of the rows of a chunk that starts with row `start`."""
+    """Record the rows of a chunk in the ledger; `start` is the index of its first row."""
     for row in found.bad:
         file, number = rows.keys.place(start + row.place)
         key = rows.key(start + row.place)
@@ -142,7 +153,7 @@ def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, s
 
 
 class FlatBuilder:
-    """Collects encoded chunks in flat arrays."""
+    """Collect tokenized chunks in flat arrays."""
 
     def __init__(self) -> None:
         self._chunks: list[EncodedChunk] = []
@@ -152,12 +163,18 @@ class FlatBuilder:
         return any(len(places) for places in self._places)
 
     def add(self, chunk: EncodedChunk, start: int) -> None:
-        """Keep the examples of a chunk whose first row has the place `start`."""
+        """Add the examples of a chunk whose first row has index `start`."""
         self._chunks.append(chunk)
         self._places.append(chunk.places + start)
 
     def finish(self, *, keys: RowKeys, parts: dict[str, str], numbered: bool = False) -> TokenizedDataset:
-        """All of it; `keys` are those of all rows, `numbered` where a row may have given several examples."""
+        """Return the collected examples.
+
+        Args:
+            keys: Keys of all rows.
+            parts: Inputs that decided the ids, by name.
+            numbered: Whether one row may have given several examples; their keys are then numbered.
+        """
         places = np.concatenate(self._places)
         keys = keys.take(places)
         if numbered:
@@ -175,7 +192,7 @@ class FlatBuilder:
 
 
 def taken(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What some rows have in a flat array, one behind the other, and where each starts in it, and the end."""
+    """Return the elements of the rows at `indices` in a flat array, concatenated, with their new starts."""
     firsts = starts_N1[indices]
     counts = starts_N1[indices + 1] - firsts
     ends = starts([counts])
@@ -183,15 +200,18 @@ def taken(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple
 
 
 def starts(counts: list[np.ndarray]) -> np.ndarray:
-    """Running totals, beginning with 0."""
+    """Return cumulative sums, starting with 0."""
     return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
 
 
 def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
-    """Prompt and answer of every good row as plain text, to train a tokenizer on: no chat template, no retrieval.
+    """Yield prompt and answer of each good row as plain text, without chat template or retrieval, to train a tokenizer.
 
-    Dialogues are expanded into the rows that are trained on: each may show and learn what no other does. Prompts alone
-    where `supervised` is false. Raises DataError where no row is good.
+    Dialogues are expanded into their training rows: each may contain text that no other row shows or learns. If not
+    `supervised`, only prompts are yielded.
+
+    Raises:
+        DataError: If no row is good.
     """
     from partita.data.dialogue.expand import expanded
     from partita.data.shaping.formatter import Formatter
@@ -199,15 +219,15 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
 
     formatter = Formatter(config, tokenizer=None)
     schema = row_schema(config, supervised=supervised)
-    made = expanded(rows, formatter.expander if supervised else None)
+    training_rows = expanded(rows, formatter.expander if supervised else None)
     good, reason = 0, ""
-    for chunk in made.iterate():
+    for chunk in training_rows.iterate():
         checked = check_rows(schema, chunk)
         good += len(checked.clean)
         if checked.bad and not reason:
-            reason = f"; such as {made.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
+            reason = f"; such as {training_rows.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
         for row in checked.clean.values():
             shaped = formatter.format(row) if supervised else formatter.format_prompt(row)
             yield from (segment.text for segment in shaped.segments)
     if not good:
-        raise DataError(f"no row for the tokenizer of the new model can be used, of {len(made):,}{reason}")
+        raise DataError(f"no row for the tokenizer of the new model can be used, of {len(training_rows):,}{reason}")

@@ -1,7 +1,7 @@
-"""Processes that work on chunks, for any number of them the same results in the same order.
+"""Worker processes that map chunks to results, in order; the number of processes does not change the results.
 
-What goes in and comes out travels through pipes, so that nothing is left in shared memory however a process ends. It is
-pickled here and not by the pool, which loses a process to what cannot be read back and does not say what that was.
+Data travels through pipes, so nothing is left in shared memory however a process ends. Pickling is done here and not by
+the pool: the pool loses a process to data that cannot be unpickled and does not report what it was.
 """
 
 import atexit
@@ -30,23 +30,23 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _work: Callable[[Any], Any]
-"""What a worker process does with each chunk; set when it starts."""
+"""What a worker process does with each chunk; set when the process starts."""
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """What a chunk ended with in place of a result."""
+    """The exception that a chunk ended with."""
 
     error: bytes | None
-    """The exception, pickled; None where it would not come out as it went in."""
+    """The exception, pickled; None if pickling would change it."""
     said: str
     """Its type and text."""
     trace: str
-    """Where it was raised."""
+    """Its traceback."""
 
     def exception(self) -> Exception:
-        """The exception itself, or a RuntimeError that says all of it."""
-        with suppress(Exception):  # a class that only the worker knows; what it said is known
+        """Return the exception itself, or a RuntimeError with its text and traceback."""
+        with suppress(Exception):  # the class may exist only in the worker; its text is known
             if self.error is not None:
                 error: Exception = pickle.loads(self.error)
                 error.__cause__ = InWorker(f"\n{self.trace}")
@@ -55,32 +55,32 @@ class WorkerFailure:
 
 
 class InWorker(Exception):  # noqa: N818 -- it says where
-    """Where a worker raised what this is the cause of."""
+    """The traceback in the worker, as the cause of an exception raised there."""
 
 
 class EncodingWorkers(Generic[Given, Made]):
-    """Hands chunks to processes. Without any, a chunk is worked on when its result is asked for."""
+    """Hand chunks to worker processes. Without workers, a chunk is processed when its result is requested."""
 
     def __init__(self, work: Callable[[Given], Made], options: LoaderOptions) -> None:
-        """`work` can be sent to other processes, unless they are forked."""
+        """Start `options.workers` processes; `work` must be picklable unless they are forked."""
         self._work = work
         self._timeout = options.timeout
         self.number = options.workers
         self._executor: ProcessPoolExecutor | None = None
         self._finished = time.monotonic()
         if options.workers:
-            self._thaws = not gc.get_freeze_count()  # else a program froze what it wants frozen
-            gc.freeze()  # looking for garbage among what forked processes share would copy nearly all of it, in each
+            self._thaws = not gc.get_freeze_count()  # a program may have frozen objects itself; those stay frozen
+            gc.freeze()  # garbage collection in forked processes would copy nearly all shared pages
             self._executor = executor(work, options)
             self._owner = os.getpid()
-            # What is let go only when the interpreter ends finds its modules gone.
+            # An object that is finalized at interpreter exit finds its modules gone.
             atexit.register(self._close_at_exit)
 
     def submit(self, chunk: Given) -> Callable[[], Made]:
-        """Begin with a chunk. What comes back waits for its result.
+        """Start work on a chunk and return a function that waits for its result.
 
-        That raises what the work raised, and DataError where its process died, or where no process has finished any
-        chunk for too long. What the work raised and cannot be pickled is a RuntimeError with its traceback.
+        The function raises what the work raised, or a RuntimeError with the traceback if that cannot be pickled, and
+        DataError if the worker died or no worker has finished a chunk within the timeout.
         """
         if not self.number:
             return lambda: self._work(chunk)
@@ -93,7 +93,7 @@ class EncodingWorkers(Generic[Given, Made]):
         return lambda: self._result(future)
 
     def map(self, chunks: Iterable[Given], *, ahead: int) -> Iterator[Made]:
-        """Results in order, `ahead` chunks for each process being worked on beside the one that is waited for."""
+        """Yield results in order, with `ahead` chunks per process in progress beside the one that is awaited."""
         pending: deque[Callable[[], Made]] = deque()
         for chunk in chunks:
             pending.append(self.submit(chunk))
@@ -103,21 +103,21 @@ class EncodingWorkers(Generic[Given, Made]):
             yield pending.popleft()()
 
     def _note(self, future: "Future[bytes | WorkerFailure]") -> None:
-        """Some process gave something."""
+        """Record that a worker has finished a chunk."""
         self._finished = time.monotonic()
 
     def _result(self, future: "Future[bytes | WorkerFailure]") -> Made:
         try:
-            found = self._waited_for(future)
+            result = self._waited_for(future)
         except BrokenProcessPool as error:
             raise self._died(error) from error
-        if isinstance(found, WorkerFailure):
-            raise found.exception()
-        made: Made = pickle.loads(found)
-        return made
+        if isinstance(result, WorkerFailure):
+            raise result.exception()
+        value: Made = pickle.loads(result)
+        return value
 
     def _waited_for(self, future: "Future[bytes | WorkerFailure]") -> bytes | WorkerFailure:
-        """The result, as long as chunks are finished: this one may stand behind many others."""
+        """Wait for a result while other chunks are being finished: many chunks may be queued before this one."""
         began = time.monotonic()
         while True:
             left = max(began, self._finished) + self._timeout - time.monotonic()
@@ -138,13 +138,13 @@ class EncodingWorkers(Generic[Given, Made]):
         return DataError(f"a data worker died ({said}); write fewer data.loader.workers, or 0")
 
     def close(self, *, kill: bool = False) -> None:
-        """End the processes; with `kill`, whatever they are doing. A second time, or in a fork, does nothing."""
+        """Stop the processes; with `kill`, at once. Do nothing if already closed or in a forked process."""
         pool, self._executor = self._executor, None
         if pool is None or os.getpid() != self._owner:
             return
         atexit.unregister(self._close_at_exit)
         if kill:
-            for process in list((pool._processes or {}).values()):  # a method for it comes in Python 3.14
+            for process in list((pool._processes or {}).values()):  # Python 3.14 has a method for this
                 process.kill()
         pool.shutdown(wait=True, cancel_futures=True)
         if self._thaws:
@@ -172,17 +172,19 @@ def executor(work: Callable[[Any], Any], options: LoaderOptions) -> ProcessPoolE
 
 
 def begin(work: Callable[[Any], Any]) -> None:
-    """Make a process ready: it leaves signals to the program that started it, and ends with that program."""
+    """Prepare a worker: the parent process handles signals, and the worker ends when the parent does."""
     global _work
     _work = work
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a forked tokenizer that was used before waits for lost threads
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # a fork of a tokenizer that was used before waits for threads it does not have
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def packed(chunk: Any) -> bytes:
-    """A chunk as it is sent to a worker. Raises DataError where that cannot be."""
+    """Pickle a chunk for a worker. Raise DataError if it cannot be pickled."""
     try:
         return pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -193,21 +195,21 @@ def packed(chunk: Any) -> bytes:
 
 
 def run_work(chunk: bytes) -> bytes | WorkerFailure:
-    """The pickled result of a pickled chunk."""
+    """Return the pickled result of a pickled chunk."""
     try:
         return pickle.dumps(_work(pickle.loads(chunk)), pickle.HIGHEST_PROTOCOL)
-    except BaseException as error:  # whatever it is, the program must hear of it
+    except BaseException as error:  # the parent process must learn of any exception
         said = "".join(traceback.format_exception_only(error)).strip()
         return WorkerFailure(sent(error), said, "".join(traceback.format_exception(error)).rstrip())
 
 
 def sent(error: BaseException) -> bytes | None:
-    """An exception pickled; None where another one would come out, or none that a chunk may raise."""
+    """Pickle an exception; return None if it is not an Exception or does not survive pickling unchanged."""
     if not isinstance(error, Exception):
         return None
     try:
         data = pickle.dumps(error)
-        found = pickle.loads(data)
-        return data if type(found) is type(error) and str(found) == str(error) else None
-    except Exception:  # anything may be among its attributes
+        copy = pickle.loads(data)
+        return data if type(copy) is type(error) and str(copy) == str(error) else None
+    except Exception:  # an exception may have any attributes
         return None
