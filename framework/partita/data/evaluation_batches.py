@@ -16,7 +16,14 @@ class EvaluationBatches:
     def __init__(
         self, encoded: TokenizedDataset, *, batch_size: int, pad_token_id: int, places: np.ndarray | None = None
     ) -> None:
-        """Batch the rows at indices `places`; None for all."""
+        """Batch rows for evaluation.
+
+        Args:
+            encoded: Tokenized rows.
+            batch_size: Rows per batch.
+            pad_token_id: Id that fills short rows.
+            places: Indices of the rows; None for all.
+        """
         self._encoded = encoded
         self._batch_size = batch_size
         self._pad_token_id = pad_token_id

@@ -69,6 +69,15 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
 
     A row that training refuses, such as one without a loss token, is refused here with the same reason. Without
     training rows (`trainer: none`), evaluation rows are shown.
+
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+        dataset: Replaces `data.source`.
+        count: Number of rows to render.
+
+    Raises:
+        DataError: If there are no rows, or columns are missing.
     """
     from partita_schema.rows import row_schema
 
@@ -127,7 +136,14 @@ def context_of(config: Config, tokenizer: Any) -> int | None:
 
 
 def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: bool) -> list[PreviewRow]:
-    """Return rows as the model sees them, in order."""
+    """Return rows as the model sees them, in order.
+
+    Args:
+        rows: The rows.
+        encoder: Tokenizes the rows.
+        schema: The marshmallow schema of a row.
+        supervised: Whether the rows hold answers.
+    """
     from partita_schema.rows import check_rows
 
     checked = check_rows(schema, rows.get(range(len(rows))))

@@ -133,7 +133,14 @@ NO_ROWS = TokenizedDataset(
 def encoded_chunks(
     rows: Rows, encoder: RowTokenizer, *, options: LoaderOptions, chunk: int
 ) -> Iterator[tuple[int, EncodedChunk]]:
-    """Yield all rows tokenized in chunks, each with the index of its first row, using `options.workers` processes."""
+    """Yield all rows tokenized in chunks, each with the index of its first row.
+
+    Args:
+        rows: The rows.
+        encoder: Tokenizes the rows.
+        options: Worker processes and prefetching.
+        chunk: Rows per chunk.
+    """
     begins = range(0, len(rows), chunk)
     raw = (
         RawChunk(rows.get(indices), rows.keys.take(indices))
@@ -144,7 +151,15 @@ def encoded_chunks(
 
 
 def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, split: str) -> None:
-    """Record the rows of a chunk in the ledger; `start` is the index of its first row."""
+    """Record the rows of a chunk in the ledger.
+
+    Args:
+        rows: All rows.
+        start: Index of the chunk's first row.
+        found: The tokenized chunk.
+        ledger: The ledger.
+        split: Name of the split in the ledger.
+    """
     for row in found.bad:
         file, number = rows.keys.place(start + row.place)
         key = rows.key(start + row.place)

@@ -111,7 +111,14 @@ class IndexedPlanner:
         return -(-self.count_batches(epoch) // self.batches_per_step)
 
     def check(self, epoch: int, window: int, taken: int, step: int) -> None:
-        """Raise ResumeError if an epoch has no such position."""
+        """Raise ResumeError if an epoch has no such position.
+
+        Args:
+            epoch: The epoch.
+            window: Window in which the next step starts.
+            taken: Number of batches of that window that are used.
+            step: Number of completed steps.
+        """
         windows = self._windows(epoch)
         begins = window == taken == 0
         inside = window < windows.number and (taken == 0 or taken < len(self._batches(epoch, window)))

@@ -19,7 +19,17 @@ MOSTLY_BROKEN = 100_000
 
 
 def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
-    """Return the rows of all files of a text format. Raise DataError if a file cannot be read, or no row is good."""
+    """Return the rows of all files of a text format.
+
+    Args:
+        kind: Format of the files.
+        paths: Paths or URLs.
+        names: Name of each file in keys.
+        max_row_bytes: Maximum size of a row in bytes.
+
+    Raises:
+        DataError: If a file cannot be read, or no row is good.
+    """
     with RowStoreWriter() as spool:
         reader = FileReader(kind, spool, max_row_bytes=max_row_bytes)
         hashes = [reader.read(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
@@ -68,7 +78,14 @@ class FileReader:
 
 
 def check_share(name: str, num_bad: int, num_good: int, last: SourceRecord) -> None:
-    """Raise DataError for a file that is malformed as a whole."""
+    """Raise DataError for a file that is malformed as a whole.
+
+    Args:
+        name: Name of the file.
+        num_bad: Number of malformed rows so far.
+        num_good: Number of good rows so far.
+        last: The last malformed row.
+    """
     if num_bad == BROKEN_START and not num_good:
         raise DataError(f"{name}: the first {BROKEN_START:,} rows are broken; {last.reason}")
     if is_mostly_broken(num_bad, num_good):

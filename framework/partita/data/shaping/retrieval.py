@@ -99,6 +99,13 @@ class SemanticRetriever:
     def __init__(self, config: Config, rows: Rows, *, k: int, model_name: str, chunk: int = 1000) -> None:
         """Embed all rows once; the embeddings take 4 bytes per row and dimension.
 
+        Args:
+            config: The configuration.
+            rows: The rows to select from.
+            k: Maximum number of examples for each row.
+            model_name: A sentence-transformers model.
+            chunk: Rows that are embedded at a time.
+
         Raises:
             DataError: If no row can serve as an example.
             ModelError: If the embedding model cannot be loaded.

@@ -120,7 +120,15 @@ def first_filled(unit: TokenizedUnit) -> int:
 
 
 def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int, shift: int) -> list[list[int]]:
-    """Return the tokens of each segment of a unit whose text starts at character `shift` and token `dropped`."""
+    """Return the tokens of each segment of a unit.
+
+    Args:
+        ids: Token ids of the anchor and the unit.
+        encoding: Their encoding, with offsets.
+        unit: The unit.
+        dropped: Number of tokens of the anchor.
+        shift: Number of characters of the anchor.
+    """
     cuts, border = [dropped], shift
     characters = shift + len(unit.text)
     for left, right in pairwise(unit.segments):

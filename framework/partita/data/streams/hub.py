@@ -25,7 +25,17 @@ DIRECT = {"parquet": "parquet", "arrow": "arrow", "json": "jsonl"}
 
 
 def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_row_bytes: int) -> Stream:
-    """Return the stream of a Hub source. Raise DataError if there is no such dataset or split."""
+    """Return the stream of a Hub source.
+
+    Args:
+        source: The source.
+        folder: Base of relative paths.
+        least_shards: Minimum number of shards.
+        max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
+
+    Raises:
+        DataError: If there is no such dataset or split, or it cannot be read.
+    """
     import datasets
 
     place = folder / Path(source.name).expanduser()

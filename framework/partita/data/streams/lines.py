@@ -66,7 +66,14 @@ def place_of(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
 
 
 def line_row(shard: int, number: int, text: bytes, as_text: bool) -> StreamRow | None:
-    """Return the row of a line; None for a text of white space only."""
+    """Return the row of a line; None for a text of white space only.
+
+    Args:
+        shard: Index of the shard.
+        number: Number of the row in its shard.
+        text: The line, without its line break.
+        as_text: Whether the row is the text itself, and not a JSON object.
+    """
     if as_text or not text.isascii():
         try:
             decoded = text.decode("utf-8")
