@@ -27,11 +27,11 @@ def test_the_default_of_each_section_is_what_validation_makes() -> None:
 def test_an_import_of_the_configuration_builds_no_validator() -> None:
     code = """
 import partita_schema.config  # noqa: F401
-from partita_schema.base import Base
+from partita_schema.base import ConfigModel
 import partita_schema.config
 def sections(found):
     return [found, *(inner for child in found.__subclasses__() for inner in sections(child))]
-print([model.__name__ for model in sections(Base) if model.__pydantic_complete__])
+print([model.__name__ for model in sections(ConfigModel) if model.__pydantic_complete__])
 """
     built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert built.strip() == "[]"

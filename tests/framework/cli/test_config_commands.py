@@ -64,7 +64,9 @@ def test_warnings_of_a_ludwig_file_are_shown(
 
 
 HEAVY = {"torch", "transformers", "pandas", "numpy", "marshmallow", "jsonschema", "jinja2"}
-FOR_MISTAKES = {f"partita_schema.{name}" for name in ("repair", "mistakes", "shapes", "unknown_key", "wrong_value")}
+FOR_MISTAKES = {
+    f"partita_schema.{name}" for name in ("repair", "problems", "schema_tree", "unknown_key", "wrong_value")
+}
 FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("ludwig", "dump", "reference", "rows", "yaml_words")}
 
 
