@@ -157,7 +157,7 @@ class ModelRuntime:
         code = code_of(self.config, of=of) if self.distrusted is not None else []
         if code:
             message = (
-                f"would run code or reach addresses that whoever made this folder chose "
+                f"would run code or contact addresses chosen by the author of this folder "
                 f"({'; '.join(map(str, code))}); look at them, then allow them with --trust-remote-code, in Python "
                 "with Model.load(folder, trust_remote_code=True), or name your own YAML file instead of the folder"
             )

@@ -17,7 +17,7 @@ PREVIEW = (
     "preview: tokens are the server's; with a model or its folder as base_model and without backend they are shown"
 )
 SAVE = "save: the model is the server's"
-SIMULATE = "simulate: dialogues are had by a model in this process; remove backend"
+SIMULATE = "simulate: episodes need a model in this process; remove backend"
 
 
 def is_served(config: Config) -> bool:

@@ -196,7 +196,7 @@ def refused_agents(section: "Simulation") -> Iterator[tuple[str, str]]:
             "the agent is the model of the file; name the other model in another agent, or as base_model",
         )
     if not isinstance(world, CustomWorldConfig) and agents.others:
-        yield "agents.others", "are agents of a world of yours; write world: {type: custom, target: module:Class}"
+        yield "agents.others", "are agents of a custom world; write world: {type: custom, target: module:Class}"
     if isinstance(world, UserSimWorldConfig | SelfPlayWorldConfig):
         yield from refused_talks(section, world)
         return
@@ -239,9 +239,9 @@ def refused_talks(section: "Simulation", world: UserSimWorldConfig | SelfPlayWor
     name, other = ("user", "partner") if world.type == "user_sim" else ("partner", "user")
     agent = getattr(agents, name)
     if getattr(agents, other) is not None:
-        yield f"agents.{other}", f"is no agent of {world.type}; write {name}"
+        yield f"agents.{other}", f"is not an agent of {world.type}; write {name}"
     if agent is None and name == "user":
-        yield "agents", "nobody plays the user; write agents: {user: {type: model, prompt: ...}}, or scripted lines"
+        yield "agents", "no agent plays the user; write agents: {user: {type: model, prompt: ...}}, or scripted lines"
     if agent is not None:
         yield from refused_agent(section, agent, key=f"agents.{name}")
     if (
@@ -254,4 +254,4 @@ def refused_talks(section: "Simulation", world: UserSimWorldConfig | SelfPlayWor
             f"the model of {name} has nothing to begin from; write prompt in agents.{name}, or first in world",
         )
     if "gold" in section.history:
-        yield "history", f"nobody knows the right answers in {world.type}; write predicted"
+        yield "history", f"there are no reference answers in {world.type}; write predicted"

@@ -152,7 +152,7 @@ class EndpointBackend(ConfigModel):
         if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             # The value may be the key itself, so it is not shown.
             raise rule_error(
-                "write the name of an environment variable, such as OPENAI_API_KEY; the key itself must not stand in "
+                "write the name of an environment variable, such as OPENAI_API_KEY; the key itself must not be in "
                 "the file"
             )
         return name
@@ -162,7 +162,7 @@ class EndpointBackend(ConfigModel):
     def extra_body_adds(cls, body: dict[str, Any]) -> dict[str, Any]:
         for key in body:
             if key in SET_ELSEWHERE and body[key] is not None:
-                raise rule_error(f"{key} has a place of its own; remove it, and write {SET_ELSEWHERE[key]}", at=key)
+                raise rule_error(f"{key} has its own key; remove it, and write {SET_ELSEWHERE[key]}", at=key)
             if key in ONE_WHOLE_ANSWER:
                 raise rule_error(f"{key} would change what an answer is: one text, whole; remove it", at=key)
         return body

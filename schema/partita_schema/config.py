@@ -74,7 +74,7 @@ class Config(ConfigModel):
             for place, feature in enumerate(features):
                 at = f"{section}.{place}.name"
                 if feature.name in seen:
-                    raise rule_error(f"another feature is named {feature.name!r}; write a name of its own", at=at)
+                    raise rule_error(f"another feature is named {feature.name!r}; write a different name", at=at)
                 if feature.name in SPECIAL_FIELDS:
                     raise rule_error(f"the name {feature.name} has a meaning in templates; choose another", at=at)
                 seen.add(feature.name)
@@ -149,7 +149,7 @@ class Config(ConfigModel):
                 )
         if self.dialogue_input and self.data.formatter is not None:
             raise rule_error(
-                "a formatter of yours takes rows of text; remove it, or write type: text", at="data.formatter"
+                "a custom formatter takes rows of text; remove it, or write type: text", at="data.formatter"
             )
         return self
 
@@ -205,7 +205,7 @@ class Config(ConfigModel):
         if self.data.streaming:
             raise rule_error(
                 "rounds are mixed with rows by index; remove streaming, or train on data first and write rounds in a "
-                "file of their own, with base_model: runs/NAME/model",
+                "separate file, with base_model: runs/NAME/model",
                 at="simulation.self_training",
             )
         if isinstance(self.base_model, ScratchModel) and self.data.source is None and self.data.mix is None:

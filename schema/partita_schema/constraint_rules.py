@@ -54,18 +54,18 @@ def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
         if mistake is not None:
             yield (
                 f"output_features.{place}.decoder.constrain",
-                f"answers cannot be held to this json_schema ({mistake}); mend json_schema, or remove constrain",
+                f"answers cannot be held to this json_schema ({mistake}); fix json_schema, or remove constrain",
             )
 
 
 def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Iterator[Refusal]:
     """Yield keys that conflict with scored labels. `at` is the path of their output."""
     if isinstance(config.backend, EndpointBackend):
-        yield f"{at}.decoder.scoring", "servers do not tell the probability of a given text; remove it"
+        yield f"{at}.decoder.scoring", "servers do not return the probability of a given text; remove it"
     if len(config.output_features) > 1:
         yield f"{at}.decoder.scoring", "only the label of a single output is scored; remove it, or the other outputs"
     if config.data.formatter is not None:
-        yield "data.formatter", "a formatter of yours writes answers that scoring does not know; remove it, or scoring"
+        yield "data.formatter", "a custom formatter writes answers that scoring does not know; remove it, or scoring"
     for part, key in (
         ("decoder", "match"),
         ("decoder", "fallback_label"),

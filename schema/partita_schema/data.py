@@ -180,7 +180,7 @@ class Data(ConfigModel):
             )
         if self.streaming and getattr(self.batching, "longest_first", False):
             raise rule_error(
-                "nobody knows which row of a stream is the longest; remove longest_first", at="batching.longest_first"
+                "the longest row of a stream is not known; remove longest_first", at="batching.longest_first"
             )
         if self.streaming and self.encode == "cache":
             raise rule_error("a stream is encoded while it is read; remove encode: cache, or streaming", at="encode")

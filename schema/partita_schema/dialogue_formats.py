@@ -102,7 +102,7 @@ def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
         first = items[0] if items else None
         if not isinstance(first, Mapping):
             raise FormatError(
-                f"column {name} is {'an empty list' if not items else 'no list of messages'}; "
+                f"column {name} is {'an empty list' if not items else 'not a list of messages'}; "
                 "write messages with role and content"
             )
         for form, keys in TOLD_BY_KEYS.items():
@@ -158,13 +158,13 @@ def read_parlai(row: Mapping[str, Any], column: str, ignored: Collection[str]) -
     for number, item in enumerate(items_of(row, column), start=1):
         where = f"message {number}"
         if not isinstance(item, Mapping):
-            raise FormatError(f"{where} is no mapping; write text and labels")
+            raise FormatError(f"{where} is not a mapping; write text and labels")
         refuse_unread(item, where, read={*PARLAI_FIELDS, *ignored}, content="text")
         text = item.get("text")
         if is_text(text):
             messages.append({"role": "user", "content": text})
         elif text not in (None, ""):
-            raise FormatError(f"{where}: text is no text")
+            raise FormatError(f"{where}: text is not text")
         written = item.get("labels") or item.get("eval_labels")
         labels = [written] if isinstance(written, str) else plain_list(written) or []
         if labels:
@@ -180,7 +180,7 @@ def read_alpaca(row: Mapping[str, Any], column: str, ignored: Collection[str]) -
     for number, pair in enumerate(plain_list(row.get("history")) or [], start=1):
         said = plain_list(pair)
         if said is None or len(said) != 2:
-            raise FormatError(f"history: entry {number} is no pair of question and answer")
+            raise FormatError(f"history: entry {number} is not a pair of question and answer")
         messages.append({"role": "user", "content": text_of(said[0], f"history: question {number}")})
         messages.append(answer([said[1]], f"history: answer {number}"))
     question = text_of(row.get("instruction"), "column instruction")
@@ -257,7 +257,7 @@ def dialogue_of(messages: Any) -> Dialogue:
 def items_of(row: Mapping[str, Any], column: str) -> list[Any]:
     items = plain_list(row.get(column))
     if items is None:
-        raise FormatError(f"column {column} is no list of messages")
+        raise FormatError(f"column {column} is not a list of messages")
     if not items:
         raise FormatError(f"column {column} is an empty list")
     return items
@@ -271,7 +271,7 @@ def messages_of(items: Sequence[object], keys: MessageKeys, ignored: Collection[
 def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[str]) -> Message:
     role, content, roles = keys
     if not isinstance(item, Mapping):
-        raise FormatError(f"{where} is no mapping; write {role} and {content}")
+        raise FormatError(f"{where} is not a mapping; write {role} and {content}")
     written = item.get(role)
     if not isinstance(written, str):
         raise FormatError(f"{where} has no {role}; write one of {', '.join(ROLES)}")
@@ -396,7 +396,7 @@ def text_of(value: object, where: str, *, key: str = "content") -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise FormatError(f"{where}: {key} is {'missing' if value is None else 'no text'}")
+        raise FormatError(f"{where}: {key} is {'missing' if value is None else 'not text'}")
     if not value.strip():
         raise FormatError(f"{where}: {key} is empty")
     return value

@@ -72,7 +72,7 @@ def refused_prompts(config: "Config", backend: EndpointBackend) -> Iterator[Refu
     if config.data.formatter is not None:
         yield (
             "data.formatter",
-            "a formatter of yours needs the tokenizer, which the server has; remove it, and write prompt",
+            "a custom formatter needs the tokenizer, which the server has; remove it, and write prompt",
         )
     if sends_chat(config) is False and config.data.dialogue.mode == "packed_dialogue":
         yield (
@@ -91,7 +91,10 @@ def refused_lengths(config: "Config") -> Iterator[Refusal]:
             at = f"input_features.{place}.preprocessing.max_sequence_length"
             yield at, f"{TOKENS}; remove it, and shorten the column"
     if config.preprocessing.global_max_sequence_length is not None:
-        yield "preprocessing.global_max_sequence_length", f"{TOKENS}; remove it, too long a row is told as an error"
+        yield (
+            "preprocessing.global_max_sequence_length",
+            f"{TOKENS}; remove it; rows that are too long are reported as errors",
+        )
     if config.data.dialogue.context_tokens is not None:
         yield "data.dialogue.context_tokens", f"{TOKENS}; remove it, and write context_turns or context_length"
     if config.data.encode == "cache":

@@ -80,7 +80,7 @@ def check_regex(pattern: str, *, at: str) -> None:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise rule_error(f"{pattern!r} is no regular expression ({error}); mend the pattern", at=at) from None
+        raise rule_error(f"{pattern!r} is not a regular expression ({error}); fix the pattern", at=at) from None
 
 
 class TextDecoder(ConfigModel):
@@ -184,7 +184,7 @@ def check_json_schema(json_schema: dict[str, Any]) -> None:
         draft.check_schema(json_schema)
     except SchemaError as error:
         place = "".join(f".{part}" for part in error.absolute_path)
-        raise rule_error(f"is no JSON Schema: {error.message}; mend json_schema{place}", at="json_schema") from None
+        raise rule_error(f"is not a JSON Schema: {error.message}; fix json_schema{place}", at="json_schema") from None
     reference = broken_reference(json_schema)
     if reference is not None:
         raise rule_error(

@@ -170,7 +170,7 @@ def decoded(raw: bytes, file: str) -> str:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         name = "UTF-16, with whose mark the file begins" if utf16 else "UTF-8"
-        message = f"byte 0x{raw[error.start]:02x} is no {name}; save the file as UTF-8"
+        message = f"byte 0x{raw[error.start]:02x} is not {name}; save the file as UTF-8"
         raise ConfigError([Problem("", message, file, line)]) from None
 
 

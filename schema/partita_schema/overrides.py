@@ -23,7 +23,7 @@ def apply(root: Node, text: str) -> Problem | None:
     keys, equals, written = text.partition("=")
     path = path_of(keys)
     if not equals or not path:
-        return Problem("", "is no override; write key.path=value, such as trainer.epochs=1", label)
+        return Problem("", "is not an override; write key.path=value, such as trainer.epochs=1", label)
     node = root
     for depth, part in enumerate(path[:-1]):
         child = step(node, part, place)
@@ -61,7 +61,7 @@ def step(node: Node, part: str | int, place: SourcePosition) -> Node | str:
     """Return the child, creating a missing section. Return an error text if there can be no child."""
     if isinstance(part, int):
         if not isinstance(node.value, list):
-            return "is no list; write a key instead of a number"
+            return "is not a list; write a key instead of a number"
         if part >= len(node.value):
             return f"the list has {counted(len(node.value), 'item')}, counted from 0; write a smaller number"
         item: Node = node.value[part]
@@ -71,7 +71,7 @@ def step(node: Node, part: str | int, place: SourcePosition) -> Node | str:
     if isinstance(node.value, list):
         return "is a list; write the number of an item, counted from 0, before the key"
     if not isinstance(node.value, dict):
-        return "stands under a value that has no keys; set the whole section, as --set key={...}"
+        return "is under a value that has no keys; set the whole section, as --set key={...}"
     child: Node = node.value.setdefault(part, Node({}, place, place, origin="--set"))
     return child
 

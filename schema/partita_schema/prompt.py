@@ -32,12 +32,12 @@ def template_fields(template: str) -> list[str]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError:
-        raise ValueError("a brace stands alone; write {{ and }} for braces that are no column names") from None
+        raise ValueError("there is a single brace; write {{ and }} for braces that are not column names") from None
     for _, name, spec, conversion in parts:
         if name is None:
             continue
         if not name or spec or conversion or any(mark in name for mark in ".[]"):
-            raise ValueError(f"{{{name}}} is no plain column name; write {{column}}, and {{{{ and }}}} for braces")
+            raise ValueError(f"{{{name}}} is not a plain column name; write {{column}}, and {{{{ and }}}} for braces")
         names.append(name)
     return names
 

@@ -51,7 +51,7 @@ def plain_text(value: object) -> str:
         return str(value)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    raise ValidationError(f"{shown(value)} is no text")
+    raise ValidationError(f"{shown(value)} is not text")
 
 
 def shown(value: object) -> str:
@@ -99,9 +99,9 @@ class NumberColumn(fields.Field[int | float]):
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> int | float:
         text = str(value).strip()
         if isinstance(value, bool) or not isinstance(value, str | numbers.Real | decimal.Decimal):
-            raise ValidationError(f"{shown(value)} is no number")
+            raise ValidationError(f"{shown(value)} is not a number")
         if not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-            raise ValidationError(f"{shown(value)} is no finite number")
+            raise ValidationError(f"{shown(value)} is not a finite number")
         number = float(text)
         if self.minimum is not None and number < self.minimum:
             raise ValidationError(f"{text} is below the decoder's minimum {self.minimum:g}")
@@ -156,9 +156,7 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
         if self.supervised:
             place = max((place for place, message in enumerate(messages) if message.get("learned")), default=None)
             if place is None:
-                raise ValidationError(
-                    "the dialogue has no answer to learn: no message of the assistant behind a question"
-                )
+                raise ValidationError("the dialogue has no answer to learn: no assistant message after a question")
             right = messages[place].get("labels") or [messages[place]["content"]]
             return {"messages": messages[:place], "labels": right}
         while messages[-1]["role"] == "assistant":
@@ -172,11 +170,11 @@ def parse_json(text: str) -> Any:
     except RecursionError:
         raise ValidationError(f"the value is {TOO_DEEP}") from None
     except ValueError as error:
-        raise ValidationError(f"{shown(text)} is no JSON ({error})") from None
+        raise ValidationError(f"{shown(text)} is not JSON ({error})") from None
 
 
 def refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def plain_json(value: Any) -> Any:
@@ -189,11 +187,11 @@ def plain_json(value: Any) -> Any:
         return [plain_json(item) for item in value]
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValidationError(f"{value} is no JSON number")
+            raise ValidationError(f"{value} is not a JSON number")
         return value
     if hasattr(value, "tolist"):
         return plain_json(value.tolist())
-    raise ValidationError(f"{shown(value)} is no JSON value")
+    raise ValidationError(f"{shown(value)} is not a JSON value")
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ class RowSchema(Schema):
     @pre_load
     def pick_columns(self, data: Any, **_: Any) -> dict[str, Any]:
         if not isinstance(data, Mapping):
-            raise ValidationError(f"{shown(data)} is no row; a row is a mapping from column to value")
+            raise ValidationError(f"{shown(data)} is not a row; a row is a mapping from column to value")
         picked, errors = {}, {}
         for place, cell in enumerate(self.cells):
             value = data if cell.whole else data.get(cell.column)

@@ -247,7 +247,7 @@ class FinetuneTrainer(TrainerBase):
         if self.effective_batch_size % self.batch_size:
             near = max(1, round(self.effective_batch_size / self.batch_size)) * self.batch_size
             raise rule_error(
-                f"effective_batch_size {self.effective_batch_size} is no multiple of batch_size {self.batch_size}; "
+                f"effective_batch_size {self.effective_batch_size} is not a multiple of batch_size {self.batch_size}; "
                 f"write {near}",
                 at="effective_batch_size",
             )

@@ -75,7 +75,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise VariableError(f"the environment variable {name} is no UTF-8; set it to a text") from None
+            raise VariableError(f"the environment variable {name} is not UTF-8; set it to a text") from None
         return value
 
     return VARIABLE.sub(value_of, text)

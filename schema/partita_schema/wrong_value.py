@@ -66,7 +66,7 @@ def choices(shape: Shape) -> tuple[str, ...]:
 def null_trap(shape: Shape, node: Node) -> str | None:
     if node.value is not None:
         return None
-    written = "nothing stands here" if not node.text else f"{node.text} is read as nothing"
+    written = "there is no value" if not node.text else f"{node.text} is read as nothing"
     if "none" in choices(shape):
         return (
             f"{written}; write none, as a word" if not isinstance(shape, Tagged) else f"{written}; write {{type: none}}"
@@ -123,7 +123,7 @@ def text_trap(shape: Shape, node: Node, *, optional: bool) -> str | None:
             return f"write {words(shape)}; {text} is a text to YAML, write {number}"
     if text.lower() in ("true", "false") and accepts(shape, "flag"):
         return f"{text!r} is a text in quotes; write {text.lower()} without quotes"
-    return f"an empty text stands here; write {words(shape)}" if text == "" else None
+    return f"the text is empty; write {words(shape)}" if text == "" else None
 
 
 def number_in(text: str) -> int | float | None:

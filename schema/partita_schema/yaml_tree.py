@@ -142,11 +142,11 @@ class Builder:
         place = self.place(event)
         if event.anchor not in self.anchors:
             raise self.stop(
-                path, f"*{event.anchor} stands for nothing; write &{event.anchor} before it, or quote it", place
+                path, f"*{event.anchor} refers to nothing; write &{event.anchor} before it, or quote it", place
             )
         node = self.anchors[event.anchor]
         if node is None:
-            raise self.stop(path, f"*{event.anchor} stands inside itself; write the values out", place)
+            raise self.stop(path, f"*{event.anchor} contains itself; write the values out", place)
         self.count(size(node), place)
         return node.copy()
 
@@ -185,7 +185,7 @@ class Builder:
 
     def duplicate(self, path: Path, place: SourcePosition, first: Node) -> Problem:
         line = first.key_place.line if first.key_place else 0
-        return self.problem(path, f"the key stands twice, first in line {line}; keep one", place)
+        return self.problem(path, f"the key occurs twice, first in line {line}; keep one", place)
 
     def merge(self, child: Node, children: dict[str, Node], path: Path) -> None:
         """Merge `<<`: add keys of other mappings that this one does not have. Earlier mappings win."""

@@ -37,7 +37,7 @@ def control_character(text: str, *, file: str | None) -> Problem:
     line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
     code = f"\\x{ord(match[0]):02x}" if match else "?"
     return Problem(
-        "", f"the control character {code} stands here; remove it, or is this no YAML file?", file, line, column
+        "", f"the control character {code} stands here; remove it, or is this not a YAML file?", file, line, column
     )
 
 
@@ -54,7 +54,7 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
     current = lines[line] if line < len(lines) else ""
     for row in dict.fromkeys((line, start[0])):
         if row < len(lines) and "\t" in indentation(lines[row]):
-            return row, indentation(lines[row]).index("\t"), "a tab stands in the indentation; write spaces"
+            return row, indentation(lines[row]).index("\t"), "there is a tab in the indentation; write spaces"
     joined = missing_space(lines, line, start[0])
     if joined is not None:
         return joined
@@ -80,11 +80,11 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
         return (
             line,
             column,
-            f"{current[column : column + 1] or 'the end'} stands where a value should be; write a value",
+            f"{current[column : column + 1] or 'the end'} is where a value should be; write a value",
         )
     if "expected key" in problem or "'-' indicator" in problem:
         return line, column, "the indentation fits no line above; align keys of one section with spaces"
-    return line, column, f"is no YAML here ({problem}); check quotes, colons and indentation of this line"
+    return line, column, f"is not YAML here ({problem}); check quotes, colons and indentation of this line"
 
 
 def indentation(line: str) -> str:

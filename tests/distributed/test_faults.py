@@ -117,8 +117,8 @@ def test_a_rank_that_is_killed_ends_the_job_with_a_word_on_what_to_do(
 
     assert code == 1
     assert said.splitlines()[-1] == (
-        "error: rank 1 was ended by SIGKILL, and the others with it; what was done is kept, start the same command "
-        "again to go on"
+        "error: rank 1 was ended by SIGKILL, and the others with it; progress is saved, rerun the same command to "
+        "resume"
     )
     assert "Traceback" not in said
 

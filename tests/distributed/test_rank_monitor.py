@@ -133,8 +133,8 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
         followed(Script(BOTH, DEATH, ANEW, again), max_failures=1)
 
     assert str(error.value) == (
-        "rank 1 (process 22 on node-0) is gone, and backend.max_failures: 1 allows no further start; what was saved "
-        "is kept, start the same command again to go on"
+        "rank 1 (process 22 on node-0) is gone, and backend.max_failures: 1 allows no further start; saved "
+        "checkpoints are kept, rerun the same command to resume"
     )
     assert len(caplog.messages) == 1
 

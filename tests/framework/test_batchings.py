@@ -99,7 +99,7 @@ def test_changed_data_stop_a_run_or_begin_its_epoch_again(
 
     written["data"]["resume"] = "restart_epoch"
     result = Model(written, quiet=True).train(run=run)
-    assert "As data.resume: restart_epoch says, the run goes on at the beginning of epoch 1" in caplog.text
+    assert "As data.resume: restart_epoch says, the run continues at the beginning of epoch 1" in caplog.text
     assert result.resumed_from == 20
     epochs = [line["epoch"] for line in log_of(run)]
     assert epochs[19] == pytest.approx(1.25)

@@ -53,8 +53,8 @@ def test_the_loss_is_that_of_a_machine_without_limits(
     # Thirty rows are 8, 8, 8 and 6, and a part of 3 is cut as well.
     assert [number for number, _ in passes] == [8, 4, *[2] * 12, 2, 1, 2, 1]
     assert caplog.messages == [
-        f"out of memory with 8 rows of {longest} tokens: going on with 4",
-        f"out of memory with 4 rows of {longest} tokens: going on with 2",
+        f"out of memory with 8 rows of {longest} tokens: continuing with 4",
+        f"out of memory with 4 rows of {longest} tokens: continuing with 2",
     ]
 
 

@@ -157,7 +157,7 @@ def test_nothing_of_theirs_runs_without_a_word(
     with pytest.raises(ConfigError) as caught:
         use(Model.load(folder, quiet=True), verb)
     assert str(caught.value).startswith(
-        f"{folder / 'partita.json'}: would run code or reach addresses that whoever made this folder chose ({said}"
+        f"{folder / 'partita.json'}: would run code or contact addresses chosen by the author of this folder ({said}"
     )
     assert "allow them with --trust-remote-code, in Python with Model.load(folder, trust_remote_code=True)" in str(
         caught.value
@@ -188,9 +188,9 @@ def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[st
 @pytest.mark.parametrize(
     ("card", "said"),
     [
-        ({"config": None}, "is no manifest of partita's: config: "),
-        ({"folder": 5}, "is no manifest of partita's: folder: "),
-        ({"labels": {"colour": 5}}, "is no manifest of partita's: labels: "),
+        ({"config": None}, "is not a manifest of partita's: config: "),
+        ({"folder": 5}, "is not a manifest of partita's: folder: "),
+        ({"labels": {"colour": 5}}, "is not a manifest of partita's: labels: "),
         ({"config": {"base_model": 5}}, ": base_model: "),
         ({"checksum": "0"}, "is not as it was written (its checksum differs); restore it, start a new run"),
     ],

@@ -202,7 +202,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_then_goes_on(
     with pytest.raises(TrainingError) as caught:
         Model(settings, quiet=True).train(run=tmp_path / "run")
     assert str(caught.value) in {
-        f"hogwild's worker {number} was ended by SIGKILL; train again with the same --run to go on from the last "
+        f"hogwild's worker {number} was ended by SIGKILL; train again with the same --run to resume from the last "
         "checkpoint"
         for number in (0, 1)
     }

@@ -129,7 +129,7 @@ def test_sigterm_saves_the_step_exits_with_130_and_goes_on_exactly(forks: Forks,
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "stopping after this step; once more to stop at once" in told
-    assert told.endswith("interrupted; what was done is kept, start the same command again to go on\n")
+    assert told.endswith("interrupted; progress is saved, rerun the same command to resume\n")
     assert "Traceback" not in told
     step = len(log_of(stopped))
     manifest = json.loads((stopped / "manifest.json").read_text(encoding="utf8"))

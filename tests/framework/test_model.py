@@ -350,7 +350,7 @@ def test_evaluation_after_training_on_given_rows_uses_the_rows_held_out_then(col
 
 def test_a_folder_with_files_of_the_users_is_left_alone(colours: Any, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mine")
-    with pytest.raises(ResumeError, match=r"is no run and holds config\.yaml; name another folder with --run"):
+    with pytest.raises(ResumeError, match=r"is not a run and holds config\.yaml; name another folder with --run"):
         Model(colours.config(), quiet=True).train(run=tmp_path)
     assert (tmp_path / "config.yaml").read_text() == "mine"
 

@@ -156,7 +156,7 @@ def test_other_batches_go_on_in_the_same_run_where_the_file_says_how(
     assert result.run == Path("runs/run")
     assert result.resumed_from == 3
     assert "batching: bucket -> fixed" in caplog.text
-    assert "As data.resume: fresh says, the run goes on at the beginning of epoch 0" in caplog.text
+    assert "As data.resume: fresh says, the run continues at the beginning of epoch 0" in caplog.text
     assert Counter(line["epoch"] for line in log_of(run)) == {0.0: 10}
 
 

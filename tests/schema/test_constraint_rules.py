@@ -77,7 +77,7 @@ def test_a_schema_that_the_grammar_cannot_keep_is_refused_with_the_part_of_it(sc
         place = len(outputs) - 1
         assert f"output_features[{place}].decoder.constrain: answers cannot be held to this json_schema (" in found[0]
         assert part in found[0].partition("(")[2].partition(")")[0]
-        assert "mend json_schema, or remove constrain" in found[0]
+        assert "fix json_schema, or remove constrain" in found[0]
     unheld = {**JSON, "decoder": {"json_schema": schema}}
     assert problems(unheld) == []
 
@@ -104,7 +104,8 @@ def test_a_server_constrains_and_scores_nothing() -> None:
     found = problems(LABEL, backend=SERVER)
     assert len(found) == 1
     assert (
-        "output_features[0].decoder.scoring: servers do not tell the probability of a given text; remove it" in found[0]
+        "output_features[0].decoder.scoring: servers do not return the probability of a given text; remove "
+        "it" in found[0]
     )
 
 
@@ -149,6 +150,6 @@ def test_a_formatter_of_ones_own_writes_answers_that_scoring_does_not_know() -> 
     found = problems(LABEL, data={"formatter": "mine.py:shape"})
     assert len(found) == 1
     assert (
-        "data.formatter: a formatter of yours writes answers that scoring does not know; remove it, or scoring"
+        "data.formatter: a custom formatter writes answers that scoring does not know; remove it, or scoring"
         in found[0]
     )

@@ -71,7 +71,7 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
         ),
         (
             {"source": STREAM, "batching": {"type": "bucket", "longest_first": True}},
-            "data.batching.longest_first: nobody knows which row of a stream is the longest; remove longest_first",
+            "data.batching.longest_first: the longest row of a stream is not known; remove longest_first",
         ),
         (
             {"source": "a.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.05, 0.06]}},

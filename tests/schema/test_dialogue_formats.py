@@ -89,7 +89,7 @@ def message(**keys: Any) -> dict[str, Any]:
     [
         (message(role="user"), "message 2: content is missing"),
         (message(role="user", content=""), "message 2: content is empty"),
-        (message(role="user", content={"a": 1}), "message 2: content is no text"),
+        (message(role="user", content={"a": 1}), "message 2: content is not text"),
         (message(content="y"), "message 2 has no role; write one of system, user, assistant, tool"),
         (message(role="narrator", content="y"), "message 2: the role is 'narrator'; write one of system, user"),
         (
@@ -139,9 +139,9 @@ def message(**keys: Any) -> dict[str, Any]:
             message(role="user", content=[{"type": "image_url", "image_url": "u"}]),
             "message 2: a part of content is image_url; only text parts are read",
         ),
-        ({"messages": [{"role": "user", "content": "x"}, "y"]}, "message 2 is no mapping; write role and content"),
+        ({"messages": [{"role": "user", "content": "x"}, "y"]}, "message 2 is not a mapping; write role and content"),
         ({"messages": []}, "column messages is an empty list; write messages with role and content"),
-        ({"messages": ["x"]}, "column messages is no list of messages; write messages with role and content"),
+        ({"messages": ["x"]}, "column messages is not a list of messages; write messages with role and content"),
         (
             {"messages": [{"who": "x", "says": "y"}]},
             "column messages: a message has the keys who, says; known are role",
@@ -152,9 +152,12 @@ def message(**keys: Any) -> dict[str, Any]:
         ),
         ({"a": 1, "b": 2}, "there is no dialogue: neither a list of messages in column messages nor the columns of a"),
         ({"conversations": [{"from": "user", "value": 1}, {"from": "x", "value": "y"}]}, "message 2: the from is 'x'"),
-        ({"episode": [{"text": {"a": 1}}]}, "message 1: text is no text"),
-        ({"instruction": "a", "output": {"b": 1}}, "column output: content is no text"),
-        ({"instruction": "a", "history": [["b"]], "output": "c"}, "history: entry 1 is no pair of question and answer"),
+        ({"episode": [{"text": {"a": 1}}]}, "message 1: text is not text"),
+        ({"instruction": "a", "output": {"b": 1}}, "column output: content is not text"),
+        (
+            {"instruction": "a", "history": [["b"]], "output": "c"},
+            "history: entry 1 is not a pair of question and answer",
+        ),
         ({"prompt": "a", "chosen": [{"role": "assistant"}]}, "column chosen: message 1: content is missing"),
     ],
 )
@@ -230,7 +233,7 @@ def test_reasons_name_the_column_and_the_message() -> None:
 
     assert checked.bad == {
         0: ("column messages: message 2: content is missing",),
-        1: ("column messages: the dialogue has no answer to learn: no message of the assistant behind a question",),
+        1: ("column messages: the dialogue has no answer to learn: no assistant message after a question",),
     }
 
 

@@ -80,7 +80,7 @@ TEXT = HEAD + "input_features: [{name: a}]\n" + REPLY
         (
             GOOD + "data: {formatter: 'a:B'}",
             "data.formatter",
-            "a formatter of yours takes rows of text; remove it, or write type",
+            "a custom formatter takes rows of text; remove it, or write type",
         ),
         (
             GOOD + "data: {dialogue: {mode: packed_dialogue, context_length: 3}}",

@@ -104,7 +104,7 @@ def test_a_file_without_a_version_keeps_its_server() -> None:
         ),
         (
             {"extra_body": {"messages": []}},
-            "backend.extra_body.messages: messages has a place of its own; remove it, and write prompt",
+            "backend.extra_body.messages: messages has its own key; remove it, and write prompt",
         ),
         (
             {"extra_body": {"n": 2}},
@@ -122,7 +122,7 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
     text = told(**backend(api_key_env="sk-very-secret"))
     assert text == (
         "backend.api_key_env: write the name of an environment variable, such as OPENAI_API_KEY; the key itself must "
-        "not stand in the file"
+        "not be in the file"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
         (
             {"data": {"formatter": "mine:Shaper"}},
             (
-                "data.formatter: a formatter of yours needs the tokenizer, which the server has; remove it, and write "
+                "data.formatter: a custom formatter needs the tokenizer, which the server has; remove it, and write "
                 "prompt"
             ),
         ),
@@ -197,7 +197,7 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
             {"preprocessing": {"global_max_sequence_length": 9}},
             (
                 "preprocessing.global_max_sequence_length: tokens are counted by the server, which has the tokenizer; "
-                "remove it, too long a row is told as an error"
+                "remove it; rows that are too long are reported as errors"
             ),
         ),
         (

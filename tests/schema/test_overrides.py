@@ -53,7 +53,7 @@ def test_the_last_override_of_a_key_counts() -> None:
             ("--set trainer={type: finetune, epohcs: 1}: trainer.epohcs: unknown key; did you mean epochs?"),
         ),
         ("seed=x", "--set seed=x: seed: write an integer of at least 0; got x"),
-        ("seed", "--set seed: is no override; write key.path=value, such as trainer.epochs=1"),
+        ("seed", "--set seed: is not an override; write key.path=value, such as trainer.epochs=1"),
         (
             "base_model.size=tiny",
             (
@@ -64,7 +64,7 @@ def test_the_last_override_of_a_key_counts() -> None:
         (
             "base_model.a.b=1",
             (
-                "--set base_model.a.b=1: base_model.a: stands under a value that has no keys; set the whole "
+                "--set base_model.a.b=1: base_model.a: is under a value that has no keys; set the whole "
                 "section, as --set key={...}"
             ),
         ),
@@ -89,7 +89,7 @@ def test_the_last_override_of_a_key_counts() -> None:
                 "item, counted from 0, before the key"
             ),
         ),
-        ("prompt.0=x", "--set prompt.0=x: prompt[0]: is no list; write a key instead of a number"),
+        ("prompt.0=x", "--set prompt.0=x: prompt[0]: is not a list; write a key instead of a number"),
     ],
 )
 def test_a_wrong_override_is_named(override: str, message: str) -> None:

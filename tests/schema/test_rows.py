@@ -75,7 +75,7 @@ def test_numbers_and_dates_are_written_plainly_as_text(value: object, text: str)
 
 @pytest.mark.parametrize("value", [True, ["a"], {"a": 1}, np.bool_(True), b"x"])
 def test_what_is_no_text_is_said(value: object) -> None:
-    assert reason_of("text", value) == f"column o: {value!r} is no text"
+    assert reason_of("text", value) == f"column o: {value!r} is not text"
 
 
 @pytest.mark.parametrize("value", [None, "", "  \n", float("nan"), np.float64("nan"), pd.NA, pd.NaT])
@@ -123,16 +123,16 @@ def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: f
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("four", "'four' is no finite number"),
-        ("1,000", "'1,000' is no finite number"),
-        ("1 000", "'1 000' is no finite number"),
-        ("1_000", "'1_000' is no finite number"),
-        ("12.5k", "'12.5k' is no finite number"),
-        ("-$5", "'-$5' is no finite number"),
-        (float("inf"), "inf is no finite number"),
-        ("1e999", "'1e999' is no finite number"),
-        (True, "True is no number"),
-        ([1], "[1] is no number"),
+        ("four", "'four' is not a finite number"),
+        ("1,000", "'1,000' is not a finite number"),
+        ("1 000", "'1 000' is not a finite number"),
+        ("1_000", "'1_000' is not a finite number"),
+        ("12.5k", "'12.5k' is not a finite number"),
+        ("-$5", "'-$5' is not a finite number"),
+        (float("inf"), "inf is not a finite number"),
+        ("1e999", "'1e999' is not a finite number"),
+        (True, "True is not a number"),
+        ([1], "[1] is not a number"),
         (-1, "-1 is below the decoder's minimum 0"),
         (11, "11 is above the decoder's maximum 10"),
     ],
@@ -143,7 +143,7 @@ def test_what_is_no_number_is_said(value: object, reason: str) -> None:
 
 def test_a_text_of_a_million_digits_is_refused_in_one_pass() -> None:
     """In quadratic time it would be stopped by the limit of the test."""
-    assert "is no finite number" in str(reason_of("number", "1" * 1_000_000 + "x"))
+    assert "is not a finite number" in str(reason_of("number", "1" * 1_000_000 + "x"))
 
 
 def test_a_range_may_hold_a_single_number() -> None:
@@ -159,12 +159,15 @@ def test_json_comes_as_value_or_as_text() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("{n: 1}", "'{n: 1}' is no JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
-        ('{"n": NaN}', "'{\"n\": NaN}' is no JSON (NaN is no JSON number)"),
+        (
+            "{n: 1}",
+            "'{n: 1}' is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
+        ),
+        ('{"n": NaN}', "'{\"n\": NaN}' is not JSON (NaN is not a JSON number)"),
         ('{"n": "1"}', "n: '1' is not of type 'integer'"),
         ("[]", "[] is not of type 'object'"),
-        ({"n": float("inf")}, "inf is no JSON number"),
-        ({"n": {1}}, "{1} is no JSON value"),
+        ({"n": float("inf")}, "inf is not a JSON number"),
+        ({"n": {1}}, "{1} is not a JSON value"),
     ],
 )
 def test_what_is_no_json_or_breaks_the_schema_is_said(value: object, reason: str) -> None:
@@ -177,12 +180,12 @@ def test_every_row_is_clean_or_has_reasons() -> None:
     assert checked.clean == {0: {"q": "a", "o": "good"}, 2: {"q": "b", "o": "bad"}}
     assert checked.bad == {
         1: ("column q is missing or empty",),
-        3: ("'no row' is no row; a row is a mapping from column to value",),
+        3: ("'no row' is not a row; a row is a mapping from column to value",),
     }
 
 
 def test_several_wrong_columns_are_all_named() -> None:
     schema = schema_of(FEATURES["category"] + ", {name: n, type: number}")
     assert check_rows(schema, [{"q": "a", "o": "c", "n": "d"}]).bad == {
-        0: ("column o: 'c' is none of the labels good, bad", "column n: 'd' is no finite number")
+        0: ("column o: 'c' is none of the labels good, bad", "column n: 'd' is not a finite number")
     }

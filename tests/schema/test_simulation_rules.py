@@ -144,8 +144,7 @@ def test_rounds_need_a_trainer_and_rows() -> None:
     stream = {"source": {"type": "jsonl", "path": "rows.jsonl", "streaming": True}}
     assert told(**ROUNDS | {"data": stream, "trainer": {"type": "finetune", "max_steps": 5}}) == (
         "simulation.self_training: rounds are mixed with rows by index; remove streaming, or train on data first and "
-        "write "
-        "rounds in a file of their own, with base_model: runs/NAME/model"
+        "write rounds in a separate file, with base_model: runs/NAME/model"
     )
     assert told(**ROUNDS | {"data": {}, "base_model": {"type": "scratch", "size": "tiny"}}) == (
         "data: a new model cannot speak yet; write data.source, rows to learn from"
@@ -196,7 +195,7 @@ def test_a_agent_may_be_a_word() -> None:
         ),
         (
             {"agents": {"user": USER | {"prompt": "{a.b}"}}},
-            "agents.user.prompt: {a.b} is no plain column name; write {column}, and {{ and }} for braces",
+            "agents.user.prompt: {a.b} is not a plain column name; write {column}, and {{ and }} for braces",
         ),
         (
             {"agents": {"agent": {"type": "model", "run": "runs/a"}, "user": USER}},
@@ -218,10 +217,10 @@ def test_a_agent_may_be_a_word() -> None:
             {"world": WORLD, "agents": {"partner": "model"}},
             "agents.partner: is an agent of self_play; write user, or world: {type: self_play}",
         ),
-        ({"agents": {"user": USER, "partner": "model"}}, "agents.partner: is no agent of user_sim; write user"),
+        ({"agents": {"user": USER, "partner": "model"}}, "agents.partner: is not an agent of user_sim; write user"),
         (
             {},
-            "agents: nobody plays the user; write agents: {user: {type: model, prompt: ...}}, or scripted lines",
+            "agents: no agent plays the user; write agents: {user: {type: model, prompt: ...}}, or scripted lines",
         ),
         (
             {"agents": {"user": "environment"}},
@@ -238,11 +237,11 @@ def test_a_agent_may_be_a_word() -> None:
         ),
         (
             {"agents": {"user": USER}, "history": ["gold", "predicted"]},
-            "history: nobody knows the right answers in user_sim; write predicted",
+            "history: there are no reference answers in user_sim; write predicted",
         ),
         (
             {"agents": {"user": USER, "others": {"judge": "model"}}},
-            "agents.others: are agents of a world of yours; write world: {type: custom, target: module:Class}",
+            "agents.others: are agents of a custom world; write world: {type: custom, target: module:Class}",
         ),
         (
             {"world": CUSTOM, "agents": {"others": {"checker": "model"}}},

@@ -76,7 +76,7 @@ def test_only_a_batch_size_of_the_file_must_divide_the_effective_one() -> None:
     assert problems(effective_batch_size=18) == []
     assert problems(batch_size="auto", effective_batch_size=18) == []
     assert problems(batch_size=4, effective_batch_size=18) == [
-        "trainer.effective_batch_size: effective_batch_size 18 is no multiple of batch_size 4; write 16"
+        "trainer.effective_batch_size: effective_batch_size 18 is not a multiple of batch_size 4; write 16"
     ]
 
 

@@ -221,7 +221,7 @@ def test_heads_of_a_new_model_divide_its_width() -> None:
     [
         (
             "{type: objekt}",
-            "is no JSON Schema: 'objekt' is not valid under any of the given schemas; mend json_schema.type",
+            "is not a JSON Schema: 'objekt' is not valid under any of the given schemas; fix json_schema.type",
         ),
         ("{$schema: [1]}", "no draft is named [1]; remove $schema"),
         ("{$schema: 'http://x'}", "no draft is named 'http://x'; remove $schema"),

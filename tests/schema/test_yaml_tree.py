@@ -62,8 +62,8 @@ def test_anchors_and_merges_work() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a:\n\tb: 1\n", "2:1: a tab stands in the indentation; write spaces"),
-        ("b: 1\n\tc: 2\n", "2:1: a tab stands in the indentation; write spaces"),
+        ("a:\n\tb: 1\n", "2:1: there is a tab in the indentation; write spaces"),
+        ("b: 1\n\tc: 2\n", "2:1: there is a tab in the indentation; write spaces"),
         ("epochs:3\nb: 1\n", "1:1: a space is missing after the colon; write epochs: 3"),
         ("b: 1\nt:\n  x: 1\n  epochs:3\n", "4:3: a space is missing after the colon; write epochs: 3"),
         (
@@ -95,18 +95,18 @@ def test_anchors_and_merges_work() -> None:
         ),
         ("a:\n  b: 1\n c: 2\n", "3:2: the indentation fits no line above; align keys of one section with spaces"),
         ('a: "\\q"\n', "1:5: a backslash in double quotes starts an escape; write single quotes or \\\\"),
-        ("a: }\n", "1:4: } stands where a value should be; write a value"),
-        ("a: x\x01\n", "1:5: the control character \\x01 stands here; remove it, or is this no YAML file?"),
+        ("a: }\n", "1:4: } is where a value should be; write a value"),
+        ("a: x\x01\n", "1:5: the control character \\x01 stands here; remove it, or is this not a YAML file?"),
         ("a: !foo bar\n", "1:4: a: has the YAML tag !foo; remove it, tags are not read"),
-        ("a: *x\n", "1:4: a: *x stands for nothing; write &x before it, or quote it"),
-        ("a: &x [*x]\n", "1:8: a[0]: *x stands inside itself; write the values out"),
+        ("a: *x\n", "1:4: a: *x refers to nothing; write &x before it, or quote it"),
+        ("a: &x [*x]\n", "1:8: a[0]: *x contains itself; write the values out"),
         ("a: {<<: 3}\n", "1:5: a: << merges mappings only; write << : *anchor of a mapping"),
         ("a: 1\n---\nb: 1\n", "2:1: a second document starts here; write one, without ---"),
         ("a: " + "[" * 99, "1:67: is nested more than 64 levels deep; write it flatter"),
         (
             "a: | x\n  b\n",
             (
-                "1:6: is no YAML here (did not find expected comment or line break); check quotes, colons and "
+                "1:6: is not YAML here (did not find expected comment or line break); check quotes, colons and "
                 "indentation of this line"
             ),
         ),
@@ -119,7 +119,7 @@ def test_what_is_no_yaml_is_told_in_words(text: str, message: str) -> None:
 def test_duplicate_keys_and_old_numbers_do_not_stop_the_reading() -> None:
     _, problems = read_yaml("a: 1\na: 2\nb: 010\nc: 1:30\n", file="f.yaml")
     assert [str(problem) for problem in problems] == [
-        "f.yaml:2:1: a: the key stands twice, first in line 1; keep one",
+        "f.yaml:2:1: a: the key occurs twice, first in line 1; keep one",
         "f.yaml:3:4: b: 010 is a number in octal to YAML; write '010' in quotes, or a plain number",
         "f.yaml:4:4: c: 1:30 is a number in base 60 to YAML; write '1:30' in quotes, or a plain number",
     ]

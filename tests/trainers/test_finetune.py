@@ -285,7 +285,7 @@ def test_no_training_rows_is_an_error(make_work: Any) -> None:
 
 def test_a_run_beyond_its_new_end_is_refused(make_work: Any) -> None:
     run(make_work(epochs=2))
-    with pytest.raises(ResumeError, match="the run stands at step 12 and the file now ends at step 6"):
+    with pytest.raises(ResumeError, match="the run is at step 12, but the configuration ends at step 6"):
         run(make_work(epochs=1))
 
 

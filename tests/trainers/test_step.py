@@ -103,8 +103,8 @@ def test_full_memory_halves_the_batches_and_the_steps_stay_those_of_the_plan(
     ]
     assert "out_of_memory" not in free.run.noted
     assert [record.getMessage() for record in caplog.records] == [
-        "step 1: out of memory with 8 rows of 10 tokens; going on with 4 at a time",
-        "step 1: out of memory with 4 rows of 10 tokens; going on with 2 at a time",
+        "step 1: out of memory with 8 rows of 10 tokens; retrying with 4 rows at a time",
+        "step 1: out of memory with 4 rows of 10 tokens; retrying with 2 rows at a time",
     ]
 
 
@@ -348,7 +348,7 @@ def test_a_single_line_of_packed_rows_is_cut_between_rows_until_one_is_left(capl
     splitter, batch = MicroBatchSplitter(), packed_batch([[4, 2, 3]])
     with caplog.at_level(logging.WARNING):
         splitter.halve(batch, number=3, failure=MemoryError())
-    assert caplog.messages == ["step 3: out of memory with 3 packed rows (1 x 9 tokens); going on with half"]
+    assert caplog.messages == ["step 3: out of memory with 3 packed rows (1 x 9 tokens); retrying with half"]
     assert splitter.events == [{"step": 3, "rows": 1, "tokens": 9, "now": 1}]
     assert [part.rows for part in splitter.split([batch])] == [2, 1]
     splitter.halve(splitter.split([batch])[0], number=3, failure=MemoryError())

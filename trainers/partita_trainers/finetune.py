@@ -111,7 +111,7 @@ class FinetuneRun:
             return None
         if step > self.schedule.total:
             raise ResumeError(
-                f"the run stands at step {step} and the file now ends at step {self.schedule.total}; "
+                f"the run is at step {step}, but the configuration ends at step {self.schedule.total}; "
                 "raise trainer.epochs or trainer.max_steps, or give this run another folder with --run"
             )
         self.load_checkpoint(step)

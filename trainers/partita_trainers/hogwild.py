@@ -100,7 +100,7 @@ class HogwildRun:
         total = self.config.epochs * shared.steps_per_epoch
         if self.step > total:
             raise ResumeError(
-                f"the run stands at step {self.step} and the file now ends at step {total}; raise trainer.epochs, or "
+                f"the run is at step {self.step}, but the configuration ends at step {total}; raise trainer.epochs, or "
                 "give this run another folder with --run"
             )
         if self.step == total:

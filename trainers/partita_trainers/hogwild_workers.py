@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.2
 SECONDS_TO_END = 5.0
 """Time that a worker has to exit by itself."""
 SHARED_MEMORY = Path("/dev/shm")
-GO_ON = "train again with the same --run to go on from the last checkpoint"
+GO_ON = "train again with the same --run to resume from the last checkpoint"
 
 
 class HogwildWorkers:
@@ -89,7 +89,7 @@ class HogwildWorkers:
         failure = f"hogwild's worker {number} ended with exit code {code}"
         if self.shared.counts.claimed == 0:
             return TrainingError(
-                f"{failure} before it had begun; what it said stands above. A script that trains needs "
+                f"{failure} before it started; see its output above. A script that trains needs "
                 "`if __name__ == '__main__':` around its calls, because the workers read it as well"
             )
         return TrainingError(f"{failure}; {GO_ON}")

@@ -157,10 +157,10 @@ class MicroBatchSplitter:
         now = -(-rows // 2)
         self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
         if failed.position_ids_BT is None:
-            message = "step %d: out of memory with %s of %d tokens; going on with %d at a time"
+            message = "step %d: out of memory with %s of %d tokens; retrying with %d rows at a time"
             logger.warning(message, number, counted(rows, "row"), tokens, now)
         else:
-            message = "step %d: out of memory with %s (%d x %d tokens); going on with half"
+            message = "step %d: out of memory with %s (%d x %d tokens); retrying with half"
             logger.warning(message, number, counted(failed.rows, "packed row"), rows, tokens)
         logger.debug("the device said: %s", failure)
 

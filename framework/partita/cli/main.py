@@ -30,7 +30,7 @@ from partita.cli.validate import validate
 from partita_schema.errors import ConfigError, LostRankError, OtherRankError, PartitaError
 
 INTERRUPTED = 130
-INTERRUPTED_TEXT = "interrupted; what was done is kept, start the same command again to go on"
+INTERRUPTED_TEXT = "interrupted; progress is saved, rerun the same command to resume"
 LET_IT_END = 5.0
 """Seconds that a process waits after another one ended the job, so that the other's exit status is reported first."""
 

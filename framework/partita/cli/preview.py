@@ -111,7 +111,7 @@ def print_preview(preview: "Preview", console: "Console") -> None:
         console.print(marked(row, colours=colours))
     console.rule(align="left")
     template_text = "through the model's chat template" if preview.chat else "without a chat template"
-    learned = "" if not preview.supervised else ", learned tokens " + ("in green" if colours else "between ⟦ and ⟧")
+    learned = "" if not preview.supervised else ", loss tokens " + ("in green" if colours else "between ⟦ and ⟧")
     what = f"dialogues ({preview.mode})" if preview.mode else "rows"
     first = "the first " if preview.streamed else ""
     console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{learned}")
@@ -126,7 +126,7 @@ def about(row: "PreviewRow") -> str:
     if row.reasons:
         return "left out"
     cut = f", {row.cut_tokens:,} cut" if row.cut_tokens else ""
-    return f"{counted(row.tokens, 'token')}, {row.learned_tokens:,} learned{cut}"
+    return f"{counted(row.tokens, 'token')}, {row.learned_tokens:,} in the loss{cut}"
 
 
 def marked(row: "PreviewRow", *, colours: bool) -> "Text":

@@ -325,7 +325,7 @@ def read_counts(folder: Path) -> dict[str, RowCounts]:
         splits = parse_json(path.read_bytes())["splits"]
         return {name: replace(numbers(saved), reasons=Counter(saved["reasons"])) for name, saved in splits.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); it is written anew by the run") from None
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); the run writes it again") from None
 
 
 def read_quarantine(path: Path) -> Iterator[dict[str, Any]]:

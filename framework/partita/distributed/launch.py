@@ -86,8 +86,8 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
             raise JobError(
-                f"rank {rank} was ended by {name}, and the others with it; what was done is kept, start the same "
-                "command again to go on"
+                f"rank {rank} was ended by {name}, and the others with it; progress is saved, rerun the same command "
+                "to resume"
             ) from None
         return int(failure.exitcode)
     except RendezvousError as error:

@@ -227,7 +227,7 @@ class RankMonitor:
         if self.end is not None and self.end.is_death:
             raise TrainingError(
                 f"{self.last_gone}, and backend.max_failures: {self.max_failures} allows no further start; "
-                "what was saved is kept, start the same command again to go on"
+                "saved checkpoints are kept, rerun the same command to resume"
             )
         raise TrainingError(f"Ray has ended the training: {reason}")
 

@@ -241,7 +241,7 @@ class RayRankLauncher:
         try:
             messages, self.known = self.ray.get(self.board.fetch.remote())
         except self.ray.exceptions.RayError as error:
-            message = f"Ray is gone ({error}); what was saved is kept, start the same command again to go on"
+            message = f"Ray is gone ({error}); saved checkpoints are kept, rerun the same command to resume"
             raise TrainingError(message) from error
         return list(messages)
 

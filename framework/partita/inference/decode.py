@@ -75,7 +75,7 @@ class Decoder:
 
     def _is_answer(self, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ReadError(f"the answer is no JSON object: {clipped(compact(value))}")
+            raise ReadError(f"the answer is not a JSON object: {clipped(compact(value))}")
         if not any(name in value for name in self._readers):
             raise ReadError(f"the answer's object has none of the keys {', '.join(self._readers)}")
         return value

@@ -244,7 +244,7 @@ class Journal:
         if changes:
             raise ResumeError(
                 f"{self.path} holds answers of another job: {'; '.join(changes)}. Undo the change, write to another "
-                "place, or start afresh with --fresh, which forgets these answers"
+                "place, or start again with --fresh, which forgets these answers"
             )
         return True
 
@@ -329,7 +329,7 @@ def _is_of(record: PredictionRecord, keys: "npt.NDArray[np.uint8]") -> bool:
 
 
 def _full(path: Path, error: OSError) -> str:
-    return f"{why_not_written(error, path)}. Answers up to here are kept; start the same command again afterwards"
+    return f"{why_not_written(error, path)}. The answers so far are saved; start the same command again afterwards"
 
 
 def _header(fingerprint: Mapping[str, str], rows: int) -> dict[str, Any]:
@@ -383,5 +383,6 @@ def _read_header(path: Path) -> dict[str, Any] | None:
     if any(read_record(line, rows=ANY_ROWS) is not None for _, line in _lines(path)):
         raise DamagedError("has a damaged first line")
     raise ResumeError(
-        f"{path} is no journal of predictions; write to another place, or start afresh with --fresh, which replaces it"
+        f"{path} is not a journal of predictions; write to another place, or start again with --fresh, which "
+        "replaces it"
     )

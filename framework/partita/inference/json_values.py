@@ -40,7 +40,7 @@ def find_json(text: str, *, check: Callable[[Any], Any]) -> Any:
                 first = first or reason
     except ReadError as reason:
         first = first or reason
-    raise first or ReadError(f"no JSON value stands in {clipped(text)}")
+    raise first or ReadError(f"no JSON value in {clipped(text)}")
 
 
 def _values(text: str) -> Iterator[Any]:

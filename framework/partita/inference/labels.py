@@ -43,8 +43,8 @@ class LabelReader:
         if self.fallback is not None:
             return self.fallback
         if standing:
-            raise ReadError(f"several labels stand in {clipped(text)}: {', '.join(standing)}")
-        raise ReadError(f"no label stands in {clipped(text)}")
+            raise ReadError(f"several labels in {clipped(text)}: {', '.join(standing)}")
+        raise ReadError(f"no label in {clipped(text)}")
 
     def _by_rule(self, text: str) -> str | None:
         stripped = text.strip().casefold()

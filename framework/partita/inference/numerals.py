@@ -64,14 +64,14 @@ class NumberReader:
         """Return the selected match of NUMBER. Raise ReadError if there is none."""
         matches = list(_numbers(text) if self._regex is None else self._regex.finditer(text))
         if not matches:
-            raise ReadError(f"no number stands in {clipped(text)}")
+            raise ReadError(f"no number in {clipped(text)}")
         match = matches[0 if self._decoder.pick == "first" else -1]
         if self._regex is None:
             return match
         picked = (match.group(1) if self._regex.groups else None) or match.group()
         number = next(_numbers(picked), None)
         if number is None:
-            raise ReadError(f"the regex found {clipped(picked)}, which is no number")
+            raise ReadError(f"the regex found {clipped(picked)}, which is not a number")
         return number
 
 

@@ -107,7 +107,7 @@ def run_with_oom_backoff(
             limit.rows, limit.tokens = len(halves(places)[0]), tokens(places)
             waiting.append(places)
             why = "too large for the device:" if is_too_large(failure) else "out of memory with"
-            logger.warning("%s %s: going on with %s", why, describe(places), f"{limit.rows:,}")
+            logger.warning("%s %s: continuing with %s", why, describe(places), f"{limit.rows:,}")
             logger.debug("the device said: %s", failure)
         else:
             # Parts that contained this row may have failed because of it.

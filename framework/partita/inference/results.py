@@ -75,6 +75,6 @@ def stop_if_broken(error: Exception) -> None:
     """Raise JobError if an error leaves the device unusable, so that all later rows would fail."""
     if is_broken_device(error):
         raise JobError(
-            f"the device failed and cannot go on: {error}. Answers up to here are kept; start again, with "
+            f"the device failed and cannot continue: {error}. The answers so far are saved; start again, with "
             "CUDA_LAUNCH_BLOCKING=1 to see where it fails"
         ) from error

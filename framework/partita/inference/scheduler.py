@@ -345,7 +345,7 @@ class Scheduler:
             self.before = None
             for row in rows:
                 reason = too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
-                logger.info("a row %s; going on with %s rows at a time", reason, f"{self.limit.rows:,}")
+                logger.info("a row %s; continuing with %s rows at a time", reason, f"{self.limit.rows:,}")
                 if not self.tolerant:
                     raise OutOfMemory(f"a prompt {reason}") from failure
                 self.note(RowResult(row, None, reason))
@@ -355,7 +355,7 @@ class Scheduler:
         self.before = self.before or (self.limit.rows, self.limit.tokens)
         self.limit.rows, self.limit.tokens = (self.count + 1) // 2, longest
         logger.warning(
-            "out of memory with %s rows of up to %s tokens: going on with %s",
+            "out of memory with %s rows of up to %s tokens: continuing with %s",
             f"{self.count:,}",
             f"{longest:,}",
             f"{self.limit.rows:,}",

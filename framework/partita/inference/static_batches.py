@@ -209,7 +209,7 @@ class StaticBatch:
             if results is None:
                 results = [self.too_large(part.places[0])]
                 logger.info(
-                    "a row %s; going on with %s rows at a time",
+                    "a row %s; continuing with %s rows at a time",
                     results[0].error,
                     f"{limit.at(self.longest(part.places)):,}",
                 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from partita.lm.sampler import Row
 
-NO_TOKEN = "no token of this model can go on as decoder.constrain asks"
+NO_TOKEN = "no token of this model can continue an answer as decoder.constrain requires"
 NO_END = "decoder.constrain: the model has no token that ends an answer; write generation.stop_token_ids"
 
 

@@ -159,7 +159,10 @@ REMEDIES = (
     ),
     (
         ("no file named model.safetensors", "not appear to have a file named model.safetensors"),
-        "it has no safetensors; write model_parameters: {pickled_weights: true} to read a pickle of whoever you trust",
+        (
+            "it has no safetensors; write model_parameters: {pickled_weights: true} to load a pickle file from a "
+            "source you trust"
+        ),
     ),
     (
         ("deserializing header", "header too", "incomplete metadata", "InvalidHeader", "MetadataIncompleteBuffer"),
@@ -187,7 +190,7 @@ REMEDIES = (
     ),
     (
         ("couldn't connect", "offline mode", "Cannot find an appropriate cached", "Can't load the", "cached files"),
-        "it is no folder, is not cached, and the Hub cannot be reached; write a folder, or go online once",
+        "it is not a folder, is not cached, and the Hub cannot be reached; write a folder, or go online once",
     ),
     (
         ("trust_remote_code", "custom code"),
@@ -199,7 +202,7 @@ REMEDIES = (
     ),
     (
         ("Unrecognized configuration class",),
-        "it is no causal language model (an encoder, or an encoder-decoder); choose a decoder-only model",
+        "it is not a causal language model (an encoder, or an encoder-decoder); choose a decoder-only model",
     ),
 )
 

@@ -31,7 +31,7 @@ def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
     if adapted.active_peft_config.is_prompt_learning:
         raise ModelError(
             "adapter.postprocessor.merge_adapter_into_base_model: "
-            "learned tokens are no weights and cannot be merged; remove it"
+            "virtual tokens are not weights and cannot be merged; remove it"
         )
     weights = merged_weights(base)
     config = copy.deepcopy(base.config)

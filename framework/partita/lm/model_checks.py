@@ -40,7 +40,7 @@ def check_pickles(source: str, *, allowed: bool, key: str, safe: str = "*.safete
     if pickled:
         raise ModelError(
             f"{key}: {source} holds its weights as a pickle ({pickled[0]}), a format that can carry code; save them as "
-            "safetensors, or write model_parameters: {pickled_weights: true} where you trust whoever made it"
+            "safetensors, or write model_parameters: {pickled_weights: true} if you trust its source"
         )
 
 

@@ -115,7 +115,7 @@ def check_initial(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Ten
                 f"{folder}: {name} was initialised to other values than now; "
                 "the base model, the data or the number of threads changed since"
             )
-        logger.warning("%s: initial values differ in the last digits; the run goes on, not bit for bit", name)
+        logger.warning("%s: initial values differ in the last digits; the run continues, but not bit for bit", name)
 
 
 def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapping[str, torch.Tensor]) -> None:

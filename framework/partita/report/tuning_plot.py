@@ -163,7 +163,7 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     highest = max([held for _, held in points] + [budget or 0]) or 1
     if len(points) > 1:
         rows, foretold = foretold_line(points, most_rows=most_rows(size), limit=1.05 * highest)
-        axes.plot(rows, foretold, color=BLUE, linewidth=1.2, alpha=0.6, label="foretold", zorder=1)
+        axes.plot(rows, foretold, color=BLUE, linewidth=1.2, alpha=0.6, label="predicted", zorder=1)
     fitting = [point for point in points if point[0].verdict == "fits"]
     scatter(axes, fitting, marker="o", color=BLUE, label="fits")
     scatter(axes, [point for point in points if point not in fitting], marker="^", color=RED, label="too large")
@@ -211,7 +211,7 @@ def draw_speed(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     axes.set_title(f"{purpose}: rows a second")
     if points:
         rows, speeds = [rows for rows, _ in points], [speed for _, speed in points]
-        axes.plot(rows, speeds, "o-", color=BLUE, markersize=4, linewidth=1.2, label="foretold for the data")
+        axes.plot(rows, speeds, "o-", color=BLUE, markersize=4, linewidth=1.2, label="predicted for the data")
         axes.set_ylim(0, 1.12 * max(speeds) or 1)
     finish(axes, size)
 

@@ -41,8 +41,8 @@ WRITE_ADVICE = {
     errno.EACCES: "change the permissions there, or write to another place",
     errno.EPERM: "change the permissions there, or write to another place",
     errno.ENOENT: "its folder is gone or takes no new files; write to another place",
-    errno.ENOTDIR: "a file stands where a folder is needed; write to another place",
-    errno.EEXIST: "a file stands where a folder is needed; write to another place",
+    errno.ENOTDIR: "there is a file where a folder is needed; write to another place",
+    errno.EEXIST: "there is a file where a folder is needed; write to another place",
     errno.EISDIR: "name a file in that directory",
     errno.ENAMETOOLONG: "write a shorter name",
     errno.ELOOP: "symbolic links are not followed there; remove the link, or name its target",
@@ -183,7 +183,7 @@ def writing(folder: Path) -> Iterator[None]:
         reason = write_failure(error, folder=folder)
         if reason is None:
             raise
-        message = f"the run in {folder} cannot be written: {reason}; mend that and start the same command again"
+        message = f"the run in {folder} cannot be written: {reason}; fix that and rerun the same command"
         raise WriteError(message) from error
 
 

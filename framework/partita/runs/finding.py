@@ -62,7 +62,7 @@ def check_free(folder: Path) -> None:
     """Raise ResumeError if a folder that is not a run holds files that a run would overwrite."""
     taken = [name for name in WRITTEN if (folder / name).exists()]
     if taken:
-        raise ResumeError(f"{folder} is no run and holds {', '.join(taken)}; name another folder with --run")
+        raise ResumeError(f"{folder} is not a run and holds {', '.join(taken)}; name another folder with --run")
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:

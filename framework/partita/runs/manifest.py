@@ -44,7 +44,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = ManifestRecord().load(written)
     except ValidationError as error:
         raise PartitaError(
-            f"{path} is no manifest of partita's: {told(error)}; restore it or start a new run"
+            f"{path} is not a manifest of partita's: {told(error)}; restore it or start a new run"
         ) from None
     return manifest
 

@@ -84,7 +84,7 @@ def context_of(episode: Episode, agent: str, *, seed: int) -> TurnContext:
 
 
 def replies_of(found: Any, *, count: int) -> Sequence[str | None]:
-    """What `act` gave. Raises GarbageError."""
+    """What `act` gave. Raises ContractError."""
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != count:
         raise ContractError(f"act gave {shown(found)} for {count} contexts; give a list with a reply to each")
     for reply in found:

@@ -62,7 +62,7 @@ class JsonEqual:
         self.column, self.feedback = column, feedback
 
     def check(self, episode: Episode) -> Verdict:
-        """Raises ValueError where nobody knows the right answer, or it is no JSON."""
+        """Raises ValueError where nobody knows the right answer, or it is not JSON."""
         answer, target = last_answer(episode), right_answer(episode, column=self.column)
         wanted = json.loads(target)
         try:
@@ -81,7 +81,7 @@ def last_answer(episode: Episode) -> str:
 
 
 def right_answer(episode: Episode, *, column: str | None) -> str:
-    """The right last answer; what is no text in the task, as JSON. Raises ValueError where nobody knows it."""
+    """The right last answer; what is not text in the task, as JSON. Raises ValueError where nobody knows it."""
     gold = episode.replies[-1].gold
     if column is None and gold is not None:
         return gold

@@ -87,7 +87,7 @@ class EnvironmentReply:
 
 
 def opened(found: Any) -> EnvironmentReply:
-    """What `reset` gave. Raises GarbageError."""
+    """What `reset` gave. Raises ContractError."""
     if not isinstance(found, tuple) or len(found) != 2:
         raise ContractError(f"reset gave {shown(found)}; give (messages, info)")
     messages, info = found
@@ -95,7 +95,7 @@ def opened(found: Any) -> EnvironmentReply:
 
 
 def answered(found: Any) -> EnvironmentReply:
-    """What `step` gave. Raises GarbageError."""
+    """What `step` gave. Raises ContractError."""
     if not isinstance(found, tuple) or len(found) != 5:
         raise ContractError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
     messages, reward, terminated, truncated, info = found
@@ -112,7 +112,7 @@ def answered(found: Any) -> EnvironmentReply:
 
 
 def judged(found: Any) -> Verdict:
-    """What `check` gave. Raises GarbageError."""
+    """What `check` gave. Raises ContractError."""
     if not isinstance(found, Verdict):
         raise ContractError(f"check gave {shown(found)}; give a partita.simulation.Verdict")
     metrics_of(found.metrics, "check")
@@ -122,7 +122,7 @@ def judged(found: Any) -> Verdict:
 
 
 def check_played(episode: Episode, *, first: int) -> None:
-    """Raises GarbageError unless a world has left a dialogue as it should; messages from `first` on are looked at."""
+    """Raises ContractError unless a world has left a dialogue as it should; messages from `first` on are looked at."""
     heard = episode.messages[first:]
     fit = all(isinstance(message, Mapping) and isinstance(message.get("agent"), str) for message in heard)
     if not fit:
@@ -137,7 +137,7 @@ def check_played(episode: Episode, *, first: int) -> None:
 
 
 def reward_of(reward: Any, method: str) -> float | None:
-    """A reward that is a number, or None. Raises GarbageError."""
+    """A reward that is a number, or None. Raises ContractError."""
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -146,7 +146,7 @@ def reward_of(reward: Any, method: str) -> float | None:
 
 
 def messages_of(given: Any, method: str) -> list[dict[str, str]]:
-    """Messages of a text or of a list of messages; none of an empty text. Raises GarbageError."""
+    """Messages of a text or of a list of messages; none of an empty text. Raises ContractError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
     if not isinstance(given, Sequence):
@@ -164,7 +164,7 @@ def messages_of(given: Any, method: str) -> list[dict[str, str]]:
 
 
 def info_of(info: Any, method: str) -> Mapping[str, Any]:
-    """Info that is a dictionary, with gold as a text and metrics as numbers. Raises GarbageError."""
+    """Info that is a dictionary, with gold as a text and metrics as numbers. Raises ContractError."""
     if not isinstance(info, Mapping):
         raise ContractError(f"{method} gave info of {shown(info)}; give a dictionary")
     if not isinstance(info.get("gold"), str | None):
@@ -174,7 +174,7 @@ def info_of(info: Any, method: str) -> Mapping[str, Any]:
 
 
 def metrics_of(metrics: Any, method: str) -> None:
-    """Raises GarbageError unless these are numbers by name."""
+    """Raises ContractError unless these are numbers by name."""
     fits = isinstance(metrics, Mapping) and all(
         isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
         for name, value in metrics.items()

@@ -89,12 +89,12 @@ class EnvironmentServer:
             self.forget(line)
 
     def check(self) -> None:
-        """Make one, to see that it can be. Raises HostedError, or TooSlowError."""
+        """Make one, to see that it can be. Raises HostedError, or StepTimeoutError."""
         environment = self.environment(seconds=START_SECONDS)
         environment.close()
 
     def make(self) -> "RemoteEnvironment":
-        """An environment in a new process. Raises HostedError, or TooSlowError."""
+        """An environment in a new process. Raises HostedError, or StepTimeoutError."""
         return self.environment(seconds=self.seconds)
 
     def environment(self, *, seconds: float) -> "RemoteEnvironment":
@@ -147,7 +147,7 @@ class RemoteEnvironment:
     def call(self, method: str, given: Mapping[str, Any], *, seconds: float | None = None) -> Any:
         """What a method gives. Raises HostedError with what it raised, or how its process has ended.
 
-        Raises TooSlowError where it takes too long: then its process is killed.
+        Raises StepTimeoutError where it takes too long: then its process is killed.
         """
         allowed = self.hosts.seconds if seconds is None else seconds
         end = time.monotonic() + allowed

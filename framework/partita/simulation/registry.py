@@ -49,7 +49,7 @@ class Registry:
         """The same, of a class that takes the place of one of ours. Raises ConfigError where it is no subclass."""
         found = self.load(written, key=key, folder=folder)
         if not issubclass(found, base):
-            message = f"{found.__name__} is no subclass of partita.simulation.{base.__name__}"
+            message = f"{found.__name__} is not a subclass of partita.simulation.{base.__name__}"
             raise ConfigError([Problem(key, message)])
         return found
 

@@ -110,13 +110,13 @@ def rollout(
     )
     owed = [dialogue for dialogue in dialogues if dialogue.key not in had]
     if had and owed:
-        logger.info("%s of %s dialogues were had before", f"{len(had):,}", f"{len(dialogues):,}")
+        logger.info("%s of %s dialogues were finished before", f"{len(had):,}", f"{len(dialogues):,}")
     standing = RolloutProgress(process_group, ended=len(had), failed=sum(status == "failed" for status in had.values()))
     claims = WorkQueue(len(owed), process_group=process_group)
     # No rank begins more than its share at once: the others would be left without.
     share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // process_group.world_size))))
     with (
-        interruption("ending the answers that were begun") as asked,
+        interruption("finishing the answers in progress") as asked,
         progress(len(dialogues), name, completed=len(had)) as display,
     ):
         with synchronized_errors(process_group, "the dialogues"), stopping_all(standing):
@@ -137,7 +137,7 @@ def rollout(
         failed = standing.before[1] + sum(other.failed for other in endings)
         reason = next(other.reason for other in endings if other.reason is not None)
         told = f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
-        message = f"{told}; the last one: {reason}. What was had is kept in {transcripts.path.parent}"
+        message = f"{told}; the last one: {reason}. Finished dialogues are saved in {transcripts.path.parent}"
         process_group.raise_if_any_failed(SimulationError(message), "the share of failures")
     if ended < len(dialogues) and any(other.asked for other in endings):
         logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{len(dialogues):,}")

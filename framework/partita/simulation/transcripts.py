@@ -103,7 +103,7 @@ class Transcripts:
         changed = [name for name in {**before, **self.decided_by} if before.get(name) != self.decided_by.get(name)]
         if changed:
             raise ResumeError(
-                f"{self.path.parent} holds dialogues of another {', '.join(changed)}; write --fresh to begin anew, or "
+                f"{self.path.parent} holds dialogues of another {', '.join(changed)}; write --fresh to start again, or "
                 "--output for another folder"
             )
         self.done = {line["dialogue"]: from_line(line) for line in lines[1:]}

@@ -210,7 +210,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
     code, _, told = here(*words)
     assert code == 2
     assert "holds answers of another job: generation changed" in told
-    assert "or start afresh with --fresh" in told
+    assert "or start again with --fresh" in told
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
         (
             "train run.yaml --set seed",
             2,
-            "--set seed: is no override; write key.path=value, such as trainer.epochs=1",
+            "--set seed: is not an override; write key.path=value, such as trainer.epochs=1",
         ),
         (
             "train run.yaml --dataset row.csv",
@@ -243,7 +243,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
         (
             "train run.yaml --run rows.csv",
             1,
-            "error: the run in rows.csv cannot be written: File exists; mend that and start the same command again",
+            "error: the run in rows.csv cannot be written: File exists; fix that and rerun the same command",
         ),
         (
             "predict begun --dataset rows.csv --output o.csv",
@@ -314,8 +314,7 @@ def test_a_folder_that_must_not_be_written_is_told(folder: Path, here: Here) -> 
     code, _, told = here("train", "run.yaml", "--run", "closed/run")
     assert code == 1
     assert told == (
-        "error: the run in closed/run cannot be written: Permission denied; "
-        "mend that and start the same command again\n"
+        "error: the run in closed/run cannot be written: Permission denied; fix that and rerun the same command\n"
     )
 
 
@@ -329,7 +328,7 @@ def test_what_the_system_refuses_is_told_without_a_traceback(
     assert code == 1
     assert told.startswith("error: runs/zero/journal/out-")
     assert told.endswith(
-        ".jsonl cannot be written: Not a directory; a file stands where a folder is needed; write to another place\n"
+        ".jsonl cannot be written: Not a directory; there is a file where a folder is needed; write to another place\n"
     )
 
 
@@ -340,7 +339,7 @@ LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_0
 def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path, partita: Forked) -> None:
     words = ("train", "run.yaml", "--run", "full", "--quiet")
     done = partita(*words, before=LIMIT_FILES)
-    message = "error: the run in full cannot be written: File too large; mend that and start the same command again\n"
+    message = "error: the run in full cannot be written: File too large; fix that and rerun the same command\n"
     assert (done.returncode, done.stderr) == (1, message)
     assert json.loads((folder / "full" / "manifest.json").read_text(encoding="utf8"))["status"] == "failed"
     assert not list((folder / "full" / "checkpoints").iterdir())

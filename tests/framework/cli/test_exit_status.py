@@ -120,4 +120,4 @@ def test_a_job_that_failed_ends_a_command_with_1(command: str, ended: Ended) -> 
 def test_an_interruption_ends_a_command_with_130(command: str, ended: Ended) -> None:
     status, message = ended(command, INTERRUPTED[command], before=INTERRUPT.format(name=OPENED[command]))
     assert status == 130, message
-    assert message.endswith("interrupted; what was done is kept, start the same command again to go on\n")
+    assert message.endswith("interrupted; progress is saved, rerun the same command to resume\n")

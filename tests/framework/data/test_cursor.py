@@ -138,7 +138,7 @@ def test_another_plan_goes_on_where_the_setting_says_with_a_warning(
     [told] = caplog.messages
     assert told == (
         "the data or its plan have changed (old -> new):\n  seed: 42 -> 43\n"
-        f"As data.resume: {resume} says, the run goes on at the beginning of epoch {epoch}"
+        f"As data.resume: {resume} says, the run continues at the beginning of epoch {epoch}"
     )
 
 
@@ -153,8 +153,8 @@ def test_a_position_that_cannot_be_read_is_left_behind_by_fresh_alone(caplog: py
     assert continued(damaged, PARTS, resume="fresh") == Cursor(PARTS)
     [told] = caplog.messages
     assert told == (
-        "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data begins "
-        "again"
+        "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data "
+        "starts from the beginning"
     )
 
 

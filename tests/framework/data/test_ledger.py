@@ -238,6 +238,4 @@ def test_a_damaged_ledger_says_so(tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
     with pytest.raises(DataError) as error:
         read_counts(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path}/ledger.json is damaged (KeyError: 'splits'); it is written anew by the run"
-    )
+    assert str(error.value) == (f"{tmp_path}/ledger.json is damaged (KeyError: 'splits'); the run writes it again")

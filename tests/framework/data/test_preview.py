@@ -53,11 +53,11 @@ def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_conf
     found = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
     text = printed(found, terminal=False)
-    assert "dataset:1: 7 tokens, 3 learned" in text
+    assert "dataset:1: 7 tokens, 3 in the loss" in text
     assert "why?⟦so</s>⟧" in text
     assert re.search(r"dataset:2: left out ─+\ncolumn question is missing or empty\n", text)
-    assert "dataset:3: 20 tokens, 3 learned, 3 cut" in text
-    assert "3 rows, without a chat template, learned tokens between ⟦ and ⟧" in text
+    assert "dataset:3: 20 tokens, 3 in the loss, 3 cut" in text
+    assert "3 rows, without a chat template, loss tokens between ⟦ and ⟧" in text
     assert "1 of 3 measured rows cannot be used" in text
     assert "tokens of 2 rows, at most 20 fit:" in text
     coloured = printed(found, terminal=True)
@@ -76,7 +76,7 @@ def test_a_row_without_a_loss_token_is_refused_as_in_training_even_where_no_row_
 
     found = preview(make_config(base_model=SCRATCH, **dialogue), folder=Path(), dataset=[{"messages": said}] * 3)
 
-    reason = "column messages: the dialogue has no answer to learn: no message of the assistant behind a question"
+    reason = "column messages: the dialogue has no answer to learn: no assistant message after a question"
     assert [row.reasons for row in found.rows] == [(reason,)] * len(found.rows)
     assert found.left_out == found.num_rows
     assert f"left out {'─' * 3}" in printed(found, terminal=False)
@@ -127,7 +127,7 @@ def test_the_command_shows_rows_of_the_file_or_of_a_dataset(
 
     shown = CliRunner().invoke(app, ["preview", str(tmp_path / "run.yaml"), "-n", "1"])
     assert shown.exit_code == 0, shown.output
-    assert "rows.jsonl:1: 7 tokens, 3 learned" in shown.output
+    assert "rows.jsonl:1: 7 tokens, 3 in the loss" in shown.output
     assert "rows.jsonl:3" not in shown.output
 
     other = [str(tmp_path / "run.yaml"), "--dataset", f"{tmp_path.name}/more.csv", "--set", "prompt.task=Go."]

@@ -172,7 +172,7 @@ def test_a_wrong_worked_example_is_told(make_config: Make) -> None:
     number = [{"name": "answer", "type": "number"}]
     examples = [EXAMPLE, {"question": "a", "answer": "x"}]
     config = make_config(output_features=number, prompt={"examples": examples})
-    with pytest.raises(DataError, match=r"^prompt.examples\[1\]: column answer: 'x' is no finite number$"):
+    with pytest.raises(DataError, match=r"^prompt.examples\[1\]: column answer: 'x' is not a finite number$"):
         Formatter(config, tokenizer=None)
     label = [{"name": "answer", "type": "category"}]
     config = make_config(output_features=label, prompt={"examples": [EXAMPLE]})

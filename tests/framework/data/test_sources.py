@@ -315,7 +315,9 @@ def test_a_missing_file_is_told_with_near_names(tmp_path: Path) -> None:
 def test_an_unknown_ending_is_told_with_the_known_ones(tmp_path: Path) -> None:
     told = failure("data.xlsx", tmp_path)
 
-    assert told.startswith("data.xlsx: the ending does not tell the format; known are arrow, csv, json, jsonl, ")
+    assert told.startswith(
+        "data.xlsx: the file extension is not one of a known format; known are arrow, csv, json, jsonl, "
+    )
     assert told.endswith("For another ending write {type: csv, path: ...} with the format as type")
 
 
@@ -381,7 +383,7 @@ def test_a_file_that_cannot_be_used_is_told(name: str, content: bytes, told: str
         ([], "dataset has no rows"),
         ([{"a": 1}, [2]], "row 2 is a list, not a dict of column to value"),
         ({"a": [1, 2], "b": [1]}, "the columns have different numbers of rows: a has 2, b has 1"),
-        ({"a": "text"}, "column a is no list but a str; write a dict of lists"),
+        ({"a": "text"}, "column a is not a list but a str; write a dict of lists"),
         (7, "a int is not a data set; give a path, a glob, a Hub name, a pandas frame, "),
         (datasets.DatasetDict(), "a DatasetDict holds several data sets; choose one, such as dataset['train']"),
         (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "streams are not available yet; write "),

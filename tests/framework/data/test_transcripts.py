@@ -77,7 +77,7 @@ def test_where_nothing_can_be_learned_it_is_said_what_there_is(tmp_path: Path) -
         rows_of(tmp_path, RIGHT, RIGHT, UNKNOWN, LOST, FAILED)
 
     assert str(raised.value) == (
-        "predicted.jsonl: no dialogue can be learned from with select: corrected; there are 1 failed, "
+        "predicted.jsonl: no dialogue can be trained on with select: corrected; there are 1 failed, "
         "1 of which nobody knows, 2 succeeded, 1 wrong, with no right answer known"
     )
 
@@ -85,7 +85,7 @@ def test_where_nothing_can_be_learned_it_is_said_what_there_is(tmp_path: Path) -
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text('{"messages": []}\n', encoding="utf8")
 
-    with pytest.raises(DataError, match=r"chats.jsonl:1 is no dialogue of a simulation \(KeyError: 'dialogue'\)"):
+    with pytest.raises(DataError, match=r"chats.jsonl:1 is not a dialogue of a simulation \(KeyError: 'dialogue'\)"):
         open_rows(SimulationSource(type="simulation", path="chats.jsonl"), folder=tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_json_without_a_schema_may_be_any_value(decoder_of: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("no idea", "no JSON value stands in 'no idea'"),
+        ("no idea", "no JSON value in 'no idea'"),
         ('{"city": "Oslo", "items": [', 'the JSON value is cut off: \'{"city": "Oslo", "items": [\''),
         ('{"a": {"city": "Oslo"}, "b": ', "the JSON value is cut off"),
         ('{"city": "Os', "the JSON value is cut off"),
@@ -114,7 +114,7 @@ def test_an_answer_that_is_no_object_fails_all_outputs_but_fallbacks(decoder_of:
     assert decoded.values == {"mood": "bad", "stars": None, "why": None, "more": None}
     assert set(decoded.errors) == {"stars", "why", "more"}
     assert decoded.raw["why"] == "good"
-    assert decoder_of(*SEVERAL).decode("[1]").errors["why"] == "the answer is no JSON object: '[1]'"
+    assert decoder_of(*SEVERAL).decode("[1]").errors["why"] == "the answer is not a JSON object: '[1]'"
     assert "has none of the keys mood, stars, why, more" in decoder_of(*SEVERAL).decode('{"x": 1}').errors["why"]
 
 
@@ -166,6 +166,6 @@ def test_what_was_written_as_target_is_read_back(decoder_of: Any, why: str, more
 
 @pytest.mark.parametrize("filling", ["a", " ", "a "])
 def test_a_fence_without_an_end_is_read_in_linear_time(filling: str) -> None:
-    with pytest.raises(ReadError, match="no JSON value stands in"):
+    with pytest.raises(ReadError, match="no JSON value in"):
         find_json("```" + filling * 1_000_000, check=lambda value: value)
     assert find_json('```json  \n{"a": 1}\n``` and so on', check=lambda value: value) == {"a": 1}

@@ -29,12 +29,12 @@ def test_an_answer_names_the_label_it_equals_or_the_only_one_in_it(text: str, la
 
 
 def test_a_label_inside_a_word_is_not_named() -> None:
-    with pytest.raises(ReadError, match="no label stands in 'the cathedral'"):
+    with pytest.raises(ReadError, match="no label in 'the cathedral'"):
         LabelReader(["cat", "dog"]).read("the cathedral")
 
 
 def test_several_labels_name_none() -> None:
-    with pytest.raises(ReadError, match="several labels stand in 'a cat and a dog': cat, dog"):
+    with pytest.raises(ReadError, match="several labels in 'a cat and a dog': cat, dog"):
         LabelReader(["cat", "dog"]).read("a cat and a dog")
 
 

@@ -84,7 +84,7 @@ def test_a_minus_behind_a_digit_is_no_sign() -> None:
 
 @pytest.mark.parametrize("text", ["2024-05-03", "due 3.5.2024", "5/3/2024", "2024-05-03 12:30"])
 def test_a_date_alone_is_no_number(text: str) -> None:
-    with pytest.raises(ReadError, match="no number stands in"):
+    with pytest.raises(ReadError, match="no number in"):
         read(text)
 
 
@@ -111,14 +111,14 @@ def test_a_regex_says_where_the_number_stands() -> None:
 
 
 def test_a_regex_that_finds_words_is_told() -> None:
-    with pytest.raises(ReadError, match="the regex found 'many', which is no number"):
+    with pytest.raises(ReadError, match="the regex found 'many', which is not a number"):
         read("answer: many", regex=r"answer: (\w+)")
-    with pytest.raises(ReadError, match="the regex found '2024-05-03', which is no number"):
+    with pytest.raises(ReadError, match="the regex found '2024-05-03', which is not a number"):
         read("due 2024-05-03", regex=r"due (\S+)")
 
 
 def test_a_text_without_numbers_is_told() -> None:
-    with pytest.raises(ReadError, match="no number stands in 'none at all'"):
+    with pytest.raises(ReadError, match="no number in 'none at all'"):
         read("none at all")
 
 

@@ -132,10 +132,10 @@ def test_the_first_half_is_the_larger_one() -> None:
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
-        (torch.OutOfMemoryError("out of memory"), "out of memory with 4 rows: going on with 2"),
+        (torch.OutOfMemoryError("out of memory"), "out of memory with 4 rows: continuing with 2"),
         (
             RuntimeError("CUDA error: invalid configuration argument"),
-            "too large for the device: 4 rows: going on with 2",
+            "too large for the device: 4 rows: continuing with 2",
         ),
     ],
 )

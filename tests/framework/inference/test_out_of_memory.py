@@ -142,8 +142,8 @@ def test_a_batch_is_halved_again_until_it_fits(caplog: Any) -> None:
     assert rows_at_once(batches) == [2, 2, 2, 2, 2, 1]
     assert (batches[0].out_of_memory, batches[0].batch_size) == (2, 2)
     assert caplog.messages == [
-        "out of memory with 8 rows of 20 prompt tokens: going on with 4",
-        "out of memory with 4 rows of 20 prompt tokens: going on with 2",
+        "out of memory with 8 rows of 20 prompt tokens: continuing with 4",
+        "out of memory with 4 rows of 20 prompt tokens: continuing with 2",
     ]
 
 
@@ -160,7 +160,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_slows_no_other(caplog: An
     assert not any("memory" in str(text) for text in found.values())
     assert [rows for rows, _ in lm.tried] == [8, 4, 2, 1, 1, 2, 4, 8]
     assert (batches[-1].batch_size, sum(batch.out_of_memory for batch in batches)) == (8, 4)
-    assert caplog.messages[-1] == f"a row {outcomes(batches)[3]}; going on with 8 rows at a time"
+    assert caplog.messages[-1] == f"a row {outcomes(batches)[3]}; continuing with 8 rows at a time"
 
 
 def test_a_job_in_which_nothing_fits_tells_it_of_every_row() -> None:
@@ -226,7 +226,7 @@ def test_a_broken_device_ends_a_job_that_was_cut() -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     lm = Limited(answer, ceiling=100)
-    with pytest.raises(JobError, match=r"^the device failed and cannot go on: CUDA error: device-side assert"):
+    with pytest.raises(JobError, match=r"^the device failed and cannot continue: CUDA error: device-side assert"):
         run(lm, [20] * 8)
     assert [rows for rows, _ in lm.tried] == [8, 4]
 

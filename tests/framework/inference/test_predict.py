@@ -149,7 +149,7 @@ def test_an_answer_without_a_value_says_why(make_config: Any, make_rows: Any, pr
         None,
         "no idea",
         "ok",
-        "no label stands in 'no idea'",
+        "no label in 'no idea'",
     )
     several = make_config(KIND, {"name": "age", "type": "number"})
     lm = ScriptedModel(lambda prompt: '{"kind": "odd"}')
@@ -262,7 +262,7 @@ def test_what_was_begun_is_finished_and_the_job_goes_on_later(
     lm, rows = ScriptedModel(Asked(number)), make_rows(QUESTIONS)
     with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.INFO):
         predict(lm, rows)
-    assert "finishing the rows that were begun, for 20 s at most; once more to stop at once" in caplog.messages
+    assert "finishing the rows in progress, for 20 s at most; once more to stop at once" in caplog.messages
     assert signal.getsignal(number) == before
     predictions = predict(lm, rows)
     assert predictions.stats.resumed == 8, "two batches of four"

@@ -339,7 +339,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
     assert found == {row: ids for row, ids in free.items() if row != 8}
     assert (limit.rows, limit.tokens) == (6, None)
     assert max(rows for rows, _ in passes[4:]) == 6, "the others go on as before"
-    assert caplog.messages[-1] == f"a row {too_large(55, NEW)}; going on with 6 rows at a time"
+    assert caplog.messages[-1] == f"a row {too_large(55, NEW)}; continuing with 6 rows at a time"
 
 
 def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
@@ -482,7 +482,7 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
     with failing(lm, fail), pytest.raises(JobError) as caught:
         found.extend(rows_of(lm, prompts, batch_size=2))
     assert str(caught.value) == (
-        f"the device failed and cannot go on: {DEVICE}. Answers up to here are kept; start again, with "
+        f"the device failed and cannot continue: {DEVICE}. The answers so far are saved; start again, with "
         "CUDA_LAUNCH_BLOCKING=1 to see where it fails"
     )
     kept = outcomes(found)

@@ -147,8 +147,8 @@ def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:
     with pytest.raises(JobError) as caught:
         run(lm, texts(lm, "aa", "b"))
     assert str(caught.value) == (
-        "the device failed and cannot go on: CUDA error: device-side assert triggered. Answers up to here are kept; "
-        "start again, with CUDA_LAUNCH_BLOCKING=1 to see where it fails"
+        "the device failed and cannot continue: CUDA error: device-side assert triggered. The answers so far are "
+        "saved; start again, with CUDA_LAUNCH_BLOCKING=1 to see where it fails"
     )
     assert lm.calls == 1
 

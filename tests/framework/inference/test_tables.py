@@ -150,8 +150,8 @@ def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path
     (tmp_path / "folder.csv").mkdir()
     for name, reason in (
         ("folder.csv", "Is a directory; name a file in that directory"),
-        ("file/o.csv", "File exists; a file stands where a folder is needed; write to another place"),
-        ("file/a/o.csv", "Not a directory; a file stands where a folder is needed; write to another place"),
+        ("file/o.csv", "File exists; there is a file where a folder is needed; write to another place"),
+        ("file/a/o.csv", "Not a directory; there is a file where a folder is needed; write to another place"),
         (f"{'x' * 300}.csv", "File name too long; write a shorter name"),
     ):
         with pytest.raises(DataError) as caught:

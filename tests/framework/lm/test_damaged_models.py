@@ -139,7 +139,7 @@ def test_pickled_weights_need_a_word_from_the_user(copied: Path) -> None:
         read(copied)
     assert str(caught.value) == (
         f"base_model: {copied} holds its weights as a pickle (pytorch_model.bin), a format that can carry code; save "
-        "them as safetensors, or write model_parameters: {pickled_weights: true} where you trust whoever made it"
+        "them as safetensors, or write model_parameters: {pickled_weights: true} if you trust its source"
     )
     read(copied, pickled_weights=True)
 

@@ -192,7 +192,10 @@ def test_a_tokenizer_that_cannot_spell_the_answer_makes_the_row_an_error(small: 
     tokenizer = wrap(piece_backend(['{"a":1}'], pattern=CHARACTER, vocab_size=300), max_length=64, unknown=UNKNOWN)
     lm = load_model(config.model_copy(update={"base_model": base}), folder=None, tokenizer=tokenizer, trainable=False)
     request = SlotRequest([4, 5], 20, 0)
-    for key, error in (("a", None), ("b", "no token of this model can go on as decoder.constrain asks")):
+    for key, error in (
+        ("a", None),
+        ("b", "no token of this model can continue an answer as decoder.constrain requires"),
+    ):
         schema = {"type": "object", "properties": {key: {"const": 1}}, "required": [key], "additionalProperties": False}
         options = GenerationOptions({"do_sample": False}, grammar=grammar_of(schema))
         answer = small.answer_in_slots(lm, [request], slots=1, options=options)[0]

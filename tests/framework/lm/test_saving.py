@@ -98,7 +98,7 @@ def test_an_svd_with_other_signs_goes_on_with_a_warning(
         first.neg_()
         resumed.module.get_parameter(name).data.neg_()
     resumed.load_checkpoint(tmp_path / "checkpoint")
-    assert "initial values differ in the last digits; the run goes on, not bit for bit" in caplog.text
+    assert "initial values differ in the last digits; the run continues, but not bit for bit" in caplog.text
     resumed.save(tmp_path / "model")
     read = small.load(config, saved=tmp_path / "model", trainable=False)
     assert small.held_out_loss(read) == pytest.approx(small.held_out_loss(lm), abs=1e-4)
@@ -162,7 +162,7 @@ def test_a_merged_adapter_is_a_plain_model_that_answers_the_same(small, adapter:
 
 def test_learned_tokens_cannot_be_merged(small, tmp_path: Path) -> None:
     adapter = {"type": "prompt_tuning", "postprocessor": {"merge_adapter_into_base_model": True}}
-    with pytest.raises(ModelError, match="learned tokens are no weights and cannot be merged; remove it"):
+    with pytest.raises(ModelError, match="virtual tokens are not weights and cannot be merged; remove it"):
         small.load(small.config(adapter=adapter)).save(tmp_path)
 
 

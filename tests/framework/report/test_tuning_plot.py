@@ -85,7 +85,7 @@ def test_an_svg_names_budget_marks_and_verdicts(sizes: Mapping[str, BatchSize], 
     found = words(tmp_path / "plot.svg")
     assert {"Batch sizes of run.yaml", "generation: memory taken", "training: rows a second"} <= found
     assert {"budget 1.20 GB", "budget 140 GB", "best 24", "fits 148", "best and fits 120", "best and fits 64"} <= found
-    assert {"too large", "out of memory", "foretold", "fits"} <= found
+    assert {"too large", "out of memory", "predicted", "fits"} <= found
     assert "evaluation: memory taken of 40.0 GB" in found
     assert "budget 40.0 GB" not in found
 
@@ -94,11 +94,11 @@ def test_signs_are_explained_only_where_they_are_drawn(
     evaluation: BatchSize, generation: BatchSize, tmp_path: Path
 ) -> None:
     write_plot(tmp_path / "plot.svg", {"evaluation": evaluation}, title="")
-    assert words(tmp_path / "plot.svg").isdisjoint({"too large", "out of memory", "foretold"})
+    assert words(tmp_path / "plot.svg").isdisjoint({"too large", "out of memory", "predicted"})
     without = replace(generation, probes=())
     write_plot(tmp_path / "paces.svg", {"generation": without}, title="")
-    assert "foretold for the data" in words(tmp_path / "paces.svg")
-    assert words(tmp_path / "paces.svg").isdisjoint({"too large", "out of memory", "foretold"})
+    assert "predicted for the data" in words(tmp_path / "paces.svg")
+    assert words(tmp_path / "paces.svg").isdisjoint({"too large", "out of memory", "predicted"})
 
 
 @pytest.mark.long

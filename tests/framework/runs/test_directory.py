@@ -271,7 +271,7 @@ def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
         ),
         (
             '{"status": "finished"}',
-            'is no manifest of partita\'s: format_version: ["Missing data for required field."]; status: ["Must be one',
+            'is not a manifest of partita\'s: format_version: ["Missing data for required field."]; status: ["Must',
         ),
     ],
 )
@@ -317,11 +317,11 @@ def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    message = rf"the run in {tmp_path}/file cannot be written: File exists; mend that and start the same command again"
+    message = rf"the run in {tmp_path}/file cannot be written: File exists; fix that and rerun the same command"
     with pytest.raises(WriteError, match=message), opened(tmp_path / "file"):
         pass
     with (
-        pytest.raises(WriteError, match="cannot be written: Not a directory; mend that"),
+        pytest.raises(WriteError, match="cannot be written: Not a directory; fix that"),
         opened(tmp_path / "file/run"),
     ):
         pass

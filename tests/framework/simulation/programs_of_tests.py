@@ -91,7 +91,7 @@ class Shop:
 
     @property
     def costly(self) -> str:
-        raise AssertionError("a property is no tool")
+        raise AssertionError("a property is not a tool")
 
     def _count(self) -> int:
         return len(ITEMS)

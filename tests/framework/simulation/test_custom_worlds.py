@@ -217,11 +217,11 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"world": world("Quiz"), "agents": {}, "rollout": "plays_of_tests:Quiz"},
-        "simulation.rollout: Quiz is no subclass of partita.simulation.Rollout",
+        "simulation.rollout: Quiz is not a subclass of partita.simulation.Rollout",
     ),
     (
         {"world": world("Quiz"), "agents": {}, "transcripts": "plays_of_tests:Backwards"},
-        "simulation.transcripts: Backwards is no subclass of partita.simulation.Transcripts",
+        "simulation.transcripts: Backwards is not a subclass of partita.simulation.Transcripts",
     ),
     (
         {"world": world("Quiz"), "agents": {}, "rollout": "slot"},

@@ -251,7 +251,9 @@ def test_a_simulation_that_was_killed_goes_on(
 def test_another_file_does_not_go_on_where_this_one_was(folder: Path, straight: tuple[Path, Any]) -> None:
     (folder / "other.yaml").write_text(json.dumps(settings(folder) | {"seed": 7}), encoding="utf8")
 
-    with pytest.raises(ResumeError, match="holds dialogues of another simulation; write --fresh to begin anew, or --o"):
+    with pytest.raises(
+        ResumeError, match="holds dialogues of another simulation; write --fresh to start again, or --o"
+    ):
         Model(folder / "other.yaml", quiet=True).simulate(straight[0])
 
 

@@ -96,7 +96,7 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
     except ResumeError as error:
         if resume != "fresh":
             raise ResumeError(f"{error}; or write data.resume: fresh to begin the data again") from None
-        logger.warning("%s. As data.resume: fresh says, the data begins again", error)
+        logger.warning("%s. As data.resume: fresh says, the data starts from the beginning", error)
         return Cursor(parts)
     try:
         loaded.check(parts)
@@ -113,7 +113,7 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
         epoch = loaded.epoch if resume == "restart_epoch" else 0
         changes = str(error).split("\n", 1)[1].rsplit("\n", 1)[0]
         logger.warning(
-            "the data or its plan have changed (old -> new):\n%s\nAs data.resume: %s says, the run goes on at the "
+            "the data or its plan have changed (old -> new):\n%s\nAs data.resume: %s says, the run continues at the "
             "beginning of epoch %d",
             *(changes, resume, epoch),
         )

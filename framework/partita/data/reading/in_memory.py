@@ -44,7 +44,7 @@ def columns_of(mapping: Mapping[Any, Any]) -> tuple[Store, list[str]]:
     columns: dict[str, list[Any]] = {}
     for name, values in mapping.items():
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
-            raise DataError(f"column {name} is no list but a {type(values).__name__}; write a dict of lists")
+            raise DataError(f"column {name} is not a list but a {type(values).__name__}; write a dict of lists")
         columns[str(name)] = values.tolist() if hasattr(values, "tolist") else list(values)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:

@@ -65,7 +65,7 @@ class Episode:
             return
         if (piece := without_key(line.decode("utf-8"))) is not None:
             self._break(
-                f"line {number}: {piece[:60]!r} is no field; write key:value, and \\t for a tab in a text", line
+                f"line {number}: {piece[:60]!r} is not a field; write key:value, and \\t for a tab in a text", line
             )
             return
         if self._size > self._max_bytes:

@@ -75,7 +75,7 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     if looks_like_file or re.search(r"\.[A-Za-z]{2,7}$", text) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
         known = ", ".join(sorted(ending[1:] for ending in ENDINGS))
         raise DataError(
-            f"{text}: the ending does not tell the format; known are {known}. "
+            f"{text}: the file extension is not one of a known format; known are {known}. "
             "For another ending write {type: csv, path: ...} with the format as type"
         )
     return HubSource(type="hub", name=text)

@@ -38,7 +38,7 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
     if not all_rows:
         summary = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items())) or "no dialogues"
         raise NothingToLearnError(
-            f"{name}: no dialogue can be learned from with select: {source.select}; there are {summary}"
+            f"{name}: no dialogue can be trained on with select: {source.select}; there are {summary}"
         )
     return open_in_memory(all_rows, name=name)
 
@@ -58,7 +58,7 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
             yield from_line(record)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"{path.name}:{number} is no dialogue of a simulation ({type(error).__name__}: {error}); write the "
+                f"{path.name}:{number} is not a dialogue of a simulation ({type(error).__name__}: {error}); write the "
                 "transcripts of one, such as runs/NAME/transcripts/predicted.jsonl, or type: jsonl for other dialogues"
             ) from error
 

@@ -126,7 +126,7 @@ class StreamLoader:
 
     def total_steps(self, epochs: float) -> int:
         """Raise DataError: the length of a stream is unknown."""
-        raise DataError(f"a stream has no known length, so {epochs:g} epochs are no number of steps; write max_steps")
+        raise DataError(f"a stream has no known length, so {epochs:g} epochs is not a number of steps; write max_steps")
 
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.

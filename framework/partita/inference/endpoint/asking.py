@@ -108,7 +108,7 @@ class RequestSender:
         kind = f"{failure.cause} {failure.status}"
         if kind not in self.warned:
             self.warned.add(kind)
-            logger.warning("%s; trying again in %.1f s (told once)", failure.reason, max(least, backoff))
+            logger.warning("%s; retrying in %.1f s (logged once)", failure.reason, max(least, backoff))
         # Jitter, so that not all requests are sent at the moment that the server named.
         await asyncio.sleep(max(least + random.uniform(0, FIRST_WAIT), backoff))
 

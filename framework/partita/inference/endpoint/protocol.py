@@ -159,7 +159,7 @@ def parsed(body: bytes) -> Any:
     except AnswerError:
         raise
     except ValueError:
-        raise AnswerError(f"the server's response is no JSON: {body.decode('utf-8', errors='replace')}") from None
+        raise AnswerError(f"the server's response is not JSON: {body.decode('utf-8', errors='replace')}") from None
 
 
 def load_json(text: str) -> Any:

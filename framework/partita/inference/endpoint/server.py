@@ -35,7 +35,7 @@ FETCHED = 64
 """Prompts fetched at a time."""
 FEWEST_FAILURES = 10
 """Consecutive failed rows that end a job; more with a higher concurrency."""
-KEPT = "Answers up to here are kept; start the same command again to go on"
+KEPT = "The answers so far are saved; rerun the same command to resume"
 
 
 @dataclass(frozen=True)

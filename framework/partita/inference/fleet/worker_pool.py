@@ -236,10 +236,10 @@ class WorkerPool:
         if self.deaths >= MOST_DEATHS:
             raise JobError(
                 f"{self.deaths} workers have died one after the other without answering a row, the last one "
-                f"({described(member)}) so: {clipped(reason, most=LONGEST_REASON)}. Answers up to here are kept; see "
-                "whether the machine has the memory for it, and start the same command again to go on"
+                f"({described(member)}) so: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
+                "check that the machine has enough memory, and rerun the same command to resume"
             )
-        dealt = f", and what it had is dealt again: {counted(rows, 'row')}" if rows else ""
+        dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
         logger.warning("%s is gone; another one takes its place%s", described(member), dealt)
 
     def stop(self, member: WorkerState) -> None:

@@ -36,14 +36,14 @@ class GymnasiumEnvironment:
         self.program = program
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
-        """Begin a session. Raises GarbageError where it is not begun with a text and info."""
+        """Begin a session. Raises ContractError where it is not begun with a text and info."""
         found = self.program.reset(seed=seed, options=dict(task))
         if not isinstance(found, tuple) or len(found) != 2:
             raise ContractError(f"reset gave {shown(found)}; give (observation, info), as since Gymnasium 0.26")
         return heard(found[0], "reset"), told(found[1])
 
     def step(self, action: str) -> tuple[list[Message], float | None, bool, bool, Mapping[str, Any]]:
-        """One step of it. Raises GarbageError where it does not give five things and a text first."""
+        """One step of it. Raises ContractError where it does not give five things and a text first."""
         found = self.program.step(action)
         if not isinstance(found, tuple) or len(found) != 5:
             raise ContractError(f"step gave {shown(found)}; give (observation, reward, terminated, truncated, info)")
@@ -58,21 +58,21 @@ class GymnasiumEnvironment:
 
 
 def heard(observation: Any, method: str) -> list[Message]:
-    """An observation as a message; none of an empty one. Raises GarbageError where it is no text."""
+    """An observation as a message; none of an empty one. Raises ContractError where it is not text."""
     if not isinstance(observation, str):
         raise ContractError(f"{method} gave the observation {shown(observation)}; give a text")
     return [{"role": "user", "content": observation}] if observation else []
 
 
 def told(info: Any) -> Mapping[str, Any]:
-    """What dialogues take of info: `gold` and `metrics`. The rest is its own affair. Raises GarbageError."""
+    """What dialogues take of info: `gold` and `metrics`. The rest is its own affair. Raises ContractError."""
     if not isinstance(info, Mapping):
         raise ContractError(f"info is {shown(info)}; give a dictionary")
     return {name: info[name] for name in ("gold", "metrics") if name in info}
 
 
 def number(reward: Any) -> float:
-    """A reward of any type of number. Raises GarbageError where it is none."""
+    """A reward of any type of number. Raises ContractError where it is none."""
     try:
         return float(reward)
     except (TypeError, ValueError):

@@ -53,7 +53,7 @@ class Tools:
                 descriptions[name] = get_json_schema(tool)
             except (DocstringParsingException, TypeHintParsingException) as error:
                 told = f"{kind.__name__}.{name} cannot be told to a model: {error}; give it types and a docstring with "
-                raise UnfitError(f"{told}Args:, or a name that begins with _ where it is no tool") from error
+                raise UnfitError(f"{told}Args:, or a name that begins with _ where it is not a tool") from error
         if not descriptions:
             raise UnfitError(f"{kind.__name__} has no tools; its public methods but {', '.join(NOT_TOOLS)} are")
         return cls(descriptions)
@@ -128,7 +128,8 @@ class ToolEnvironment:
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
 
     def reward(self) -> float | None:
-        """What was earned since the last answer; None without a reward. Raises GarbageError where it is no number."""
+        """What was earned since the last answer; None without a reward. Raises ContractError where it is not a
+        number."""
         found = getattr(self.program, "get_reward", getattr(self.program, "reward", None))
         found = found() if callable(found) else found
         if found is None:

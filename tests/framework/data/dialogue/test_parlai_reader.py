@@ -67,7 +67,7 @@ def test_a_field_that_the_protocol_does_not_know_stays_in_the_row_and_a_piece_wi
 
     assert rows.get([0]) == [{"episode": [{"text": "a", "persona": "I\nam", "labels": ["b"]}]}]
     assert [(bad.number, bad.reason) for bad in rows.bad] == [
-        (2, r"line 2: 'and more' is no field; write key:value, and \t for a tab in a text")
+        (2, r"line 2: 'and more' is not a field; write key:value, and \t for a tab in a text")
     ]
 
 

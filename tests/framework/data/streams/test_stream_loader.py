@@ -536,7 +536,9 @@ def test_the_position_is_small(tmp_path: Path) -> None:
 def test_epochs_of_a_stream_are_no_number_of_steps(tmp_path: Path) -> None:
     loader = make(write_shards(tmp_path / "data", [3]))
 
-    with pytest.raises(DataError, match="a stream has no known length, so 2 epochs are no number of steps; write max"):
+    with pytest.raises(
+        DataError, match="a stream has no known length, so 2 epochs is not a number of steps; write max"
+    ):
         loader.total_steps(2)
 
 

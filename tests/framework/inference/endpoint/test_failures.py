@@ -18,7 +18,7 @@ from ....json_lines import read_json_lines
 from .conftest import HangUp, LocalServer, Response, answer, error, prompt_of
 
 MakeFile = Callable[..., dict[str, Any]]
-KEPT = "Answers up to here are kept; start the same command again to go on"
+KEPT = "The answers so far are saved; rerun the same command to resume"
 
 
 def rows(count: int) -> list[dict[str, str]]:
@@ -76,7 +76,7 @@ def test_tries_are_told_once(server: LocalServer, make_file: MakeFile, caplog: A
     failing_first(server, error(500, "oh no"), error(500, "oh no"))
     with caplog.at_level(logging.WARNING):
         predict(make_file(), 5)
-    assert caplog.messages == ["the server failed (500): oh no; trying again in 0.0 s (told once)"]
+    assert caplog.messages == ["the server failed (500): oh no; retrying in 0.0 s (logged once)"]
 
 
 def test_the_wait_that_a_server_asks_for_holds_for_all_requests(server: LocalServer, make_file: MakeFile) -> None:
@@ -209,7 +209,7 @@ def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: Lo
 @pytest.mark.parametrize(
     ("response", "told"),
     [
-        (Response(200, "<html>welcome</html>"), "the server's response is no JSON: <html>welcome</html>"),
+        (Response(200, "<html>welcome</html>"), "the server's response is not JSON: <html>welcome</html>"),
         (Response(200, {"ok": True}), 'the server\'s response holds no answer: {"ok": true}'),
         (Response(413, "too large"), "the server refused the row (413): too large"),
         (Response(500, ""), "the server failed (500): no message"),

@@ -53,13 +53,13 @@ def test_the_charset_of_a_response_does_not_matter(raw_server: RawServer, make_f
     [
         (b"[" * 100_000, "the server's response is nested too deeply"),
         (b'{"choices":' + b"[" * 900 + b"]" * 900 + b"}", "the server's response holds no answer: {"),
-        (json_of(usage=None).replace(b"null", b"1" * 5000), "the server's response is no JSON: {"),
+        (json_of(usage=None).replace(b"null", b"1" * 5000), "the server's response is not JSON: {"),
         (
             b"[" + b'{"":0},' * 500_000 + b"0]",
             "the server's response has more than 500,000 lists and objects",
         ),
-        (b"\xff\xfe", "the server's response is no JSON: \ufffd\ufffd"),
-        (GOOD.decode().encode("utf-16"), "the server's response is no JSON: "),
+        (b"\xff\xfe", "the server's response is not JSON: \ufffd\ufffd"),
+        (GOOD.decode().encode("utf-16"), "the server's response is not JSON: "),
     ],
 )
 def test_odd_json_is_an_error_of_its_row(raw_server: RawServer, make_file: MakeFile, body: bytes, told: str) -> None:
@@ -114,7 +114,7 @@ def test_compressed_responses_are_read(
         (b"br", GOOD, "the server's response has the content encoding 'br', and gzip, deflate were asked for"),
         (b"gzip, gzip", GOOD, "the server's response has the content encoding 'gzip, gzip', and gzip, deflate"),
         (b"gzip", GOOD, "the server's response cannot be decompressed: Error -3 while decompressing data"),
-        (b"gzip", gzip.compress(GOOD, mtime=0)[:-20], "the server's response is no JSON: {"),
+        (b"gzip", gzip.compress(GOOD, mtime=0)[:-20], "the server's response is not JSON: {"),
     ],
 )
 def test_responses_that_cannot_be_decompressed_say_so(

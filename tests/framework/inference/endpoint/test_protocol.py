@@ -242,9 +242,9 @@ def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
     ("body", "told"),
     [
         (b"[" * 100_000, "the server's response is nested too deeply"),
-        (b'{"a": "\xff"}', 'the server\'s response is no JSON: {"a": "\ufffd"}'),
-        (b'{"a": ' + b"1" * 5000 + b"}", 'the server\'s response is no JSON: {"a": 1111'),
-        (b"", "the server's response is no JSON: "),
+        (b'{"a": "\xff"}', 'the server\'s response is not JSON: {"a": "\ufffd"}'),
+        (b'{"a": ' + b"1" * 5000 + b"}", 'the server\'s response is not JSON: {"a": 1111'),
+        (b"", "the server's response is not JSON: "),
     ],
 )
 def test_what_is_no_json_is_told(body: bytes, told: str) -> None:
