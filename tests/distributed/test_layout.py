@@ -24,7 +24,7 @@ def told(backend: dict[str, Any], *, batching: str = "bucket", **trainer: Any) -
     return layout.lines()
 
 
-def test_machines_processes_and_a_step_are_told() -> None:
+def test_machines_processes_and_a_step_are_reported() -> None:
     cluster = {"processes": 8, "nodes": 2, "address": "node-0:29500"}
 
     assert told(cluster, batch_size=4, effective_batch_size=128) == [
@@ -85,7 +85,7 @@ def test_a_file_of_one_process_has_no_layout() -> None:
     assert layout_of(config) is None
 
 
-def test_shared_weights_are_told() -> None:
+def test_shared_weights_are_reported() -> None:
     lines = told({"processes": 4, "nodes": 2, "address": "node-0:29500", "sharding": "full"}, batch_size=2)
     assert lines[-1] == "weights, gradients and optimizer state: each process holds 1/8 of them"
     lines = told({"sharding": "full"}, batch_size=2)

@@ -117,7 +117,7 @@ def test_no_rank_goes_on_where_one_has_failed() -> None:
     assert passed == []
 
 
-def test_ranks_that_stand_in_different_places_are_told() -> None:
+def test_ranks_that_stand_in_different_places_are_reported() -> None:
     def work(process_group: ThreadGroup) -> str:
         with pytest.raises(AssertionError) as error:
             process_group.all_gather_object(1, "the loss" if process_group.rank else "the rows")

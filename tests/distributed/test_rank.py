@@ -45,7 +45,7 @@ def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, qui
     return told
 
 
-def test_what_it_says_and_shows_is_told_in_order() -> None:
+def test_what_it_says_and_shows_is_reported_in_order() -> None:
     def work() -> str:
         logging.getLogger("partita.training").info("%d rows", 7)
         with show_progress(3, "training", completed=1) as progress:
@@ -66,12 +66,12 @@ def test_what_it_says_and_shows_is_told_in_order() -> None:
     ]
 
 
-def test_what_is_quiet_is_not_told() -> None:
+def test_what_is_quiet_is_not_reported() -> None:
     assert len(told_of(lambda: logging.getLogger("partita.training").info("7 rows"), quiet=True)) == 2
 
 
 @pytest.mark.parametrize("error", [DataError("row 7 is empty"), ZeroDivisionError("division by zero")])
-def test_an_error_is_told_with_its_traceback(error: Exception) -> None:
+def test_an_error_is_reported_with_its_traceback(error: Exception) -> None:
     def fail() -> None:
         raise error
 
@@ -85,7 +85,7 @@ def test_an_error_is_told_with_its_traceback(error: Exception) -> None:
     assert raised == RankLogged("raised", 0, "")
 
 
-def test_an_error_that_cannot_be_sent_is_told_by_its_name() -> None:
+def test_an_error_that_cannot_be_sent_is_reported_by_its_name() -> None:
     class Local(Exception):  # noqa: N818 -- no error of anybody's
         pass
 

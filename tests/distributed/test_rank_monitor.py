@@ -112,7 +112,7 @@ def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds() ->
         followed(Script(BOTH, [("b", RankFinished(DataError("row 7 is empty")))]), end_seconds=0.05)
 
 
-def test_a_death_is_told_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_death_is_reported_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
     late: list[Posted] = [("b", RankLogged("partita", 40, "too late")), ("b", RankFinished(DataError("too late")))]
     end: list[Posted] = [("c", RankFinished(None, "made")), ("d", RankFinished(None)), ("", JobFinished())]
 
@@ -139,7 +139,7 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 1
 
 
-def test_what_ray_itself_ends_with_is_told() -> None:
+def test_what_ray_itself_ends_with_is_reported() -> None:
     with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
         followed(Script([("", JobFinished("no room for workers"))]))
 
@@ -171,7 +171,7 @@ def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: sig
     assert ranks.done[-1] == "close"
 
 
-def test_nobody_starts_again_once_the_board_is_told_to_stop() -> None:
+def test_nobody_starts_again_once_the_board_is_reported_to_stop() -> None:
     board = EventQueue()
     board.tell("a", RankStarted(0, 1, "node-0", 11), "actor")
     assert not board.is_stopping()

@@ -5,24 +5,28 @@ import torch
 
 from partita.distributed import init
 from partita.distributed.init import own_threads
-from partita.distributed.world import World, read_world
+from partita.distributed.world import DistributedEnv, read_world
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, PartitaError
 
 
 def test_a_process_that_nobody_counted_is_alone() -> None:
-    assert read_world({}) == World(rank=0, world_size=1, local_rank=0, local_world_size=1)
-    assert read_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == World(), "sbatch itself starts one process"
+    assert read_world({}) == DistributedEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
+    assert read_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == DistributedEnv(), (
+        "sbatch itself starts one process"
+    )
 
 
 def test_torchrun_tells_the_place() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
-    assert read_world(environment) == World(rank=5, world_size=8, local_rank=1, local_world_size=4)
+    assert read_world(environment) == DistributedEnv(rank=5, world_size=8, local_rank=1, local_world_size=4)
 
 
 def test_a_place_without_local_numbers_has_a_machine_of_its_own() -> None:
-    assert read_world({"RANK": "1", "WORLD_SIZE": "2"}) == World(rank=1, world_size=2, local_rank=0, local_world_size=1)
+    assert read_world({"RANK": "1", "WORLD_SIZE": "2"}) == DistributedEnv(
+        rank=1, world_size=2, local_rank=0, local_world_size=1
+    )
 
 
 @pytest.mark.parametrize("tasks", ["4(x2)", "4,4", "4", "2,4"])
@@ -34,7 +38,7 @@ def test_slurm_tells_the_place(tasks: str) -> None:
         "SLURM_STEP_TASKS_PER_NODE": tasks,
     }
 
-    assert read_world(environment) == World(rank=6, world_size=8, local_rank=2, local_world_size=4)
+    assert read_world(environment) == DistributedEnv(rank=6, world_size=8, local_rank=2, local_world_size=4)
 
 
 def test_places_that_cannot_be_are_refused() -> None:
@@ -58,8 +62,8 @@ def test_places_that_cannot_be_are_refused() -> None:
     ],
 )
 def test_processes_share_the_cores_unless_a_person_says_otherwise(environment: dict[str, str], threads: int) -> None:
-    assert own_threads(World(1, 8, 1, 4), cores=9, environment=environment) == threads
-    assert own_threads(World(1, 8, 1, 4), cores=2, environment={}) == 1
+    assert own_threads(DistributedEnv(1, 8, 1, 4), cores=9, environment=environment) == threads
+    assert own_threads(DistributedEnv(1, 8, 1, 4), cores=2, environment={}) == 1
 
 
 def test_a_device_of_ones_own_is_not_the_same_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +76,7 @@ def test_a_device_of_ones_own_is_not_the_same_for_all(monkeypatch: pytest.Monkey
             "trainer": {"type": "none"},
         }
     )
-    monkeypatch.setattr(init, "get_world", lambda: World(1, 4, 1, 4))
+    monkeypatch.setattr(init, "get_world", lambda: DistributedEnv(1, 4, 1, 4))
 
     with pytest.raises(ConfigError) as error:
         init.get_process_group(config)
@@ -84,9 +88,9 @@ def test_a_device_of_ones_own_is_not_the_same_for_all(monkeypatch: pytest.Monkey
 
 def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(init, "get_world", lambda: World(1, 4, 1, 2))
+    monkeypatch.setattr(init, "get_world", lambda: DistributedEnv(1, 4, 1, 2))
     assert init.local_device_index("cuda") == 1
-    monkeypatch.setattr(init, "get_world", lambda: World(3, 4, 3, 4))
+    monkeypatch.setattr(init, "get_world", lambda: DistributedEnv(3, 4, 3, 4))
 
     with pytest.raises(PartitaError, match=r"^4 processes on .*, and 2 devices of cuda: start as many processes as"):
         init.local_device_index("cuda")

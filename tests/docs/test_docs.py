@@ -88,7 +88,7 @@ def test_every_fragment_in_the_pages_loads_in_a_small_file(block: Block) -> None
 
 
 @chosen("yaml", "wrong file: ")
-def test_mistakes_in_the_pages_are_told_as_the_page_shows(
+def test_mistakes_in_the_pages_are_reported_as_the_page_shows(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = block.comment.removeprefix("wrong file: ")

@@ -195,7 +195,7 @@ def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[st
         ({"checksum": "0"}, "is not as it was written (its checksum differs); restore it, start a new run"),
     ],
 )
-def test_a_manifest_that_says_nonsense_is_told(
+def test_a_manifest_that_says_nonsense_is_reported(
     theirs: Callable[[dict[str, Any]], Path], card: dict[str, Any], said: str
 ) -> None:
     folder = theirs({})
@@ -207,7 +207,7 @@ def test_a_manifest_that_says_nonsense_is_told(
     assert str(path) in str(caught.value)
 
 
-def test_a_manifest_without_a_file_is_told(tmp_path: Path) -> None:
+def test_a_manifest_without_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 1, "status": "done"}', encoding="utf8")
     with pytest.raises(PartitaError, match=r"manifest.json has no config, so it is not known what the model is asked"):
         Model.load(tmp_path)

@@ -248,7 +248,7 @@ def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch
     )
 
 
-def test_too_little_shared_memory_is_told_before_it_is_written(
+def test_too_little_shared_memory_is_reported_before_it_is_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage:

@@ -233,7 +233,7 @@ def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) 
         ("exact_match", "did you mean number.exact_match"),
     ],
 )
-def test_a_misspelt_metric_is_told_before_anything_is_trained(
+def test_a_misspelt_metric_is_reported_before_anything_is_trained(
     colours: Any, tmp_path: Path, metric: str, hint: str
 ) -> None:
     settings = colours.config(trainer={"validation_metric": metric})
@@ -376,7 +376,7 @@ def test_trackers_get_the_metrics(colours: Any, tmp_path: Path) -> None:
     assert len(accumulator.Scalars("train/loss")) == 32
 
 
-def test_a_tracker_that_is_not_installed_is_told(colours: Any, tmp_path: Path) -> None:
+def test_a_tracker_that_is_not_installed_is_reported(colours: Any, tmp_path: Path) -> None:
     settings = colours.config(trainer={"epochs": 1}, tracking=["tensorboard", "wandb"])
     with pytest.raises(ConfigError, match=r"tracking\[1\]: wandb is not installed; pip install wandb, or remove it"):
         Model(settings, quiet=True).train(run=tmp_path / "run")

@@ -12,7 +12,7 @@ from partita.verbs.train import train_as_rank
 from partita_schema.load import load_config
 
 
-def test_a_folder_that_not_all_machines_see_is_told_with_its_machine(tmp_path: Path) -> None:
+def test_a_folder_that_not_all_machines_see_is_reported_with_its_machine(tmp_path: Path) -> None:
     config = {
         "base_model": "base",
         "input_features": [{"name": "text", "type": "text"}],

@@ -69,7 +69,7 @@ def test_prompts_of_generate_draw_by_their_place(colours: Any) -> None:
     assert sampling(colours, slots=False).generate(["I see"] * 6, max_new_tokens=6, batch_size=4) == texts
 
 
-def test_rows_with_equal_keys_are_told_apart_by_their_number() -> None:
+def test_rows_with_equal_keys_are_reported_apart_by_their_number() -> None:
     def keys(numbers: Sequence[int]) -> list[bytes]:
         count = len(numbers)
         named = RowKeys(["rows"], np.zeros(count), np.array(numbers))

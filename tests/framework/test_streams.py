@@ -278,7 +278,7 @@ def test_sizes_are_found_again_for_another_kind_of_batches(colours: Any, tmp_pat
     assert 100 < max(used) <= 200.5
 
 
-def test_waiting_for_rows_is_told(tmp_path: Path, colours: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_rows_is_reported(tmp_path: Path, colours: Any, caplog: pytest.LogCaptureFixture) -> None:
     directory = RunDirectory(tmp_path, config=load_config(colours.config()).config)
     slow = {"seconds": 40.0, "waited_seconds": 20.0, "wait_share": 0.5}
 

@@ -40,7 +40,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("form", "row"), FORMS)
-def test_every_format_is_told_from_its_columns_and_gives_the_same_dialogue(form: str, row: dict[str, Any]) -> None:
+def test_every_format_is_reported_from_its_columns_and_gives_the_same_dialogue(form: str, row: dict[str, Any]) -> None:
     assert read(row) == EXPECTED
     assert read(row, form) == EXPECTED
     assert answers(row) == ["hello", "so long"]

@@ -165,7 +165,7 @@ def test_the_schema_imports_no_heavy_library() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_many_unknown_keys_are_counted_and_the_first_are_told() -> None:
+def test_many_unknown_keys_are_counted_and_the_first_are_reported() -> None:
     good = "base_model: m\ninput_features: [{name: a, type: text}]\noutput_features: [{name: b, type: text}]\n"
     with pytest.raises(ConfigError) as error:
         load_config(good + "trainer:\n  type: finetune\n" + "".join(f"  key_{i}: 1\n" for i in range(12_000)))
@@ -177,7 +177,7 @@ def test_many_unknown_keys_are_counted_and_the_first_are_told() -> None:
     assert lines[-1] == "... and 11,950 more mistakes"
 
 
-def test_a_mistyped_key_among_many_unknown_ones_is_still_told() -> None:
+def test_a_mistyped_key_among_many_unknown_ones_is_still_reported() -> None:
     with pytest.raises(ConfigError) as error:
         load_config("".join(f"key_{i}: 1\n" for i in range(40)) + "seeed: 1\n" + "more_{i}: 1\n" * 1)
 

@@ -51,7 +51,7 @@ def test_a_single_history_may_be_a_word() -> None:
         ),
     ],
 )
-def test_wrong_simulations_are_told(changes: dict[str, Any], text: str) -> None:
+def test_wrong_simulations_are_reported(changes: dict[str, Any], text: str) -> None:
     assert told(simulation=FILE["simulation"] | changes) == text
 
 
@@ -120,7 +120,7 @@ def test_rounds_have_defaults() -> None:
         ),
     ],
 )
-def test_wrong_rounds_are_told(changes: dict[str, Any], text: str) -> None:
+def test_wrong_rounds_are_reported(changes: dict[str, Any], text: str) -> None:
     self_training = {"tasks": {"count": 5}, **changes}
 
     assert told(**ROUNDS | {"simulation": FILE["simulation"] | {"self_training": self_training}}) == text
@@ -289,5 +289,5 @@ def test_a_agent_may_be_a_word() -> None:
         ),
     ],
 )
-def test_wrong_agents_are_told(changes: dict[str, Any], text: str) -> None:
+def test_wrong_agents_are_reported(changes: dict[str, Any], text: str) -> None:
     assert told(simulation=FILE["simulation"] | {"world": TALK} | changes) == f"simulation.{text}"

@@ -81,7 +81,7 @@ def test_an_earlier_name_of_a_key_is_answered_with_the_new_one(section: str, pla
     ]
 
 
-def test_all_mistakes_of_a_file_are_told_at_once_in_the_order_of_the_file() -> None:
+def test_all_mistakes_of_a_file_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = GOOD.replace("seed: 7", "sede: 7").replace("  r: 8\n", "  r: 0\n").replace("epochs: 3", "epohcs: 3")
     text = text.replace("min_new_tokens: 1", "min_new_tokens: 500").replace("- name: title", "- name: review")
     problems = problems_of(text)
@@ -94,7 +94,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_in_the_order_of_the_file() -> N
     ]
 
 
-def test_a_rule_between_keys_is_told_beside_a_typo_elsewhere() -> None:
+def test_a_rule_between_keys_is_reported_beside_a_typo_elsewhere() -> None:
     problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nsede: 3\n")
     assert [problem.path for problem in problems] == ["quantization", "sede"]
 
@@ -106,7 +106,7 @@ def test_no_problem_follows_from_the_mending_of_another() -> None:
     assert [problem.path for problem in problems] == ["generation.do_sample"]
 
 
-def test_mistakes_behind_a_mistyped_type_are_told_too() -> None:
+def test_mistakes_behind_a_mistyped_type_are_reported_too() -> None:
     problems = problems_of(MINIMAL + "trainer: {type: finetun, batch_size: 0}\n")
     assert [problem.path for problem in problems] == ["trainer.type", "trainer.batch_size"]
 

@@ -70,7 +70,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
         (json.dumps(sealed({"files": {"/a": {"bytes": 0, "sha256": ""}}})), "names /a, which is not in its folder"),
     ],
 )
-def test_checksums_that_cannot_be_used_are_told(tmp_path: Path, text: str, message: str) -> None:
+def test_checksums_that_cannot_be_used_are_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(DamagedError) as caught:
         check_sums(tmp_path)

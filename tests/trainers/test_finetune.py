@@ -210,7 +210,7 @@ def test_a_run_that_stopped_early_does_not_go_on_when_it_is_started_again(make_w
     assert again.run.log == []
 
 
-def test_a_metric_that_nobody_measures_is_told_with_those_that_there_are(make_work: Any) -> None:
+def test_a_metric_that_nobody_measures_is_reported_with_those_that_there_are(make_work: Any) -> None:
     work = make_work(validation_metric="acuracy", evaluate=lambda *_: {"loss": 1.0, "a.accuracy": 0.5})
     with pytest.raises(
         ConfigError, match=r"trainer.validation_metric: no metric is named a.acuracy; did you mean a.accuracy\?"

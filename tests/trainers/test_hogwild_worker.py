@@ -93,7 +93,7 @@ def test_no_two_workers_claim_the_same_batch() -> None:
     assert list(counts.sums) == [150.0, 600.0]
 
 
-def test_nothing_is_claimed_once_it_is_told_to_stop() -> None:
+def test_nothing_is_claimed_once_it_is_reported_to_stop() -> None:
     counts = SharedCounters()
     counts.stop.value = 1
     assert counts.claim(5) is None

@@ -57,7 +57,7 @@ def test_a_class_of_the_users_is_made_from_its_section() -> None:
         ),
     ],
 )
-def test_a_place_that_is_not_there_is_told(target: str, message: str) -> None:
+def test_a_place_that_is_not_there_is_reported(target: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_trainer(custom(target))
     assert str(error.value).startswith(message)

@@ -241,7 +241,7 @@ def test_the_parts_of_a_checkpoint_without_any_are_whole_batches() -> None:
     "full",
     first([RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA"), MemoryError()]),
 )
-def test_one_row_that_does_not_fit_is_told_with_what_to_change(make_work: Any, full: BaseException) -> None:
+def test_one_row_that_does_not_fit_is_reported_with_what_to_change(make_work: Any, full: BaseException) -> None:
     work = make_work(epochs=1)
     rows = []
 

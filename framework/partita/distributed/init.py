@@ -4,7 +4,7 @@ import logging
 import os
 from functools import cache
 
-from partita.distributed.world import World, get_world
+from partita.distributed.world import DistributedEnv, get_world
 from partita_schema.backend import RayBackend, TorchrunBackend
 from partita_schema.config import Config
 from partita_schema.counted import counted
@@ -75,7 +75,7 @@ def local_device_index(kind: str) -> int:
     return world.local_rank
 
 
-def own_threads(world: World, *, cores: int, environment: dict[str, str]) -> int:
+def own_threads(world: DistributedEnv, *, cores: int, environment: dict[str, str]) -> int:
     """Return the number of threads of a process: the user's OMP_NUM_THREADS, else its share of the cores."""
     written = environment.get("OMP_NUM_THREADS", "")
     by_torchrun = written == "1" and "TORCHELASTIC_RUN_ID" in environment and THREADS_BY_HAND not in environment

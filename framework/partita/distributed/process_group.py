@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from partita.distributed.world import World
+from partita.distributed.world import DistributedEnv
 from partita_schema.errors import LostRankError, OtherRankError
 from partita_trainers.batch_size.memory import is_out_of_memory
 
@@ -27,7 +27,7 @@ BUCKET_BYTES = 32 * 2**20
 class DistributedGroup:
     """A `partita_trainers.process_group.ProcessGroup` of several processes; a process joins only one."""
 
-    def __init__(self, world: World, *, device: torch.device, timeout_seconds: float) -> None:
+    def __init__(self, world: DistributedEnv, *, device: torch.device, timeout_seconds: float) -> None:
         """Wait for all ranks. Raises OtherRankError if some do not connect in time."""
         self.rank, self.world_size, self.local_world_size = world.rank, world.world_size, world.local_world_size
         timeout = timedelta(seconds=timeout_seconds)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from partita.distributed.init import available_cores, own_threads
-from partita.distributed.world import World
+from partita.distributed.world import DistributedEnv
 from partita.evaluation import batch_loss
 from partita.inference.fleet.messages import LoadRequest, LogMessage, ModelFacts, Offer, WorkerJob, WorkerLocation
 from partita.inference.fleet.work_items import WorkItem
@@ -74,7 +74,7 @@ class Worker:
 
     def load(self, order: LoadRequest, *, local_rank: int, local_ranks: int) -> ModelFacts:
         """Load the model as worker `local_rank` of `local_ranks` on this machine. Raises any error of loading."""
-        world = World(local_rank, local_ranks, local_rank, local_ranks)
+        world = DistributedEnv(local_rank, local_ranks, local_rank, local_ranks)
         threads = own_threads(world, cores=available_cores(), environment={"OMP_NUM_THREADS": order.threads})
         torch.set_num_threads(threads)
         self.order, self.neighbours = order, SharedMachine(local_ranks)

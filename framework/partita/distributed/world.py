@@ -13,7 +13,7 @@ LAUNCHED = "PARTITA_LAUNCHED"
 
 
 @dataclass(frozen=True)
-class World:
+class DistributedEnv:
     """The position of one process in its job."""
 
     rank: int = 0
@@ -32,12 +32,12 @@ class World:
 
 
 @cache
-def get_world() -> World:
+def get_world() -> DistributedEnv:
     """Return the position of this process; read once."""
     return read_world(os.environ)
 
 
-def read_world(environment: Mapping[str, str]) -> World:
+def read_world(environment: Mapping[str, str]) -> DistributedEnv:
     """Read a position from the variables of torchrun and accelerate, else of slurm's srun; otherwise a single process.
 
     Raises PartitaError if the variables contradict each other.
@@ -47,7 +47,7 @@ def read_world(environment: Mapping[str, str]) -> World:
     elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:  # set by srun; sbatch itself starts one process
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     else:
-        return World()
+        return DistributedEnv()
     rank, world_size = (int(environment[name]) for name in names[:2])
     local_rank = int(environment.get(names[2], 0))
     # slurm counts as in "4(x2),3": 4 on each of two machines, 3 on a third.
@@ -58,4 +58,4 @@ def read_world(environment: Mapping[str, str]) -> World:
         raise PartitaError(
             f"these variables contradict each other: {variables}; start the job by torchrun, or unset them"
         )
-    return World(rank, world_size, local_rank, local_world_size)
+    return DistributedEnv(rank, world_size, local_rank, local_world_size)

@@ -288,7 +288,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_words_with_its_exit_code(
+def test_what_is_wrong_is_reported_in_words_with_its_exit_code(
     words: str, code: int, message: str, folder: Path, here: Here
 ) -> None:
     for name in ("begun", "apart/begun", "apart/nothing"):
@@ -302,14 +302,14 @@ def test_what_is_wrong_is_told_in_words_with_its_exit_code(
     assert here(*words.split(), "--quiet") == (code, "", message.format(folder=folder) + "\n")
 
 
-def test_a_data_set_of_the_hub_that_cannot_be_reached_is_told(partita: Forked) -> None:
+def test_a_data_set_of_the_hub_that_cannot_be_reached_is_reported(partita: Forked) -> None:
     done = partita("train", "run.yaml", "--dataset", "nobody/nothing", "--run", "hub", "-q")
     assert done.returncode == 2
     assert done.stderr.startswith("error: nobody/nothing cannot be read: ConnectionError: Couldn't reach")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_must_not_be_written_is_told(folder: Path, here: Here) -> None:
+def test_a_folder_that_must_not_be_written_is_reported(folder: Path, here: Here) -> None:
     (folder / "closed").mkdir(mode=0o555)
     code, _, told = here("train", "run.yaml", "--run", "closed/run")
     assert code == 1
@@ -318,7 +318,7 @@ def test_a_folder_that_must_not_be_written_is_told(folder: Path, here: Here) -> 
     )
 
 
-def test_what_the_system_refuses_is_told_without_a_traceback(
+def test_what_the_system_refuses_is_reported_without_a_traceback(
     folder: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

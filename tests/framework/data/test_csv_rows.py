@@ -78,7 +78,7 @@ def test_a_quote_that_is_open_for_longer_than_a_row_may_be_is_not_searched_again
     assert many < 2.2 * few
 
 
-def test_a_row_of_too_many_cells_is_told_without_making_them() -> None:
+def test_a_row_of_too_many_cells_is_reported_without_making_them() -> None:
     many = "," * MAX_VALUES
 
     assert split(f'a,b\n{many}\n"{many}",7\n'.encode(), max_row_bytes=2 * MAX_VALUES) == [

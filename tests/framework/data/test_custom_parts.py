@@ -179,7 +179,7 @@ def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config:
         ("Texts", "gave a str for a row; give a FormattedText for each"),
     ],
 )
-def test_a_shaper_that_gives_something_else_is_told(
+def test_a_shaper_that_gives_something_else_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, told: str
 ) -> None:
     made = encoder(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
@@ -205,7 +205,7 @@ def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Ma
         ("OtherShapes", "gave ids of shape (2, 5) and labels of shape (2, 4)"),
     ],
 )
-def test_a_collate_that_gives_something_else_is_told(
+def test_a_collate_that_gives_something_else_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, told: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
@@ -231,7 +231,7 @@ def test_a_collate_that_gives_something_else_is_told(
         ("Longer", "gave lengths [10] for ids of shape (1, 9); give the real tokens of each line"),
     ],
 )
-def test_a_collate_that_does_not_pack_as_planned_is_told(
+def test_a_collate_that_does_not_pack_as_planned_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, told: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
@@ -243,7 +243,7 @@ def test_a_collate_that_does_not_pack_as_planned_is_told(
         build_collate(f"{parts}:Same", folder=tmp_path, pad_token_id=0)(encoded, planned)
 
 
-def test_a_part_that_is_not_there_is_told_at_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_a_part_that_is_not_there_is_reported_at_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
     with pytest.raises(ConfigError) as error:
         encoder(make_config(data={"formatter": f"{parts}:Lout"}), tmp_path)
     assert str(error.value) == f"data.formatter: module {parts} has no class Lout; did you mean Loud?"

@@ -29,7 +29,7 @@ def describe(written: dict[str, Any], *, max_tokens: int | None = None, **change
     return plan_of_rows(LENGTHS, batching=batching, policy=policy, **(given | changes))
 
 
-def test_rows_and_batches_are_told_in_two_lines() -> None:
+def test_rows_and_batches_are_reported_in_two_lines() -> None:
     assert describe({"type": "bucket"}).lines() == [
         "100 training rows, 5,050 tokens, longest 100; 25 steps an epoch, 75 in all",
         "bucket: 4 rows a batch, windows of 2,048 rows, 1 batch a step, 2.9 % padding expected",
@@ -50,7 +50,7 @@ def test_rows_and_batches_are_told_in_two_lines() -> None:
         ({"type": "pack"}, "pack: 4 lines of 300 tokens a batch, windows of 2,048 rows"),
     ],
 )
-def test_every_batching_is_told_with_its_sizes(written: dict[str, Any], told: str) -> None:
+def test_every_batching_is_reported_with_its_sizes(written: dict[str, Any], told: str) -> None:
     assert describe(written, max_tokens=300).batching == told
 
 
@@ -60,7 +60,7 @@ def test_padding_is_that_of_the_batches_that_are_made() -> None:
     assert plan.padding == pytest.approx(1 - 5050 / cells)
 
 
-def test_why_a_batching_was_chosen_is_told_behind_it() -> None:
+def test_why_a_batching_was_chosen_is_reported_behind_it() -> None:
     assert describe({"type": "bucket"}, reason="batching bucket: since").lines()[2] == "batching bucket: since"
 
 
@@ -69,7 +69,7 @@ def test_rows_of_a_mix_are_those_of_an_epoch() -> None:
     assert (plan.rows, plan.tokens) == (200, 10_100)
 
 
-def test_a_stream_is_told_by_its_beginning() -> None:
+def test_a_stream_is_reported_by_its_beginning() -> None:
     batching = TypeAdapter(Batching).validate_python({"type": "bucket"})
     plan = plan_of_stream(
         LENGTHS,

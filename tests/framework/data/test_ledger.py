@@ -70,7 +70,7 @@ def test_a_second_save_keeps_what_was_saved(tmp_path: Path) -> None:
     assert [record["number"] for record in quarantine(tmp_path)] == [1, 2]
 
 
-def test_a_new_ledger_begins_anew(tmp_path: Path) -> None:
+def test_a_new_ledger_begins_again(tmp_path: Path) -> None:
     for number in (1, 2):
         ledger = Ledger(tmp_path, max_bad_rows=9)
         leave_out(ledger, number, "x")

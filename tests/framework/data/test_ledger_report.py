@@ -83,7 +83,7 @@ def test_a_ledger_without_bad_rows_says_so(tmp_path: Path) -> None:
     assert shown.endswith("no row is left out\n")
 
 
-def test_a_run_without_a_ledger_is_told(tmp_path: Path) -> None:
+def test_a_run_without_a_ledger_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_report(tmp_path)
     assert str(error.value) == (

@@ -163,7 +163,7 @@ def test_a_batch_without_rows_is_empty() -> None:
     assert (batch.rows, batch.tokens, batch.loss_tokens) == (0, 0, 0)
 
 
-def test_every_epoch_holds_every_row_once_and_ends_are_told() -> None:
+def test_every_epoch_holds_every_row_once_and_ends_are_reported() -> None:
     loader = make()
     assert (loader.steps_per_epoch, loader.num_rows) == (5, 53)
 

@@ -133,7 +133,7 @@ def test_a_source_that_lost_all_rows_is_named(folder: Path) -> None:
         mixed_order(config.data, training.keys.take(np.arange(100)))
 
 
-def test_a_column_that_one_source_lacks_is_told_with_the_source(folder: Path) -> None:
+def test_a_column_that_one_source_lacks_is_reported_with_the_source(folder: Path) -> None:
     (folder / "three.jsonl").write_text('{"x": 1}\n')
 
     with pytest.raises(DataError, match=r"three.jsonl has no column 'q', which"):

@@ -152,7 +152,7 @@ def test_a_template_that_rewrites_answers_is_refused(make_config: Make, chat_tok
         formatter.format({"question": "a", "answer": "abc"})
 
 
-def test_a_template_that_refuses_a_system_message_is_told(make_config: Make, chat_tokenizer: Any) -> None:
+def test_a_template_that_refuses_a_system_message_is_reported(make_config: Make, chat_tokenizer: Any) -> None:
     chat_tokenizer.chat_template = (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
         + chat_tokenizer.chat_template
@@ -163,12 +163,12 @@ def test_a_template_that_refuses_a_system_message_is_told(make_config: Make, cha
         Formatter(make_config(prompt={"system": "s"}), tokenizer=chat_tokenizer)
 
 
-def test_chat_without_a_template_is_told(make_config: Make, tokenizer: Any) -> None:
+def test_chat_without_a_template_is_reported(make_config: Make, tokenizer: Any) -> None:
     with pytest.raises(ModelError, match=r"prompt.chat is true, but the tokenizer of unused has no chat template"):
         Formatter(make_config(prompt={"chat": True}), tokenizer=tokenizer)
 
 
-def test_a_wrong_worked_example_is_told(make_config: Make) -> None:
+def test_a_wrong_worked_example_is_reported(make_config: Make) -> None:
     number = [{"name": "answer", "type": "number"}]
     examples = [EXAMPLE, {"question": "a", "answer": "x"}]
     config = make_config(output_features=number, prompt={"examples": examples})

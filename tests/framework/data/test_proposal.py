@@ -121,7 +121,7 @@ def test_an_output_with_one_value_is_warned_of(count: int, rows: str, tmp_path: 
     assert not different.warning
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{broken\n", encoding="utf8")
     with pytest.raises(DataError, match="has no row that can be read"):
         read_first_rows(str(tmp_path / "rows.jsonl"))

@@ -122,7 +122,7 @@ def test_semantic_retrieval_equals_a_plain_computation(make_config: Make, monkey
         assert np.allclose(found, best, atol=1e-5)
 
 
-def test_retrieval_without_rows_is_told(make_config: Make) -> None:
+def test_retrieval_without_rows_is_reported(make_config: Make) -> None:
     with pytest.raises(DataError, match=r"prompt.retrieval has no rows to choose from; write prompt.retrieval.dataset"):
         build_retriever(make_config(prompt=RANDOM), training=None, folder=Path())
     unlabelled = open_rows([{"question": "x"}], folder=Path())
@@ -131,14 +131,14 @@ def test_retrieval_without_rows_is_told(make_config: Make) -> None:
     assert build_retriever(make_config(), training=None, folder=Path()) is None
 
 
-def test_retrieval_whose_rows_are_all_bad_is_told(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retrieval_whose_rows_are_all_bad_is_reported(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "load_embedder", lambda name: Letters())
     config = make_config(prompt={"retrieval": {"type": "semantic"}})
     with pytest.raises(DataError, match=r"no row of dataset can serve as an example; see prompt.retrieval"):
         build_retriever(config, training=open_rows([{"question": "", "answer": ""}], folder=Path()), folder=Path())
 
 
-def test_a_missing_package_is_told_with_what_to_install() -> None:
+def test_a_missing_package_is_reported_with_what_to_install() -> None:
     script = (
         "import sys\nsys.modules['sentence_transformers'] = None\n"
         "from partita.data.shaping.retrieval import load_embedder\n"
@@ -153,7 +153,7 @@ def test_a_missing_package_is_told_with_what_to_install() -> None:
 
 
 @pytest.mark.long
-def test_an_embedding_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_an_embedding_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     with pytest.raises(ModelError, match=r"prompt.retrieval.model_name: .*nothing cannot be loaded: "):
         retrieval.load_embedder(str(tmp_path / "nothing"))

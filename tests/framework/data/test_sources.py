@@ -109,7 +109,7 @@ def test_json_rows_keep_their_own_keys_and_types(tmp_path: Path) -> None:
     assert rows.key(2) == "a.jsonl:5"
 
 
-def test_broken_lines_are_told_and_the_others_kept(tmp_path: Path) -> None:
+def test_broken_lines_are_reported_and_the_others_kept(tmp_path: Path) -> None:
     lines = [b'{"a": 1}', b'{"a": ', b"[1]", b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"[" * 100_000, b'{"a": 2}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
 
@@ -130,7 +130,7 @@ def test_broken_lines_are_told_and_the_others_kept(tmp_path: Path) -> None:
     assert max(len(bad.raw) for bad in rows.bad) == 500
 
 
-def test_broken_csv_rows_are_told_and_the_others_kept(tmp_path: Path) -> None:
+def test_broken_csv_rows_are_reported_and_the_others_kept(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3,4,5\n6\n\xff,7\n8,"x"y\n9,"10\n11,12\n')
 
     rows = open_rows("a.csv", folder=tmp_path)
@@ -242,7 +242,7 @@ def test_a_selection_keeps_keys_and_has_a_fingerprint_of_its_own(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_a_changed_file_is_read_anew_and_has_another_fingerprint(kind: str, tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_and_has_another_fingerprint(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"a.{kind}", kind)
     before = open_rows(path, folder=tmp_path)
     same = open_rows(path, folder=tmp_path).fingerprint
@@ -303,7 +303,7 @@ def failure(dataset: Any, folder: Path) -> str:
     return str(error.value)
 
 
-def test_a_missing_file_is_told_with_near_names(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_near_names(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}")
 
     assert failure("trian.jsonl", tmp_path) == (f"trian.jsonl does not exist in {tmp_path}; did you mean train.jsonl?")
@@ -312,7 +312,7 @@ def test_a_missing_file_is_told_with_near_names(tmp_path: Path) -> None:
     assert failure("*.csv", tmp_path) == f"no file matches *.csv in {tmp_path}"
 
 
-def test_an_unknown_ending_is_told_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_ending_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     told = failure("data.xlsx", tmp_path)
 
     assert told.startswith(
@@ -371,7 +371,7 @@ def test_an_unknown_ending_is_told_with_the_known_ones(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
 
     assert told in failure(name, tmp_path)
@@ -394,7 +394,7 @@ def test_something_else_in_memory_is_refused(dataset: Any, told: str, tmp_path: 
     assert told in failure(dataset, tmp_path)
 
 
-def test_an_unreachable_hub_set_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_hub_set_is_reported(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path\nfrom partita.data.reading.sources import open_rows\n"
         "try:\n    open_rows('someone/nothing', folder=Path())\nexcept Exception as error:\n    print(repr(error))"

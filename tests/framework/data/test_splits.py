@@ -198,7 +198,7 @@ def test_stratified_and_hashed_splits_are_read_from_the_file(make_config: Make) 
     assert {name: len(rows) for name, rows in splits.items()} != {"training": 40, "validation": 20, "test": 20}
 
 
-def test_wrong_columns_are_told(make_config: Make) -> None:
+def test_wrong_columns_are_reported(make_config: Make) -> None:
     assert failure(make_config(), [{"questoin": "x", "answer": "y"}]) == (
         "dataset has no column 'question', which input question needs; its columns are questoin, answer; "
         "did you mean 'questoin'?"
@@ -224,7 +224,7 @@ def test_answers_are_asked_of_rows_only_where_they_are_learned(make_config: Make
         check_columns(rows, make_config(), supervised=True)
 
 
-def test_other_splits_that_cannot_be_are_told(make_config: Make) -> None:
+def test_other_splits_that_cannot_be_are_reported(make_config: Make) -> None:
     assert failure(make_config(), None) == (
         "there are no rows: write data.source in the file, or give a dataset (--dataset PATH)"
     )
@@ -248,7 +248,7 @@ def test_labels_are_those_of_the_file_or_of_the_rows(make_config: Make) -> None:
     assert find_labels(make_config(), rows) == {}
 
 
-def test_rows_without_a_dialogue_are_told_with_their_columns(make_config: Make) -> None:
+def test_rows_without_a_dialogue_are_reported_with_their_columns(make_config: Make) -> None:
     config = make_config(
         input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
     )

@@ -232,7 +232,7 @@ def test_damaged_tokens_are_made_again(
     assert {path.name for path in tokens.iterdir()} == {folder.name, f"{folder.name}.lock"}
 
 
-def test_too_many_bad_rows_are_told_of_cached_rows_too(
+def test_too_many_bad_rows_are_reported_of_cached_rows_too(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_one_makes_the_tokens_and_others_wait(
     assert_same(*made)
 
 
-def test_a_process_that_hangs_over_the_tokens_is_told(
+def test_a_process_that_hangs_over_the_tokens_is_reported(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     began, may_go_on = threading.Event(), threading.Event()
@@ -384,7 +384,7 @@ def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
     assert not [path for path in tokens.iterdir() if path.name.startswith(".")]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path, rows: Rows) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path: Path, rows: Rows) -> None:
     # The largest file that this process may write stands for the space on a disk.
     full = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

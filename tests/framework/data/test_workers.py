@@ -207,7 +207,7 @@ def test_what_cannot_be_pickled_comes_out_with_type_text_and_traceback() -> None
     assert "in refuse_oddly" in "".join(rest)
 
 
-def test_rows_that_cannot_be_sent_to_a_worker_are_told() -> None:
+def test_rows_that_cannot_be_sent_to_a_worker_are_reported() -> None:
     pool: EncodingWorkers[Any, Any]
     with pytest.raises(DataError) as caught, EncodingWorkers(print, LoaderOptions(workers=1)) as pool:
         pool.submit(threading.Lock())

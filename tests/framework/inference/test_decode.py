@@ -76,7 +76,7 @@ def test_json_without_a_schema_may_be_any_value(decoder_of: Any) -> None:
         ("9" * 5000, "no JSON value"),
     ],
 )
-def test_what_is_wrong_with_json_is_told(decoder_of: Any, text: str, reason: str) -> None:
+def test_what_is_wrong_with_json_is_reported(decoder_of: Any, text: str, reason: str) -> None:
     decoded = decoder_of(WITH_SCHEMA).decode(text)
     assert decoded.values == {"order": None}
     assert reason in decoded.errors["order"]
@@ -103,7 +103,7 @@ def test_parts_are_read_by_type_even_where_the_model_writes_another(decoder_of: 
     assert decoded.values == {"mood": "good", "stars": 5, "why": "3", "more": "text"}
 
 
-def test_missing_and_wrong_parts_are_told_by_output(decoder_of: Any) -> None:
+def test_missing_and_wrong_parts_are_reported_by_output(decoder_of: Any) -> None:
     decoded = decoder_of(*SEVERAL).decode('{"stars": 7, "why": null, "more": null}')
     assert decoded.values == {"mood": "bad", "stars": None, "why": None, "more": None}
     assert decoded.errors == {"stars": "7 is above the maximum 5", "why": "the answer has no 'why'"}

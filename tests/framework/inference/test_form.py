@@ -67,7 +67,7 @@ def test_labels_that_are_the_same_tokens_are_refused(make_config: MakeConfig) ->
         (LABEL, "decoder.scoring"),
     ],
 )
-def test_a_model_that_does_not_answer_in_slots_is_told_to_the_user(
+def test_a_model_that_does_not_answer_in_slots_is_reported_to_the_user(
     make_config: MakeConfig, output: dict[str, Any], key: str
 ) -> None:
     lm = ScriptedModel({})

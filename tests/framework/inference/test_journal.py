@@ -191,7 +191,7 @@ def test_a_reader_needs_no_lock(tmp_path: Path) -> None:
             assert (len(reader), reader.record(2)) == (5, record(2, "zwei"))
 
 
-def test_a_reader_of_nothing_is_told(tmp_path: Path) -> None:
+def test_a_reader_of_nothing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match="cannot be read: No such file or directory"):
         Journal.read_only(tmp_path / "j")
     (tmp_path / "j").touch()
@@ -233,7 +233,7 @@ journal.close()
 """
 
 
-def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_what_was_written_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "j"
     told = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(path)], capture_output=True, text=True, check=True
@@ -267,7 +267,7 @@ def test_an_interrupted_write_leaves_no_torn_line(tmp_path: Path, monkeypatch: A
         assert journal.record(1) is None
 
 
-def test_a_disk_that_cannot_sync_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_disk_that_cannot_sync_is_reported(tmp_path: Path, monkeypatch: Any) -> None:
     def broken(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 

@@ -110,14 +110,14 @@ def test_a_regex_says_where_the_number_stands() -> None:
     assert read("a=1 a=2 b=3", regex=r"a=\d", pick="last") == 2
 
 
-def test_a_regex_that_finds_words_is_told() -> None:
+def test_a_regex_that_finds_words_is_reported() -> None:
     with pytest.raises(ReadError, match="the regex found 'many', which is not a number"):
         read("answer: many", regex=r"answer: (\w+)")
     with pytest.raises(ReadError, match="the regex found '2024-05-03', which is not a number"):
         read("due 2024-05-03", regex=r"due (\S+)")
 
 
-def test_a_text_without_numbers_is_told() -> None:
+def test_a_text_without_numbers_is_reported() -> None:
     with pytest.raises(ReadError, match="no number in 'none at all'"):
         read("none at all")
 
@@ -126,7 +126,7 @@ def test_a_text_without_numbers_is_told() -> None:
     ("text", "reason"),
     [("7", "7 is above the maximum 5"), ("-2", "-2 is below the minimum 0"), ("1e999", "the number is too large")],
 )
-def test_a_number_out_of_range_is_told(text: str, reason: str) -> None:
+def test_a_number_out_of_range_is_reported(text: str, reason: str) -> None:
     with pytest.raises(ReadError, match=reason):
         read(text, minimum=0, maximum=5)
 

@@ -139,7 +139,7 @@ def test_the_first_half_is_the_larger_one() -> None:
         ),
     ],
 )
-def test_a_cut_is_told_once_with_its_numbers(caplog: Any, failure: Exception, told: str) -> None:
+def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception, told: str) -> None:
     def work(places: range) -> tuple[bool | None, Exception | None]:
         return (None, failure) if len(places) > 2 else (True, None)
 

@@ -268,7 +268,7 @@ def test_a_job_that_always_fitted_says_nothing_of_memory(make_rows: Any, predict
     assert "memory" not in str(stats)
 
 
-def test_running_out_of_memory_once_is_told_as_once(make_rows: Any, predict: Any) -> None:
+def test_running_out_of_memory_once_is_reported_as_once(make_rows: Any, predict: Any) -> None:
     stats = predict(Limited(ceiling=100), make_rows(QUESTIONS), batch_size=8).stats
     assert str(stats).endswith(", out of memory once, at most 4 rows at a time at the end")
 

@@ -351,7 +351,7 @@ def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
     assert limit.rows == 4
 
 
-def test_where_nothing_fits_every_row_is_told(lm, memory_ceiling: Any) -> None:
+def test_where_nothing_fits_every_row_is_reported(lm, memory_ceiling: Any) -> None:
     with memory_ceiling(lm.base, 1):
         found = answers(lm, made([5] * 5 + [6], prefix=PREFIX), batch_size=3)
     assert found == dict.fromkeys(range(5), too_large(15, NEW)) | {5: too_large(16, NEW)}
@@ -391,7 +391,7 @@ def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
     assert (limit.rows, limit.out_of_memory) == (slots, 0)
 
 
-def test_rows_whose_common_beginning_cannot_be_read_are_all_told_so(lm, caplog: Any) -> None:
+def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, caplog: Any) -> None:
     prompts = made([3, 4, 5], prefix=[*PREFIX, 10**6])
     caplog.set_level(logging.INFO, logger="partita.inference.scheduler")
     assert answers(lm, prompts) == dict.fromkeys(range(3), "IndexError: index out of range in self")
@@ -606,13 +606,13 @@ def test_what_a_request_raises_is_raised(lm) -> None:
         ask(lm, requests)
 
 
-def test_a_request_that_does_not_fit_alone_is_told(lm, memory_ceiling: Any) -> None:
+def test_a_request_that_does_not_fit_alone_is_reported(lm, memory_ceiling: Any) -> None:
     with memory_ceiling(lm.base, 40), pytest.raises(OutOfMemory) as caught:
         ask(lm, requests_of([3, 50, 4], [5, 6, 5]))
     assert str(caught.value) == f"a prompt {too_large(50, 6)}"
 
 
-def test_a_request_that_is_not_a_number_is_told(lm) -> None:
+def test_a_request_that_is_not_a_number_is_reported(lm) -> None:
     hook = lm.base.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: output.masked_fill((inputs[0] == 7)[..., None], torch.nan)
     )

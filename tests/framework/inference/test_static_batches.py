@@ -122,7 +122,7 @@ def test_batches_that_are_done_are_not_generated_again() -> None:
     assert (answers(batches), lm.rows) == ({3: "D"}, 1)
 
 
-def test_a_batch_of_which_a_part_is_done_is_generated_whole_and_told_in_part() -> None:
+def test_a_batch_of_which_a_part_is_done_is_generated_whole_and_reported_in_part() -> None:
     lm = ScriptedModel(str.upper)
     batches = run(lm, texts(lm, "aaaa", "bbb", "cc", "d"), done=[0, 3])
     assert (answers(batches), lm.rows, lm.calls) == ({1: "BBB", 2: "CC"}, 3, 1)
@@ -153,7 +153,7 @@ def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:
     assert lm.calls == 1
 
 
-def test_an_interrupt_passes_at_once_and_what_was_told_before_is_whole() -> None:
+def test_an_interrupt_passes_at_once_and_what_was_reported_before_is_whole() -> None:
     def answer(prompt: str) -> str:
         if prompt == "d":
             raise KeyboardInterrupt

@@ -60,7 +60,7 @@ def test_pieces_of_several_prompts_come_with_their_places_in_turn() -> None:
     assert len(set(places[: len(places) // 2])) > 1
 
 
-def test_a_stop_text_is_never_told_in_part() -> None:
+def test_a_stop_text_is_never_reported_in_part() -> None:
     made = model()
     plain = made.generate(PROMPTS[0], max_new_tokens=30)[0]
     stop = plain[6:10]
@@ -77,7 +77,7 @@ def test_where_rows_are_not_answered_in_slots_an_answer_is_one_piece() -> None:
     ]
 
 
-def test_what_is_wrong_with_a_prompt_is_told_before_the_first_piece_is_asked_for() -> None:
+def test_what_is_wrong_with_a_prompt_is_reported_before_the_first_piece_is_asked_for() -> None:
     with pytest.raises(DataError, match="a prompt is empty"):
         model().generate([""], stream=True)
 
@@ -93,7 +93,7 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> N
 
 
 @given(st.text(alphabet="ab�", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
-def test_what_is_told_is_the_longest_beginning_that_no_further_text_can_change(text: str, stop: list[str]) -> None:
+def test_what_is_reported_is_the_longest_beginning_that_no_further_text_can_change(text: str, stop: list[str]) -> None:
     told = told_so_far(text, stop)
     assert text.startswith(told)
     whole = text.rstrip("�")

@@ -93,7 +93,7 @@ except WriteError as error:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path, ending: str) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"t.{ending}"
     script = FULL_DISK.replace('"x" * 50', "__import__('random').randbytes(40).hex()")
     told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout

@@ -160,7 +160,7 @@ def test_other_methods_of_peft_are_checked_by_name_and_key(small, adapter: dict[
         small.load(small.config(adapter={"type": "peft", **adapter}))
 
 
-def test_values_that_do_not_fit_the_model_are_told_in_words(small) -> None:
+def test_values_that_do_not_fit_the_model_are_reported_in_words(small) -> None:
     with pytest.raises(ModelError, match=r"adapter: vblora does not fit this model: .*256"):
         small.load(small.config(adapter={"type": "vblora"}))
     with pytest.raises(ModelError, match="olora does not work on layers of gpt2; write init: pissa"):
@@ -193,7 +193,7 @@ def test_a_pretrained_adapter_is_trained_on(small, tmp_path: Path) -> None:
         small.load(small.config(base_model="base", adapter=other), folder=tmp_path)
 
 
-def test_a_pretrained_adapter_that_is_not_there_is_told(small, tmp_path: Path) -> None:
+def test_a_pretrained_adapter_that_is_not_there_is_reported(small, tmp_path: Path) -> None:
     (tmp_path / "adapters" / "first").mkdir(parents=True)
     for name, text in (
         ("./adapters/frist", r"pretrained_adapter_weights: there is no folder .*frist; did you mean first\?"),
@@ -219,7 +219,7 @@ def test_prompt_tuning_starts_from_the_words_of_a_text_or_of_the_vocabulary(smal
     assert all((words == vector).all(dim=1).any() for vector in drawn)
 
 
-def test_layers_that_are_not_there_are_told(small) -> None:
+def test_layers_that_are_not_there_are_reported(small) -> None:
     with pytest.raises(ModelError, match=r"adapter\.layers_to_transform: \[7\] matches no module"):
         small.load(small.config(adapter={"type": "lora", "layers_to_transform": [7]}))
 

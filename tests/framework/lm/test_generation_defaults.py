@@ -187,7 +187,7 @@ def test_every_setting_of_the_library_is_applied_or_known() -> None:
         ({"forced_eos_token_id": {}}, r"forced_eos_token_id: \{\} \("),
     ],
 )
-def test_a_value_that_cannot_be_used_is_told_with_its_place(settings: dict[str, Any], told: str) -> None:
+def test_a_value_that_cannot_be_used_is_reported_with_its_place(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(
         ModelError, match=rf"^the checkpoint's generation_config\.json says {told}.*correct that file, or"
     ):

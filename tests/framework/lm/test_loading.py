@@ -119,12 +119,14 @@ def test_a_relative_folder_starts_where_the_file_lies(small, base_folder: Path) 
         (".", r"holds no config\.json; write the folder that holds the model's files"),
     ],
 )
-def test_a_folder_that_is_not_there_is_told_with_its_neighbours(small, base_folder: Path, name: str, text: str) -> None:
+def test_a_folder_that_is_not_there_is_reported_with_its_neighbours(
+    small, base_folder: Path, name: str, text: str
+) -> None:
     with pytest.raises(ModelError, match=text):
         small.load(small.config(base_model=name), folder=base_folder.parent)
 
 
-def test_a_hub_model_that_cannot_be_reached_is_told_in_words(small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_that_cannot_be_reached_is_reported_in_words(small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"base_model: nobody/nothing-here: cannot load its tokenizer: "):
         small.load(small.config(base_model="nobody/nothing-here"))
@@ -176,7 +178,7 @@ def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path:
         small.load(small.config(base_model=str(tmp_path)))
 
 
-def test_devices_are_found_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_found_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)

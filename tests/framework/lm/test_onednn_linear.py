@@ -325,7 +325,7 @@ def test_what_is_close_is_doubtful() -> None:
     assert sampler.near_ties(scores, tokens, scores.mean(-1)).tolist() == [True, False, True, False]
 
 
-def test_padding_that_is_told_is_that_which_is_read(small: Any, lm: Any, faster: bool) -> None:
+def test_padding_that_is_reported_is_that_which_is_read(small: Any, lm: Any, faster: bool) -> None:
     asked = [GenerationRequest(list(one.input_ids), 1) for one in small.slot_requests(*[(33, 1)] * 4, (30, 1))]
     run = run_of_requests(lm, asked, options=GREEDY, capacity=Capacity(8, BatchLimit(8)), seed=0)
     read: list[int] = []

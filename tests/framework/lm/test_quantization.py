@@ -207,6 +207,6 @@ def test_what_cannot_stand_on_a_quantized_base_is_refused(
         quantized(small, base_folder, bits=bits, adapter={"type": "lora", **adapter})
 
 
-def test_an_adapter_that_fails_in_its_first_forward_pass_is_told_when_it_is_made(small, base_folder: Path) -> None:
+def test_an_adapter_that_fails_in_its_first_forward_pass_is_reported_when_it_is_made(small, base_folder: Path) -> None:
     with pytest.raises(ModelError, match="adapter: loha does not fit this model: "):
         quantized(small, base_folder, bits=4, adapter={"type": "loha"})

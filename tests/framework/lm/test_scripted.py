@@ -68,6 +68,6 @@ def test_training_lowers_its_loss_and_changes_its_fingerprint(small, tmp_path: P
     assert lm.fingerprint == other.fingerprint != before
 
 
-def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"model\.safetensors is missing; the checkpoint is not complete"):
         ScriptedModel(str.upper).load_checkpoint(tmp_path)

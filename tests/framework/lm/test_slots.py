@@ -642,23 +642,23 @@ def test_what_else_looks_no_further_than_a_window_is_refused_beyond_it(
         (GenerationOptions({"guidance_scale": 1.0, "num_beams": 1}), None),
     ],
 )
-def test_options_that_slots_do_not_have_are_told(llama, options: GenerationOptions, reason: str | None) -> None:
+def test_options_that_slots_do_not_have_are_reported(llama, options: GenerationOptions, reason: str | None) -> None:
     assert llama.why_no_slots(options, tokens=8) == reason
 
 
 @pytest.mark.parametrize("kind", ["prompt_tuning", "prefix_tuning"])
-def test_learned_tokens_are_told(small, kind: str) -> None:
+def test_learned_tokens_are_reported(small, kind: str) -> None:
     lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
     assert lm.why_no_slots(GREEDY, tokens=8) == f"the virtual tokens of {kind}"
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rotary_positions_that_depend_on_the_longest_row_are_told(small, llama, kind: str, monkeypatch) -> None:
+def test_rotary_positions_that_depend_on_the_longest_row_are_reported(small, llama, kind: str, monkeypatch) -> None:
     monkeypatch.setattr(llama.base.config, "rope_parameters", {"rope_type": kind, "factor": 2.0})
     assert llama.why_no_slots(GREEDY, tokens=8) == "rotary positions that depend on the longest row"
 
 
-def test_other_attention_is_told(llama, monkeypatch) -> None:
+def test_other_attention_is_reported(llama, monkeypatch) -> None:
     monkeypatch.setattr(llama.base.config, "_attn_implementation", "flash_attention_2")
     assert llama.why_no_slots(GREEDY, tokens=8) == "attention: flash_attention_2"
 

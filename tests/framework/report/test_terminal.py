@@ -83,7 +83,7 @@ def test_out_of_memory_is_a_cross_at_the_budget(training: BatchSize) -> None:
     assert lines[-1] == "▲ best and fits 120   ╌╌ budget 140 GB   ✗ out of memory"
 
 
-def test_a_budget_far_above_is_told_in_the_title(evaluation: BatchSize) -> None:
+def test_a_budget_far_above_is_reported_in_the_title(evaluation: BatchSize) -> None:
     lines = shown(evaluation=evaluation)
     assert any(line.startswith("memory taken, of 40.0 GB") for line in lines)
     assert "╌" not in "".join(lines)

@@ -170,7 +170,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     assert str(caught.value) == "plots are drawn with matplotlib, which is missing here; pip install 'partita[plot]'"
 
 
-def test_a_file_that_cannot_be_written_is_told(generation: BatchSize, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(generation: BatchSize, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WriteError) as caught:
         write_plot(tmp_path / "file" / "plot.svg", {"generation": generation}, title="")

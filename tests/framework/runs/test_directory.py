@@ -275,7 +275,7 @@ def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_manifest_that_cannot_be_read_is_told(text: str, message: str, tmp_path: Path) -> None:
+def test_a_manifest_that_cannot_be_read_is_reported(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text, encoding="utf8")
     with pytest.raises(PartitaError) as caught:
         read_manifest(tmp_path)
@@ -315,7 +315,7 @@ def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:
         assert again.manifest["metrics"] == {"test": {"mae": None}}, "and such a run is continued"
 
 
-def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = rf"the run in {tmp_path}/file cannot be written: File exists; fix that and rerun the same command"
     with pytest.raises(WriteError, match=message), opened(tmp_path / "file"):

@@ -8,7 +8,7 @@ from partita.runs import progress
 from partita.runs.progress import NoProgress, PlainProgress, clock, fitting, show_progress
 
 
-def test_without_a_terminal_the_end_is_told_in_one_plain_line() -> None:
+def test_without_a_terminal_the_end_is_reported_in_one_plain_line() -> None:
     stream = io.StringIO()
     with show_progress(1200, "training", stream=stream) as shown:
         for _ in range(1200):
@@ -32,7 +32,7 @@ def test_a_line_comes_every_ten_seconds_with_the_time_left(monkeypatch: pytest.M
     ]
 
 
-def test_what_stopped_half_way_is_told_too() -> None:
+def test_what_stopped_half_way_is_reported_too() -> None:
     stream = io.StringIO()
     display = show_progress(10, "training", stream=stream)
     display.__enter__().advance(3)

@@ -252,7 +252,7 @@ CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "kind", "text"), CHANGES)
-def test_agents_that_cannot_speak_are_told(
+def test_agents_that_cannot_speak_are_reported(
     folder: Path, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind) as error:

@@ -231,7 +231,9 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "text"), CHANGES)
-def test_parts_that_cannot_be_used_are_told(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+def test_parts_that_cannot_be_used_are_reported(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         simulated(folder, tmp_path, **changes)
     assert str(error.value).startswith(text), str(error.value)

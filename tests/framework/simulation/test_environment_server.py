@@ -90,7 +90,7 @@ def test_one_that_hangs_is_killed_and_so_is_what_is_left_at_the_end(tmp_path: Pa
         (103, "SystemExit: 4"),
     ],
 )
-def test_what_befalls_an_environment_is_told(tmp_path: Path, number: int, reason: str) -> None:
+def test_what_befalls_an_environment_is_reported(tmp_path: Path, number: int, reason: str) -> None:
     with hosts(pids=str(tmp_path), misbehaves=True) as made:
         environment = made.make()
         environment.reset(seed=1, task={"number": number})

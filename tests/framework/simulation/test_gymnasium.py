@@ -109,7 +109,7 @@ def test_what_cannot_be_talked_to_is_refused(kind: type, text: str) -> None:
         (("no", 1.0, True, False, None), "info is None; give a dictionary"),
     ],
 )
-def test_what_is_no_step_is_told(found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_step_is_reported(found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = GymnasiumEnvironment(Guess())
     environment.reset(seed=5, task={})
     monkeypatch.setattr(Guess, "step", lambda self, action: found)
@@ -183,7 +183,7 @@ def test_an_environment_of_gymnasiums_is_had_by_its_id_with_its_limit(folder: Pa
         ("no_games_of_tests:Letters-v0", "environment: Gymnasium has no no_games_of_tests:Letters-v0: "),
     ],
 )
-def test_an_id_that_is_not_there_or_has_no_text_is_told(folder: Path, environment: str, text: str) -> None:
+def test_an_id_that_is_not_there_or_has_no_text_is_reported(folder: Path, environment: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         Model(settings(folder, environment), quiet=True).simulate(folder / "said")
     assert str(error.value).startswith(f"simulation.world.{text}"), str(error.value)

@@ -61,7 +61,7 @@ def test_a_class_needs_no_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_name_that_is_not_there_is_told_with_those_that_are(package: str, written: str, text: str) -> None:
+def test_a_name_that_is_not_there_is_reported_with_those_that_are(package: str, written: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         CHECKERS.load(written, key="simulation.checker.type", folder=None)
     assert str(error.value) == text

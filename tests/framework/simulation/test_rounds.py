@@ -194,7 +194,7 @@ def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
         ),
     ],
 )
-def test_what_rounds_would_not_find_is_told_before_anything_is_trained(
+def test_what_rounds_would_not_find_is_reported_before_anything_is_trained(
     folder: Path, changes: dict[str, Any], text: str
 ) -> None:
     file = settings()

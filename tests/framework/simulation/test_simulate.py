@@ -396,7 +396,7 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
         ({"world": {"type": "replay"}, "tasks": {}}, "simulation.tasks: replay needs dialogues; write tasks: {source"),
     ],
 )
-def test_what_cannot_be_simulated_is_told(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_simulated_is_reported(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         simulated(folder, tmp_path, **changes)
     assert str(error.value).startswith(text), str(error.value)

@@ -47,7 +47,7 @@ def heard(environment: Environment, action: str) -> list[str]:
     return [message["content"] for message in said.messages]
 
 
-def test_public_methods_are_tools_and_the_model_is_told_of_them() -> None:
+def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
     environment = made(Shop)
     system, user = opened(environment.reset(seed=1, task={})).messages
     told = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
@@ -98,7 +98,7 @@ def test_a_call_is_made_and_its_result_is_heard() -> None:
         ),
     ],
 )
-def test_a_call_that_cannot_be_made_is_told_to_the_model(action: str, text: str) -> None:
+def test_a_call_that_cannot_be_made_is_reported_to_the_model(action: str, text: str) -> None:
     shop = begun(Shop)
     said = answered(shop.step(action))
 

@@ -224,7 +224,9 @@ def test_a_memory_budget_is_for_model_optimizer_and_batch(device: Any, train: An
 
 
 @pytest.mark.long
-def test_rows_of_a_step_with_few_divisors_are_told(device: Any, train: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_step_with_few_divisors_are_reported(
+    device: Any, train: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     assert train("run", effective_batch_size=17, max_steps=1).sizes["training"]["rows"] == 1
     assert (

@@ -286,7 +286,7 @@ def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
 
 
 @pytest.mark.parametrize("left", [71_000, 1_000, 0], ids=["one row", "warm-up", "model"])
-def test_a_device_that_is_full_before_one_row_is_told_like_one_that_is_too_small(
+def test_a_device_that_is_full_before_one_row_is_reported_like_one_that_is_too_small(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path, left: int
 ) -> None:
     device.leave(left)

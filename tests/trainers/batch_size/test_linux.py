@@ -203,7 +203,7 @@ print("right")
 
 
 @pytest.mark.long
-def test_a_peak_is_told_also_of_work_that_raised() -> None:
+def test_a_peak_is_reported_also_of_work_that_raised() -> None:
     code = """
 import torch
 from partita_trainers.batch_size.memory import device_memory
@@ -300,7 +300,7 @@ def test_a_group_larger_than_the_machine_does_not_enlarge_a_share_of_it(monkeypa
     assert device_memory(torch.device("cpu")).identity.endswith(f", {100 * GB} bytes")
 
 
-def test_a_processor_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_processor_is_reported_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Xeon Gold 6130\nflags\t: fpu\n", encoding="ascii")
     assert linux.processor(proc=tmp_path) == "Xeon Gold 6130"
     assert linux.processor("flags", proc=tmp_path) == "fpu"

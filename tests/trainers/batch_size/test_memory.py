@@ -167,7 +167,7 @@ def test_a_call_that_fits_gives_its_result() -> None:
     assert attempt(lambda: 7) == (7, None)
 
 
-def test_what_a_call_held_that_did_not_fit_is_free_when_it_is_told() -> None:
+def test_what_a_call_held_that_did_not_fit_is_free_when_it_is_reported() -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def forward() -> None:

@@ -283,7 +283,7 @@ def test_where_the_users_amount_is_too_small_the_error_says_that_first(
         tune(ProbeRunner(Work(device), device), device="cpu")
 
 
-def test_one_row_that_the_device_refuses_is_told_as_well(device: Device) -> None:
+def test_one_row_that_the_device_refuses_is_reported_as_well(device: Device) -> None:
     device.bytes_a_row = 11 * GB
     work = Work(device, new_tokens=0, purpose="training")
     with pytest.raises(OutOfMemory) as error:

@@ -18,7 +18,7 @@ LABELS = ("labels", "eval_labels")
 
 def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Yield one row per episode, numbered by its first line; an episode with a malformed line is bad as a whole."""
-    episode = Episode(max_row_bytes)
+    episode = ParlaiEpisode(max_row_bytes)
     number = 0
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
         number += count
@@ -33,12 +33,12 @@ def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES)
         episode.add(line.rstrip(b"\r\n"), number)
         if episode.done:
             yield episode.record()
-            episode = Episode(max_row_bytes)
+            episode = ParlaiEpisode(max_row_bytes)
     if episode.number:
         yield episode.record()
 
 
-class Episode:
+class ParlaiEpisode:
     """Collect lines up to one that ends an episode."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -354,7 +354,7 @@ def test_a_stream_of_csv_with_another_separator_is_refused(tmp_path: Path) -> No
         read(stream_of(tmp_path, "a.csv", "csv", 1))
 
 
-def test_bad_rows_of_csv_are_told_and_reading_goes_on(tmp_path: Path) -> None:
+def test_bad_rows_of_csv_are_reported_and_reading_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3\n"4,5\n6,7\n\xff,1\n')
     stream = stream_of(tmp_path, "a.csv", "csv", 2)
 
@@ -470,7 +470,9 @@ def test_files_of_a_server_that_cannot_seek_are_cut_too(
     check_resume(there)
 
 
-def test_the_web_without_its_library_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_web_without_its_library_is_reported_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = r'a.jsonl cannot be opened: .*"aiohttp" to be installed; to read from the web, pip install aiohttp$'
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)

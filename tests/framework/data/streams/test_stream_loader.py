@@ -512,7 +512,7 @@ def test_a_stream_without_a_good_row_ends_with_an_error(tmp_path: Path) -> None:
         next(iter(make(folder, ledger=Ledger(None, max_bad_rows=1.0)).steps()))
 
 
-def test_a_changed_file_is_told(tmp_path: Path) -> None:
+def test_a_changed_file_is_reported(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [30])
     cursor = next(iter(make(folder).steps())).state_dict
     write_shards(folder, [31])

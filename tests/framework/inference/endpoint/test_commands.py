@@ -31,7 +31,7 @@ def test_predict_and_evaluate_ask_the_server(file: str, command: Command, capsys
     assert json.loads(capsys.readouterr().out)["answer"]["exact_match"] == 0.5
 
 
-def test_a_row_that_fails_is_told_at_the_end(
+def test_a_row_that_fails_is_reported_at_the_end(
     file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.reply = lambda body: error(400, "no") if body["messages"][0]["content"] == "b" else answer(body, "fine")

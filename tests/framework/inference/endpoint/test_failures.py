@@ -72,7 +72,7 @@ def test_a_connection_that_breaks_off_is_made_again(server: LocalServer, make_fi
     assert predict(make_file(), 3) == [("ok", f"QUESTION {n}", None) for n in range(3)]
 
 
-def test_tries_are_told_once(server: LocalServer, make_file: MakeFile, caplog: Any) -> None:
+def test_tries_are_reported_once(server: LocalServer, make_file: MakeFile, caplog: Any) -> None:
     failing_first(server, error(500, "oh no"), error(500, "oh no"))
     with caplog.at_level(logging.WARNING):
         predict(make_file(), 5)
@@ -215,7 +215,7 @@ def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: Lo
         (Response(500, ""), "the server failed (500): no message"),
     ],
 )
-def test_what_is_no_answer_is_told(server: LocalServer, make_file: MakeFile, response: Response, told: str) -> None:
+def test_what_is_no_answer_is_reported(server: LocalServer, make_file: MakeFile, response: Response, told: str) -> None:
     server.reply = lambda body: response
     assert predict(make_file({"retries": 0}), 1) == [("error", None, told)]
 
@@ -230,7 +230,7 @@ def test_a_server_that_is_not_there_ends_the_job_and_no_row_is_lost(server: Loca
     assert journal() == []
 
 
-def test_a_name_that_no_server_has_is_told(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_name_that_no_server_has_is_reported(server: LocalServer, make_file: MakeFile) -> None:
     text = ends(make_file({"url": "http://no-such-server.invalid/v1", "retries": 0}))
     assert re.fullmatch(
         r"http://no-such-server\.invalid/v1 cannot be reached: .*(Name or service not known|name resolution).*", text
@@ -308,7 +308,7 @@ def test_a_row_that_is_forbidden_among_answers_is_its_own_error(server: LocalSer
     ]
 
 
-def test_a_key_that_is_not_set_is_told_before_any_request(
+def test_a_key_that_is_not_set_is_reported_before_any_request(
     server: LocalServer, make_file: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)

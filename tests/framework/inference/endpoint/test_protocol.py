@@ -208,7 +208,7 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
         ([], ("[]", "")),
     ],
 )
-def test_errors_are_told_in_all_forms_that_servers_have(body: Any, told: tuple[str, str]) -> None:
+def test_errors_are_reported_in_all_forms_that_servers_have(body: Any, told: tuple[str, str]) -> None:
     assert told_error(json.dumps(body)) == told
 
 
@@ -247,7 +247,7 @@ def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
         (b"", "the server's response is not JSON: "),
     ],
 )
-def test_what_is_no_json_is_told(body: bytes, told: str) -> None:
+def test_what_is_no_json_is_reported(body: bytes, told: str) -> None:
     with pytest.raises(AnswerError) as caught:
         read_reply(body, mode="chat", logprobs=False)
     assert str(caught.value).startswith(told)
