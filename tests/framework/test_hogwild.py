@@ -236,10 +236,10 @@ def test_other_rows_are_refused_when_a_run_goes_on(folder: Path, tmp_path: Path)
 
 def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Two(ProcessGroup):
-        ranks = 2
+        world_size = 2
 
     trainer = hogwild.Hogwild(Model(make_settings(folder)).config.trainer)  # type: ignore[arg-type]
-    work = type("Work", (), {"team": Two()})()
+    work = type("Context", (), {"process_group": Two()})()
     with pytest.raises(ConfigError) as caught:
         trainer.train(work)
     assert str(caught.value) == (
