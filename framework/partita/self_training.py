@@ -211,7 +211,7 @@ class SelfTraining:
 
         reason = self.process_group.run_on_rank_zero(why_not, "the rows of a round")
         if reason is not None:
-            logger.info("round %d has nothing to learn, and training ends: %s", number, reason)
+            logger.info("round %d produced no training rows; stopping: %s", number, reason)
         return reason is None
 
     def train_round(self, number: int) -> TrainResult:

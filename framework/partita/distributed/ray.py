@@ -6,6 +6,7 @@ all ranks, which resume at the newest checkpoint by themselves.
 """
 
 import itertools
+import math
 import os
 import signal
 import socket
@@ -208,7 +209,7 @@ class RayRankLauncher:
         self.trainer = torch_trainer.TorchTrainer(
             rank,
             torch_config=torch_trainer.TorchConfig(
-                backend="cpu:gloo,cuda:nccl" if gpus else "gloo", timeout_s=int(backend.timeout_seconds)
+                backend="cpu:gloo,cuda:nccl" if gpus else "gloo", timeout_s=math.ceil(backend.timeout_seconds)
             ),
             scaling_config=train.ScalingConfig(
                 num_workers=self.workers,

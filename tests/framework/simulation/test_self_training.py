@@ -158,7 +158,7 @@ def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest
 
     assert manifest(folder / "run")["rounds"] == []
     assert manifest(folder / "run")["status"] == "done"
-    assert "round 1 has nothing to learn, and training ends: predicted.jsonl: no dialogue can be learned from" in (
+    assert "round 1 produced no training rows; stopping: predicted.jsonl: no dialogue can be trained on" in (
         caplog.text
     )
     assert model.simulate("somewhere").histories["predicted"].means["success"].mean == 1.0
