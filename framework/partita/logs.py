@@ -8,7 +8,7 @@ import warnings
 
 from partita.distributed.world import LAUNCHED
 
-OF_ONE_DEVICE = ("partita_trainers.step", "partita.inference.scheduler", "partita.inference.oom_backoff")
+OF_ONE_DEVICE = ("partita_trainers.micro_batches", "partita.inference.scheduler", "partita.inference.oom_backoff")
 """Loggers whose warnings concern one process; all other warnings are the same on every rank."""
 WARNING_LIBRARIES = (
     *("accelerate", "bitsandbytes", "datasets", "huggingface_hub", "matplotlib", "peft", "pyarrow", "ray"),

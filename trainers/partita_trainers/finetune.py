@@ -32,11 +32,12 @@ from partita_trainers.engine import TrainEngine, dry_run
 from partita_trainers.interrupt import interruption, never
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.loss_history import LossHistory
+from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.result import save_result
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
-from partita_trainers.step import MicroBatchSplitter, StepResult, open_steps, step_record, take_step
+from partita_trainers.step import StepResult, open_steps, step_record, take_step
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)

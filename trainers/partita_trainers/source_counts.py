@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 from partita_trainers.base import Batch, GlobalBatch
+from partita_trainers.micro_batches import row_starts
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
-from partita_trainers.step import row_starts
 
 
 class SourceCounts:

@@ -10,11 +10,10 @@ retry its part of the step without the others.
 """
 
 import hashlib
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,12 +25,11 @@ from partita_trainers.base import Batch, Batches, GlobalBatch
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.engine import TrainEngine
 from partita_trainers.interrupt import never
+from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.optimizers import set_learning_rate
 from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.process_group import ProcessGroup
 from partita_trainers.sharding import communication_errors
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -127,113 +125,6 @@ class RankResult:
     """Whether it was asked to stop."""
 
 
-@dataclass
-class MicroBatchSplitter:
-    """Splits micro-batches that do not fit in memory."""
-
-    parts: int = 1
-    """Parts of a micro-batch: 1, 2, 4 and so on."""
-    events: list[dict[str, int]] = field(default_factory=list)
-    """Out-of-memory events: the step, the rows and tokens of the micro-batch, and the rows that were tried next.
-
-    If rows are packed, lines count as rows.
-    """
-
-    def split(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the parts that have loss tokens, in order."""
-        parts = [part for batch in batches for part in split_batch(batch, self.parts)]
-        return [part for part in parts if part.loss_tokens]
-
-    def halve(self, failed: Batch, *, number: int, failure: Exception) -> None:
-        """Double the number of parts from here on. Raises TrainingError if the part that failed is a single row."""
-        rows, tokens = failed.input_ids_BT.shape
-        if failed.rows == 1:
-            raise TrainingError(
-                f"step {number}: out of memory with 1 row of {counted(tokens, 'token')}; lower "
-                "preprocessing.global_max_sequence_length, write trainer.gradient_checkpointing: true or "
-                "quantization: {bits: 4}, or take a smaller base_model"
-            ) from failure
-        self.parts *= 2
-        now = -(-rows // 2)
-        self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
-        if failed.position_ids_BT is None:
-            message = "step %d: out of memory with %s of %d tokens; retrying with %d rows at a time"
-            logger.warning(message, number, counted(rows, "row"), tokens, now)
-        else:
-            message = "step %d: out of memory with %s (%d x %d tokens); retrying with half"
-            logger.warning(message, number, counted(failed.rows, "packed row"), rows, tokens)
-        logger.debug("the device said: %s", failure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON for a checkpoint."""
-        return {"parts": self.parts, "events": self.events}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; older checkpoints have none."""
-        self.parts, self.events = state.get("parts", 1), list(state.get("events", ()))
-
-
-def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """Split the rows in order into `parts` batches, or one per row if there are fewer.
-
-    Each batch is as wide as its longest line.
-
-    Lines of packed rows stay whole while there are enough of them; otherwise each is split between its rows.
-    """
-    if parts == 1 or batch.rows <= 1:
-        return [batch]
-    groups = torch.arange(batch.lines).tensor_split(min(parts, batch.lines))
-    selected = [select_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
-    if parts <= batch.lines or batch.position_ids_BT is None:
-        return selected
-    return [part for line in selected for part in split_packed_line(line, -(-parts // batch.lines))]
-
-
-def select_lines(batch: Batch, start: int, end: int) -> Batch:
-    """Return the lines from `start` up to but not including `end`, with the keys of their rows."""
-    width = int(batch.lengths_B[start:end].max())
-    positions_BT, first, last = batch.position_ids_BT, start, end
-    if positions_BT is not None:
-        ends_B = row_starts(batch).sum(dim=1).cumsum(0).tolist()
-        first, last = ends_B[start - 1] if start else 0, ends_B[end - 1]
-        positions_BT = positions_BT[start:end, :width].contiguous()
-    return Batch(
-        input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
-        labels_BT=batch.labels_BT[start:end, :width].contiguous(),
-        lengths_B=batch.lengths_B[start:end],
-        keys=batch.keys[first:last],
-        position_ids_BT=positions_BT,
-    )
-
-
-def row_starts(batch: Batch) -> torch.Tensor:
-    """Return a bool tensor [B, T] that marks the first token of each packed row; False in padding."""
-    if batch.position_ids_BT is None:
-        raise AssertionError("only packed rows have positions")
-    columns_T = torch.arange(batch.position_ids_BT.shape[1])
-    return (batch.position_ids_BT == 0) & (columns_T < batch.lengths_B[:, None])
-
-
-def split_packed_line(line: Batch, parts: int) -> list[Batch]:
-    """Split the rows of one packed line into `parts` lines, or one per row if there are fewer."""
-    starts = row_starts(line)[0].nonzero()[:, 0].tolist()
-    ends = [*starts[1:], int(line.lengths_B[0])]
-    result = []
-    for group in torch.arange(line.rows).tensor_split(min(parts, line.rows)):
-        first, last = int(group[0]), int(group[-1])
-        columns = slice(starts[first], ends[last])
-        result.append(
-            Batch(
-                input_ids_BT=line.input_ids_BT[:, columns].contiguous(),
-                labels_BT=line.labels_BT[:, columns].contiguous(),
-                lengths_B=line.lengths_B.new_tensor([ends[last] - starts[first]]),
-                keys=line.keys[first : last + 1],
-                position_ids_BT=None if line.position_ids_BT is None else line.position_ids_BT[:, columns].contiguous(),
-            )
-        )
-    return result
-
-
 def take_step(
     global_batch: GlobalBatch,
     *,
@@ -288,13 +179,7 @@ def take_step(
             failure = error
         mine = RankResult(total, engine.has_gradients(), splitter.parts, splitter.events[known:], failure, stop())
         results = process_group.all_gather_object(mine, "the gradients of a step")
-        failed = next((rank for rank, one in enumerate(results) if one.failure is not None), None)
-        if failed is not None:
-            raise (
-                failure
-                if failure is not None and failed == process_group.rank
-                else OtherRankError(f"rank {failed} failed")
-            )
+        raise_first_failure(results, own=failure, rank=process_group.rank)
         there = [one.has_gradients for one in results]
         norm, full = attempt(partial(clip_and_update, engine, number=number, there=there))
     if full is not None or norm is None:
@@ -311,6 +196,19 @@ def take_step(
         stats=share,
         stop=any(one.stop for one in results),
     )
+
+
+def raise_first_failure(results: Sequence[RankResult], *, own: TrainingError | None, rank: int) -> None:
+    """Raise the failure of the first rank that has one; on the other ranks OtherRankError.
+
+    Args:
+        results: The results of all ranks; the exchange copies failures without their causes.
+        own: The failure of this rank, which is raised with its cause.
+        rank: This rank.
+    """
+    failed = next((other for other, result in enumerate(results) if result.failure is not None), None)
+    if failed is not None:
+        raise own if own is not None and failed == rank else OtherRankError(f"rank {failed} failed")
 
 
 def accumulate_gradients(

@@ -1,0 +1,124 @@
+"""Split micro-batches into smaller ones when memory runs out.
+
+Shapes: B lines of a batch, T tokens of its longest line. A line is a row, or several where rows are packed.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from partita_schema.counted import counted
+from partita_schema.errors import TrainingError
+from partita_trainers.base import Batch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class MicroBatchSplitter:
+    """Splits micro-batches that do not fit in memory."""
+
+    parts: int = 1
+    """Parts of a micro-batch: 1, 2, 4 and so on."""
+    events: list[dict[str, int]] = field(default_factory=list)
+    """Out-of-memory events: the step, the rows and tokens of the micro-batch, and the rows that were tried next.
+
+    If rows are packed, lines count as rows.
+    """
+
+    def split(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return the parts that have loss tokens, in order."""
+        parts = [part for batch in batches for part in split_batch(batch, self.parts)]
+        return [part for part in parts if part.loss_tokens]
+
+    def halve(self, failed: Batch, *, number: int, failure: Exception) -> None:
+        """Double the number of parts from here on. Raises TrainingError if the part that failed is a single row."""
+        rows, tokens = failed.input_ids_BT.shape
+        if failed.rows == 1:
+            raise TrainingError(
+                f"step {number}: out of memory with 1 row of {counted(tokens, 'token')}; lower "
+                "preprocessing.global_max_sequence_length, write trainer.gradient_checkpointing: true or "
+                "quantization: {bits: 4}, or take a smaller base_model"
+            ) from failure
+        self.parts *= 2
+        now = -(-rows // 2)
+        self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
+        if failed.position_ids_BT is None:
+            message = "step %d: out of memory with %s of %d tokens; retrying with %d rows at a time"
+            logger.warning(message, number, counted(rows, "row"), tokens, now)
+        else:
+            message = "step %d: out of memory with %s (%d x %d tokens); retrying with half"
+            logger.warning(message, number, counted(failed.rows, "packed row"), rows, tokens)
+        logger.debug("the device said: %s", failure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON for a checkpoint."""
+        return {"parts": self.parts, "events": self.events}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint; older checkpoints have none."""
+        self.parts, self.events = state.get("parts", 1), list(state.get("events", ()))
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """Split the rows in order into `parts` batches, or one per row if there are fewer.
+
+    Each batch is as wide as its longest line.
+
+    Lines of packed rows stay whole while there are enough of them; otherwise each is split between its rows.
+    """
+    if parts == 1 or batch.rows <= 1:
+        return [batch]
+    groups = torch.arange(batch.lines).tensor_split(min(parts, batch.lines))
+    selected = [select_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
+    if parts <= batch.lines or batch.position_ids_BT is None:
+        return selected
+    return [part for line in selected for part in split_packed_line(line, -(-parts // batch.lines))]
+
+
+def select_lines(batch: Batch, start: int, end: int) -> Batch:
+    """Return the lines from `start` up to but not including `end`, with the keys of their rows."""
+    width = int(batch.lengths_B[start:end].max())
+    positions_BT, first, last = batch.position_ids_BT, start, end
+    if positions_BT is not None:
+        ends_B = row_starts(batch).sum(dim=1).cumsum(0).tolist()
+        first, last = ends_B[start - 1] if start else 0, ends_B[end - 1]
+        positions_BT = positions_BT[start:end, :width].contiguous()
+    return Batch(
+        input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
+        labels_BT=batch.labels_BT[start:end, :width].contiguous(),
+        lengths_B=batch.lengths_B[start:end],
+        keys=batch.keys[first:last],
+        position_ids_BT=positions_BT,
+    )
+
+
+def row_starts(batch: Batch) -> torch.Tensor:
+    """Return a bool tensor [B, T] that marks the first token of each packed row; False in padding."""
+    if batch.position_ids_BT is None:
+        raise AssertionError("only packed rows have positions")
+    columns_T = torch.arange(batch.position_ids_BT.shape[1])
+    return (batch.position_ids_BT == 0) & (columns_T < batch.lengths_B[:, None])
+
+
+def split_packed_line(line: Batch, parts: int) -> list[Batch]:
+    """Split the rows of one packed line into `parts` lines, or one per row if there are fewer."""
+    starts = row_starts(line)[0].nonzero()[:, 0].tolist()
+    ends = [*starts[1:], int(line.lengths_B[0])]
+    result = []
+    for group in torch.arange(line.rows).tensor_split(min(parts, line.rows)):
+        first, last = int(group[0]), int(group[-1])
+        columns = slice(starts[first], ends[last])
+        result.append(
+            Batch(
+                input_ids_BT=line.input_ids_BT[:, columns].contiguous(),
+                labels_BT=line.labels_BT[:, columns].contiguous(),
+                lengths_B=line.lengths_B.new_tensor([ends[last] - starts[first]]),
+                keys=line.keys[first : last + 1],
+                position_ids_BT=None if line.position_ids_BT is None else line.position_ids_BT[:, columns].contiguous(),
+            )
+        )
+    return result
