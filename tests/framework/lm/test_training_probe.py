@@ -15,7 +15,7 @@ from partita_trainers.base import GlobalBatch, ProbeContext, TrainerContext
 from partita_trainers.batch_size.probe import Volume
 from partita_trainers.checkpoint import random_state
 from partita_trainers.finetune import Finetune
-from partita_trainers.step import split_batch
+from partita_trainers.micro_batches import split_batch
 
 from ...properties import ends
 
@@ -109,20 +109,23 @@ def train(small: Any, lm: Any, folder: Path) -> list[dict[str, Any]]:
     return run.log
 
 
-def try_sizes(small: Any, lm: Any) -> list[torch.Tensor]:
-    """A trial with generation and an evaluation beside it; the trained weights as they were inside."""
-    work = ProbeContext(
+def probe_context(lm: Any, *, max_row_tokens: int) -> ProbeContext:
+    return ProbeContext(
         config=lm.config,
         lm=lm,
         device=lm.device,
-        max_row_tokens=40,
+        max_row_tokens=max_row_tokens,
         max_loss_tokens=12,
         token_ids=range(2, 250),
         max_rows=20,
         volume=lambda rows: Volume(batches=1, tokens=800),
         estimated_bytes=lambda rows: rows,
     )
-    with Finetune(lm.config.trainer).probe(work) as trial:
+
+
+def try_sizes(small: Any, lm: Any) -> list[torch.Tensor]:
+    """A trial with generation and an evaluation beside it; the trained weights as they were inside."""
+    with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=40)) as trial:
         for rows in (1, 4, 6):
             assert trial.run(rows).prefill_seconds > 0
         lm.generate(small.requests((5, 3), (9, 2)), GenerationOptions({"do_sample": True}), seed=3)
@@ -173,18 +176,7 @@ def test_rotary_positions_that_grow_with_the_rows_are_as_short_as_before(small: 
     scaled = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
     lm = small.load(small.config(model_parameters=scaled))
     before = {name: buffer.clone() for name, buffer in lm.module.named_buffers()}
-    work = ProbeContext(
-        config=lm.config,
-        lm=lm,
-        device=lm.device,
-        max_row_tokens=200,
-        max_loss_tokens=12,
-        token_ids=range(2, 250),
-        max_rows=20,
-        volume=lambda rows: Volume(batches=1, tokens=800),
-        estimated_bytes=lambda rows: rows,
-    )
-    with Finetune(lm.config.trainer).probe(work) as trial:
+    with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=200)) as trial:
         trial.run(2)
         stretched = dict(lm.module.named_buffers())
         assert any(not torch.equal(stretched[name], buffer) for name, buffer in before.items())
