@@ -154,7 +154,7 @@ def build_pipeline_on_ray(
     backend = config.backend
     if not isinstance(backend, RayBackend):
         raise AssertionError("only a file with backend: {type: ray} has its model on Ray")
-    crew = RayWorkerBackend(backend, device=config.model_parameters.device)
+    worker_backend = RayWorkerBackend(backend, device=config.model_parameters.device)
 
     def start(tokenizer: "PreTrainedTokenizerFast") -> WorkerPool:
         new = isinstance(config.base_model, ScratchModel) and saved is None
@@ -166,11 +166,15 @@ def build_pipeline_on_ray(
             threads=os.environ.get("OMP_NUM_THREADS", ""),
         )
         return WorkerPool(
-            crew, order, tokenizer=tokenizer, workers=crew.workers, timeout_seconds=backend.timeout_seconds
+            worker_backend,
+            order,
+            tokenizer=tokenizer,
+            workers=worker_backend.workers,
+            timeout_seconds=backend.timeout_seconds,
         )
 
     pipeline = build_ray_pipeline(config, start, folder=folder, labels=labels, training=training, saved=saved)
-    workers = crew.workers
+    workers = worker_backend.workers
     logger.info("%s with the model on Ray", counted(workers, "worker"))
     return pipeline
 
@@ -215,10 +219,10 @@ def evaluate_on_ray(
 
 def mean_loss_on_ray(pipeline: RayPipeline, encoded: TokenizedDataset, *, rows: int | None) -> dict[str, float]:
     """Compute the same `loss` as `partita.evaluation.mean_loss`: same batches, same order of summation."""
-    fleet = pipeline.lm
-    offers: list[BatchSize] = fleet.ask("evaluation_size", encoded.lengths, most_learned([encoded]), rows=rows)
+    pool = pipeline.lm
+    offers: list[BatchSize] = pool.ask("evaluation_size", encoded.lengths, most_learned([encoded]), rows=rows)
     size = min(offers, key=lambda offer: offer.rows)
-    batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=fleet.tokenizer.pad_token_id)
+    batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=pool.tokenizer.pad_token_id)
     counts: list[int] = []
 
     def counted() -> Iterator[Batch]:
@@ -226,5 +230,5 @@ def mean_loss_on_ray(pipeline: RayPipeline, encoded: TokenizedDataset, *, rows: 
             counts.append(batch.loss_tokens)
             yield batch
 
-    sums = fleet.each("loss", counted(), size=size)
+    sums = pool.each("loss", counted(), size=size)
     return {"loss": sum(sums) / sum(counts)} if sum(counts) else {}

@@ -168,16 +168,16 @@ def build_ray_pipeline(
     """
     tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
     retriever = build_retriever(config, training=training, folder=folder)
-    fleet = start(tokenizer)
+    pool = start(tokenizer)
     encoder = build_row_tokenizer(
         config,
         tokenizer=tokenizer,
-        context_length=fleet.context_length,
+        context_length=pool.context_length,
         labels=labels,
         retriever=retriever,
         folder=folder,
     )
-    return RayPipeline(**vars(prediction_parts(config, fleet, encoder, folder=folder, labels=labels)), lm=fleet)
+    return RayPipeline(**vars(prediction_parts(config, pool, encoder, folder=folder, labels=labels)), lm=pool)
 
 
 def prediction_parts(

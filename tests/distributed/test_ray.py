@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(folder: Path, address: str) -> Model:
+def pool(folder: Path, address: str) -> Model:
     """A model on two workers, which several tests share."""
     return on_ray(folder)
 
@@ -131,8 +131,8 @@ def recorded(output: str) -> list[int]:
     return [json.loads(line)["row"] for line in path.read_text("utf8").splitlines()[1:]]
 
 
-def test_greedy_answers_are_those_of_one_process(fleet: Model, folder: Path) -> None:
-    found = fleet.predict("rows.jsonl", output="greedy.jsonl")
+def test_greedy_answers_are_those_of_one_process(pool: Model, folder: Path) -> None:
+    found = pool.predict("rows.jsonl", output="greedy.jsonl")
     in_one_process(folder).predict("rows.jsonl", output="alone.jsonl")
 
     assert Path("greedy.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
@@ -141,25 +141,25 @@ def test_greedy_answers_are_those_of_one_process(fleet: Model, folder: Path) -> 
     assert sorted(recorded("greedy")) == list(range(300))
 
 
-def test_a_journal_of_one_process_is_continued_by_workers(fleet: Model, folder: Path) -> None:
+def test_a_journal_of_one_process_is_continued_by_workers(pool: Model, folder: Path) -> None:
     in_one_process(folder).predict("rows.jsonl", output="both.jsonl")
     [journal] = Path("runs/run/journal").glob("both-*.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:120]))
 
-    found = fleet.predict("rows.jsonl", output="both.jsonl")
+    found = pool.predict("rows.jsonl", output="both.jsonl")
 
     assert found.stats.resumed == 119
     assert Path("both.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_there_may_be_hardly_any_rows(fleet: Model, folder: Path, rows: int) -> None:
+def test_there_may_be_hardly_any_rows(pool: Model, folder: Path, rows: int) -> None:
     write_json_lines(Path("few.jsonl"), [{"text": f"w{number} w7"} for number in range(rows)])
     with Path("few.jsonl").open("a", encoding="utf8") as file:
         file.write("{broken\n")
 
-    fleet.predict("few.jsonl", output=f"few-{rows}.jsonl")
+    pool.predict("few.jsonl", output=f"few-{rows}.jsonl")
     in_one_process(folder).predict("few.jsonl", output=f"few-{rows}-alone.jsonl")
 
     assert Path(f"few-{rows}.jsonl").read_bytes() == Path(f"few-{rows}-alone.jsonl").read_bytes()
@@ -167,11 +167,11 @@ def test_there_may_be_hardly_any_rows(fleet: Model, folder: Path, rows: int) -> 
     assert [line["status"] for line in lines] == ["ok"] * rows + ["error"]
 
 
-def test_what_a_row_raises_inside_a_worker_is_its_error(fleet: Model, folder: Path) -> None:
+def test_what_a_row_raises_inside_a_worker_is_its_error(pool: Model, folder: Path) -> None:
     rows = [{"text": f"w{number} {POISON if number % 5 == 0 else 'w3'} w9"} for number in range(40)]
     write_json_lines(Path("poisoned.jsonl"), rows)
 
-    found = fleet.predict("poisoned.jsonl", output="poisoned.out.jsonl")
+    found = pool.predict("poisoned.jsonl", output="poisoned.out.jsonl")
     in_one_process(folder).predict("poisoned.jsonl", output="poisoned.alone.jsonl")
 
     assert (found.stats.ok, found.stats.errors) == (32, 8)
@@ -181,13 +181,13 @@ def test_what_a_row_raises_inside_a_worker_is_its_error(fleet: Model, folder: Pa
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_loses_no_row(fleet: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_is_killed_loses_no_row(pool: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     seed = session_seed()
     chance = random.Random(seed)
     after = chance.randint(1, 200)
     killer = when(lambda: answered("killed") >= after, lambda: chance.choice(workers()).kill())
 
-    found = fleet.predict("rows.jsonl", output="killed.jsonl")
+    found = pool.predict("rows.jsonl", output="killed.jsonl")
     killer.join()
 
     assert found.stats.ok == 300, f"seed {seed}"
@@ -197,21 +197,21 @@ def test_a_worker_that_is_killed_loses_no_row(fleet: Model, folder: Path, caplog
 
 
 @pytest.mark.long
-def test_a_job_that_is_asked_to_stop_ends_the_rows_that_were_begun(fleet: Model, folder: Path) -> None:
+def test_a_job_that_is_asked_to_stop_ends_the_rows_that_were_begun(pool: Model, folder: Path) -> None:
     signals = when(lambda: answered("asked") >= 30, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     with pytest.raises(KeyboardInterrupt):
-        fleet.predict("rows.jsonl", output="asked.jsonl")
+        pool.predict("rows.jsonl", output="asked.jsonl")
     signals.join()
 
     kept = answered("asked")
     assert 30 <= kept < 300
-    assert fleet.predict("rows.jsonl", output="asked.jsonl").stats.resumed == kept
+    assert pool.predict("rows.jsonl", output="asked.jsonl").stats.resumed == kept
     assert Path("asked.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
 
 
-def test_scores_are_those_of_one_process(fleet: Model, folder: Path) -> None:
-    assert fleet.evaluate("rows.jsonl") == in_one_process(folder).evaluate("rows.jsonl")
+def test_scores_are_those_of_one_process(pool: Model, folder: Path) -> None:
+    assert pool.evaluate("rows.jsonl") == in_one_process(folder).evaluate("rows.jsonl")
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["slots", "batches"])
@@ -249,7 +249,7 @@ def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str
 
 
 @pytest.mark.long
-def test_a_command_that_is_killed_goes_on(fleet: Model, folder: Path, address: str) -> None:
+def test_a_command_that_is_killed_goes_on(pool: Model, folder: Path, address: str) -> None:
     command = [sys.executable, "-m", "partita", "predict", "run.yaml", "--dataset", "rows.jsonl"]
     backend = ["--set", "backend.type=ray", "--set", "backend.workers=2", "--set", f"backend.address={address}"]
     job = subprocess.Popen(
@@ -262,7 +262,7 @@ def test_a_command_that_is_killed_goes_on(fleet: Model, folder: Path, address: s
     job.communicate(timeout=30)
     assert not Path("stopped.jsonl").exists()
 
-    found = fleet.predict("rows.jsonl", output="stopped.jsonl")
+    found = pool.predict("rows.jsonl", output="stopped.jsonl")
 
     assert 20 <= found.stats.resumed < 300
     assert Path("stopped.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()

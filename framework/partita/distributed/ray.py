@@ -102,14 +102,14 @@ class RayWorkerBackend:
         """Call a method of the actor."""
         self.waiting.append((getattr(self.actors[worker], method).remote(*arguments, **named), worker, method))
 
-    def start_job(self, worker: int, errand: WorkerJob) -> None:
+    def start_job(self, worker: int, worker_job: WorkerJob) -> None:
         """Start a job and the stream of its results."""
-        stream = self.actors[worker].answer.options(num_returns="streaming").remote(errand)
+        stream = self.actors[worker].answer.options(num_returns="streaming").remote(worker_job)
         self.waiting.append((stream, worker, "answer"))
 
-    def submit(self, worker: int, number: int, parcels: Sequence[WorkItem]) -> None:
+    def submit(self, worker: int, number: int, work_items: Sequence[WorkItem]) -> None:
         """Send rows to the worker's receiving thread."""
-        self.post(worker, "hand", number, list(parcels))
+        self.post(worker, "hand", number, list(work_items))
 
     def end(self, worker: int, number: int, *, now: bool) -> None:
         """End a job after all rows that were sent; with `now`, drop rows that have not started."""

@@ -124,22 +124,26 @@ class Worker:
             self.lm.module.eval()
             return batch_loss(self.lm, batch, limit=capacity.limit)
 
-    def answer(self, errand: WorkerJob) -> Iterator[BatchResult | LogMessage]:
+    def answer(self, worker_job: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Yield results of the received rows and log messages until the job is ended."""
-        sizing = self.sizing(errand.options, errand.max_new_tokens)
-        size = errand.size or BatchSize(rows=errand.batch_size, origin="file", device=str(self.lm.device))
-        limit = sizing.limit("generation", size) if size.rows == errand.batch_size else BatchLimit(errand.batch_size)
-        work = self.in_slots if errand.engine == "slots" else self.in_batches
+        sizing = self.sizing(worker_job.options, worker_job.max_new_tokens)
+        size = worker_job.size or BatchSize(rows=worker_job.batch_size, origin="file", device=str(self.lm.device))
+        limit = (
+            sizing.limit("generation", size)
+            if size.rows == worker_job.batch_size
+            else BatchLimit(worker_job.batch_size)
+        )
+        work = self.in_slots if worker_job.engine == "slots" else self.in_batches
         with sizing.guard(size):
-            for batch in work(errand, self.mail_of(errand.number), limit):
+            for batch in work(worker_job, self.mail_of(worker_job.number), limit):
                 yield from self.said()
                 yield batch
         sizing.after(BatchSizes(generation=size))
         yield from self.said()
 
-    def hand(self, number: int, parcels: Sequence[WorkItem]) -> None:
+    def hand(self, number: int, work_items: Sequence[WorkItem]) -> None:
         """Receive more rows for job `number`."""
-        self.mail_of(number).put(parcels)
+        self.mail_of(number).put(work_items)
 
     def end(self, number: int, *, now: bool) -> None:
         """Receive no more rows for job `number`; with `now`, drop rows that have not started."""
@@ -154,20 +158,20 @@ class Worker:
                 self.mail = Mail(number)
             return self.mail if number == self.mail.number else Mail(number)  # rows of a finished job are dropped
 
-    def in_slots(self, errand: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
+    def in_slots(self, worker_job: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
         """Answer rows in slots, which stay open while there are rows."""
-        rows = HandedRows(mail, errand.rows)
-        work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=errand.prefix)
+        rows = HandedRows(mail, worker_job.rows)
+        work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=worker_job.prefix)
         while mail.wait():
             run = Scheduler(
                 self.lm,
                 work,
-                errand.options,
-                slots=errand.batch_size,
-                seed=errand.seed,
-                left=np.zeros(errand.rows, dtype=np.bool_),
+                worker_job.options,
+                slots=worker_job.batch_size,
+                seed=worker_job.seed,
+                left=np.zeros(worker_job.rows, dtype=np.bool_),
                 limit=limit,
-                room_tokens=errand.room_tokens,
+                room_tokens=worker_job.room_tokens,
                 stopping=lambda: mail.is_left_alone,
                 source=rows,
             )
@@ -175,22 +179,22 @@ class Worker:
                 rows.forget(result.row for result in batch.results)
                 yield batch
 
-    def in_batches(self, errand: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
+    def in_batches(self, worker_job: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
         """Answer sorted batches one after the other."""
         while mail.wait():
-            parcel = mail.next()
-            prompts = dict(zip(parcel.rows, parcel.prompts, strict=True))
-            keys = dict(zip(parcel.rows, parcel.keys, strict=True))
+            work_item = mail.next()
+            prompts = dict(zip(work_item.rows, work_item.prompts, strict=True))
+            keys = dict(zip(work_item.rows, work_item.keys, strict=True))
             yield from StaticBatch(
                 self.lm,
                 partial(chosen, prompts),
-                errand.options,
-                rows=np.array(parcel.rows),
-                lengths=np.array([len(ids) for ids in parcel.prompts]),
-                new_tokens=np.array(parcel.new_tokens),
-                wanted=np.array(parcel.max_new_tokens),
+                worker_job.options,
+                rows=np.array(work_item.rows),
+                lengths=np.array([len(ids) for ids in work_item.prompts]),
+                new_tokens=np.array(work_item.new_tokens),
+                wanted=np.array(work_item.max_new_tokens),
                 key=keys.__getitem__,
-                seed=errand.seed,
+                seed=worker_job.seed,
                 limit=limit,
             ).generate()
 
@@ -213,16 +217,16 @@ class Mail:
     def __init__(self, number: int) -> None:
         """`number` identifies the job."""
         self.number = number
-        self.parcels: deque[WorkItem] = deque()
+        self.work_items: deque[WorkItem] = deque()
         self.changed = threading.Condition()
         self.is_ended = False
         self.is_left_alone = False
         """Whether to drop rows that have not started."""
 
-    def put(self, parcels: Sequence[WorkItem]) -> None:
+    def put(self, work_items: Sequence[WorkItem]) -> None:
         """Add received rows."""
         with self.changed:
-            self.parcels += parcels
+            self.work_items += work_items
             self.changed.notify()
 
     def end(self, *, now: bool) -> None:
@@ -234,19 +238,19 @@ class Mail:
     def wait(self) -> bool:
         """Wait for rows to take; return False if there will be none."""
         with self.changed:
-            self.changed.wait_for(lambda: self.parcels or self.is_ended)
-            return bool(self.parcels) and not self.is_left_alone
+            self.changed.wait_for(lambda: self.work_items or self.is_ended)
+            return bool(self.work_items) and not self.is_left_alone
 
     def next(self) -> WorkItem:
         """Return the first work item; call `wait` first."""
         with self.changed:
-            return self.parcels.popleft()
+            return self.work_items.popleft()
 
     def take(self) -> list[WorkItem]:
         """Return all work items, possibly none."""
         with self.changed:
-            taken = list(self.parcels)
-            self.parcels.clear()
+            taken = list(self.work_items)
+            self.work_items.clear()
             return taken
 
 
@@ -266,9 +270,9 @@ class HandedRows:
     def take(self, wanted: int) -> list[int]:
         """Return all received rows, even more than requested: they belong to this worker only."""
         taken = []
-        for parcel in self.mail.take():
+        for work_item in self.mail.take():
             for row, ids, new_tokens, key in zip(
-                parcel.rows, parcel.prompts, parcel.new_tokens, parcel.keys, strict=True
+                work_item.rows, work_item.prompts, work_item.new_tokens, work_item.keys, strict=True
             ):
                 self.lengths[row], self.new_tokens[row] = len(ids), new_tokens
                 self.known[row] = ids, key

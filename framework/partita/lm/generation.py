@@ -138,9 +138,9 @@ class RowLimits:
 class RowChoices:
     """A logits processor of transformers that leaves each row one token, chosen as in slots."""
 
-    def __init__(self, chooser: Sampler, requests: Sequence[GenerationRequest], *, prompt_length: int) -> None:
+    def __init__(self, sampler: Sampler, requests: Sequence[GenerationRequest], *, prompt_length: int) -> None:
         """`prompt_length` includes padding."""
-        self.chooser = chooser
+        self.sampler = sampler
         self.seen = prompt_length
         """Number of tokens per row of the batch that have been processed."""
         self.rows = [
@@ -150,7 +150,7 @@ class RowChoices:
         self.going = list(range(len(self.rows)))
         """Rows that need another token."""
         for row in self.rows:
-            chooser.prepare(row)
+            sampler.prepare(row)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores that are 0 for the chosen token and -inf elsewhere; mark rows without a choice as broken."""
@@ -162,7 +162,7 @@ class RowChoices:
         chosen_B = torch.zeros(len(scores), dtype=torch.long, device=scores.device)  # any, where transformers pads
         if self.going:
             places = torch.tensor(self.going, device=scores.device)
-            tokens_N, _ = self.chooser.choose(scores[places], [self.rows[place] for place in self.going])
+            tokens_N, _ = self.sampler.choose(scores[places], [self.rows[place] for place in self.going])
             for place in places[tokens_N < 0].tolist():
                 self.rows[place].broken = True
             chosen_B[places] = tokens_N.clamp(min=0)
@@ -171,7 +171,7 @@ class RowChoices:
     def has_ended(self, row: Row) -> bool:
         """Return whether a row needs no more tokens."""
         last = row.new[-1:]
-        ended = bool(last and last[0] in self.chooser.end_ids)
+        ended = bool(last and last[0] in self.sampler.end_ids)
         return ended or row.broken or len(row.new) >= row.request.max_new_tokens
 
 
@@ -217,7 +217,7 @@ def generate_batch(
     options: GenerationOptions,
     *,
     inputs: dict[str, Any],
-    chooser: Sampler,
+    sampler: Sampler,
     tokenizer: "PreTrainedTokenizerFast",
 ) -> list[Generated]:
     """Generate for one batch; the model must be in evaluation mode.
@@ -237,8 +237,8 @@ def generate_batch(
 
     limits = [request.max_new_tokens for request in requests]
     width = inputs["input_ids"].shape[1]
-    processor = score_processor(options, requests, chooser=chooser, prompt_length=width)
-    settings = generation_settings(options, max_new_tokens=max(limits), end_ids=chooser.end_ids, tokenizer=tokenizer)
+    processor = score_processor(options, requests, sampler=sampler, prompt_length=width)
+    settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
     criterion = RowLimits(limits, stop=options.stop, prompt_length=width, tokenizer=tokenizer)
     with torch.no_grad():
         sequences = model.generate(
@@ -256,7 +256,7 @@ def generate_batch(
         finish(
             ids,
             limit=limit,
-            ends=chooser.end_ids,
+            ends=sampler.end_ids,
             stop=options.stop,
             tokenizer=tokenizer,
             logprob=logprobs[place] if logprobs else None,
@@ -266,7 +266,7 @@ def generate_batch(
 
 
 def score_processor(
-    options: GenerationOptions, requests: Sequence[GenerationRequest], *, chooser: Sampler, prompt_length: int
+    options: GenerationOptions, requests: Sequence[GenerationRequest], *, sampler: Sampler, prompt_length: int
 ) -> RowChoices | BeamScores:
     """Return the logits processor of a batch: it chooses tokens, except in beam search.
 
@@ -277,8 +277,8 @@ def score_processor(
         prompt_length: Length of the padded prompts in tokens.
     """
     if options.beams > 1:
-        return BeamScores(options, requests, prompt_length=prompt_length, ends=chooser.ends)
-    return RowChoices(chooser, requests, prompt_length=prompt_length)
+        return BeamScores(options, requests, prompt_length=prompt_length, ends=sampler.ends)
+    return RowChoices(sampler, requests, prompt_length=prompt_length)
 
 
 def generation_settings(

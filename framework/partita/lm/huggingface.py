@@ -347,7 +347,7 @@ class HuggingFaceModel:
             stack.enter_context(seeded(row_seed(seed, requests[0].key) % 2**63, device=self.device))
             stack.enter_context(self.evaluating())
             ends = {*end_token_ids(self.base, tokenizer=self.tokenizer), *options.stop_token_ids}
-            chooser = Sampler(options, ends=tuple(ends), seed=seed, device=self.device)
+            sampler = Sampler(options, ends=tuple(ends), seed=seed, device=self.device)
             for group in groups:
                 self.forget_rows()
                 chosen = [requests[index] for index in group]
@@ -356,7 +356,7 @@ class HuggingFaceModel:
                     chosen,
                     options,
                     inputs=prompt_inputs(self, chosen, beams=options.beams),
-                    chooser=chooser,
+                    sampler=sampler,
                     tokenizer=self.tokenizer,
                 )
                 answers.update(zip(group, completions, strict=True))

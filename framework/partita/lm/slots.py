@@ -92,7 +92,7 @@ class Slots:
         self.wide = lm.wide and not (exact or options.logprobs or options.samples)
         self.careful = not (options.logprobs or options.samples)
         """Whether rows that keep their slot are recomputed at near ties."""
-        self.chooser = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
+        self.sampler = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         last = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
@@ -165,7 +165,7 @@ class Slots:
         self.largest_pass = max(self.largest_pass, len(prompts) * max(unread))
         new = [Row(request) for request in requests]
         for row in new:
-            self.chooser.prepare(row)
+            self.sampler.prepare(row)
         tokens_N = self.choose(logits_NV, new, first=first)
         self.rows += new
         self.tokens_N = torch.cat([self.tokens_N, tokens_N])
@@ -181,10 +181,10 @@ class Slots:
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
         doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
-        tokens_N, doubtful = self.chooser.choose(logits_NV, rows, doubts=doubts)
+        tokens_N, doubtful = self.sampler.choose(logits_NV, rows, doubts=doubts)
         for place in doubtful:
             logits_1V = self.recompute(rows[place], slot=first + place)
-            tokens_N[place] = self.chooser.choose(logits_1V, [rows[place]])[0][0]
+            tokens_N[place] = self.sampler.choose(logits_1V, [rows[place]])[0][0]
         if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False

@@ -181,7 +181,7 @@ class WorstSlots:
         requests = [SlotRequest([token], new_tokens, row) for row, token in enumerate(self.ids_B.tolist())]
         self.rows = [Row(request) for request in requests]
         for row in self.rows:
-            slots.chooser.prepare(row)
+            slots.sampler.prepare(row)
 
     def read(self, tokens: int) -> float:
         """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
@@ -201,7 +201,7 @@ class WorstSlots:
         if count > 1:
             prompts[-1] = prompts[-1][1:] or prompts[-1]
         logits = self.slots.forward(prompts, first=0, start=self.slots.prefix)
-        self.slots.chooser.choose(logits, self.rows[:count], doubts=self.slots.wide)
+        self.slots.sampler.choose(logits, self.rows[:count], doubts=self.slots.wide)
         return now(self.device) - started
 
     def fill(self, shared: int) -> None:
@@ -222,7 +222,7 @@ class WorstSlots:
         for step in range(steps):
             started = now(self.device)
             logits = self.slots.extend(ids_B1, lengths=[length + step] * len(self.rows))
-            tokens, _ = self.slots.chooser.choose(logits, self.rows, doubts=self.slots.wide)
+            tokens, _ = self.slots.sampler.choose(logits, self.rows, doubts=self.slots.wide)
             for row, token in zip(self.rows, tokens.tolist(), strict=True):
                 row.new.append(max(0, token))
             seconds.append(now(self.device) - started)
@@ -316,8 +316,8 @@ def run(
 
     ids_BS = inputs["input_ids"]
     requests = [GenerationRequest(ids, new_tokens) for ids in ids_BS.tolist()]
-    chooser = Sampler(options, ends=(), seed=0, device=lm.device)
-    processor = score_processor(options, requests, chooser=chooser, prompt_length=ids_BS.shape[1])
+    sampler = Sampler(options, ends=(), seed=0, device=lm.device)
+    processor = score_processor(options, requests, sampler=sampler, prompt_length=ids_BS.shape[1])
     settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
     settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}

@@ -45,7 +45,7 @@ class WorkPlan(Protocol):
     def prefix(self) -> Sequence[int]:
         """Tokens that all prompts begin with; computed once."""
 
-    def parcels(self, places: Sequence[int]) -> list[WorkItem]:
+    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
         """Return the items at these indices, without rows that are answered."""
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
@@ -68,7 +68,7 @@ class RowWorkPlan:
         """Number of items."""
         return len(self.order)
 
-    def parcels(self, places: Sequence[int]) -> list[WorkItem]:
+    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
         """Return the items at these indices."""
         rows = [self.order[place] for place in places]
         self.places |= zip(rows, places, strict=True)
@@ -110,11 +110,11 @@ class BatchWorkPlan:
         """Number of items."""
         return len(self.batches)
 
-    def parcels(self, places: Sequence[int]) -> list[WorkItem]:
+    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
         """Return the batches at these indices."""
-        return [self.parcel(place) for place in places]
+        return [self.work_item(place) for place in places]
 
-    def parcel(self, place: int) -> WorkItem:
+    def work_item(self, place: int) -> WorkItem:
         """Return a whole batch, named by its position among all batches."""
         rows = self.batches[place].tolist()
         wanted = self.left[rows].tolist()

@@ -64,10 +64,10 @@ class WorkerBackend(Protocol):
     def ask(self, worker: int, method: str, *given: Any, **named: Any) -> None:
         """Call a method of the worker; `WorkerReplied` holds the result."""
 
-    def start_job(self, worker: int, errand: WorkerJob) -> None:
+    def start_job(self, worker: int, worker_job: WorkerJob) -> None:
         """Start a job; the worker answers the rows that are submitted to it."""
 
-    def submit(self, worker: int, number: int, parcels: Sequence[WorkItem]) -> None:
+    def submit(self, worker: int, number: int, work_items: Sequence[WorkItem]) -> None:
         """Send rows of the job with this number."""
 
     def end(self, worker: int, number: int, *, now: bool) -> None:

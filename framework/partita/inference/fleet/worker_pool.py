@@ -53,7 +53,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        crew: WorkerBackend,
+        worker_backend: WorkerBackend,
         order: LoadRequest,
         *,
         tokenizer: "PreTrainedTokenizerFast",
@@ -69,7 +69,7 @@ class WorkerPool:
             workers: Number of workers.
             timeout_seconds: Seconds without a message after which a worker is considered lost.
         """
-        self.crew, self.order, self.tokenizer = crew, order, tokenizer
+        self.worker_backend, self.order, self.tokenizer = worker_backend, order, tokenizer
         self.workers, self.timeout = workers, timeout_seconds
         self.members: dict[int, WorkerState] = {}
         self.known: ModelFacts | None = None
@@ -188,7 +188,7 @@ class WorkerPool:
             return
         self.start()
         self.errands += 1
-        errand = WorkerJob(
+        worker_job = WorkerJob(
             number=self.errands,
             engine=engine,
             options=options,
@@ -200,7 +200,7 @@ class WorkerPool:
             room_tokens=room_tokens,
             prefix=list(plan.prefix),
         )
-        job = WorkerPoolJob(self, plan, errand)
+        job = WorkerPoolJob(self, plan, worker_job)
         try:
             yield from job.completions(stopping)
         finally:
@@ -225,7 +225,7 @@ class WorkerPool:
     def fill(self) -> None:
         """Start workers until the pool is complete."""
         while len(self.members) < self.workers:
-            number = self.crew.start()
+            number = self.worker_backend.start()
             self.members[number] = WorkerState(number)
 
     def lose(self, member: WorkerState, reason: str, *, rows: int = 0) -> None:
@@ -244,7 +244,7 @@ class WorkerPool:
 
     def stop(self, member: WorkerState) -> None:
         """Stop a worker."""
-        self.crew.stop(member.number)
+        self.worker_backend.stop(member.number)
         self.members.pop(member.number, None)
 
     def ready(self) -> list[WorkerState]:
@@ -263,7 +263,7 @@ class WorkerPool:
                 self.start()
                 asked = self.ready()
                 for member in asked:
-                    self.crew.ask(member.number, method, *given, **named)
+                    self.worker_backend.ask(member.number, method, *given, **named)
                     member.state, member.heard = "asked", time.monotonic()
                 while any(member.state == "asked" for member in self.members.values()):
                     for event in self.poll():
@@ -291,7 +291,7 @@ class WorkerPool:
                         more = False
                         break
                     assigned[member.number] = task
-                    self.crew.ask(member.number, method, task[1], **named)
+                    self.worker_backend.ask(member.number, method, task[1], **named)
                     member.state, member.heard = "asked", time.monotonic()
                 for event in self.poll() if assigned or not self.ready() else ():
                     if isinstance(event, WorkerReplied) and event.method == method:
@@ -315,7 +315,7 @@ class WorkerPool:
 
     def poll(self) -> Iterator[Event]:
         """Yield the events since the last call, except those of stopped workers."""
-        for event in self.crew.events(GLANCE_SECONDS):
+        for event in self.worker_backend.events(GLANCE_SECONDS):
             member = self.members.get(event.worker)
             if member is not None:
                 member.heard = time.monotonic()
@@ -350,7 +350,7 @@ class WorkerPool:
             return
         for member in [member for member in self.members.values() if member.state == "placed"]:
             node = [other.number for other in self.members.values() if other.node == member.node]
-            self.crew.ask(
+            self.worker_backend.ask(
                 member.number,
                 "load",
                 self.order,
@@ -374,7 +374,7 @@ class WorkerPool:
         if silent and not self.working():
             states = [member.state for member in self.members.values()]
             there = len(states) - states.count("starting")
-            available = ", ".join(f"{amount:g} {name}" for name, amount in self.crew.resources().items())
+            available = ", ".join(f"{amount:g} {name}" for name, amount in self.worker_backend.resources().items())
             raise JobError(
                 f"{there} of {self.workers} workers have started, and {described(silent[0])} has not answered for "
                 f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: "

@@ -33,16 +33,16 @@ def all_but(*rows: int) -> np.ndarray:
 def test_rows_come_longest_first_with_their_prompts() -> None:
     plan = RowWorkPlan(work(), all_but(0))
 
-    parcels = plan.parcels(range(plan.total))
+    work_items = plan.work_items(range(plan.total))
 
-    assert [parcel.rows for parcel in parcels] == [(1,), (3,), (5,), (4,)]
-    assert parcels[2].prompts == ([5, 5, 5, 5],)
-    assert (parcels[2].new_tokens, parcels[2].keys, parcels[2].max_new_tokens) == ((7,), (b"\x05",), (True,))
+    assert [work_item.rows for work_item in work_items] == [(1,), (3,), (5,), (4,)]
+    assert work_items[2].prompts == ([5, 5, 5, 5],)
+    assert (work_items[2].new_tokens, work_items[2].keys, work_items[2].max_new_tokens) == ((7,), (b"\x05",), (True,))
 
 
 def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> None:
     plan = RowWorkPlan(work(equal=(1, 3)), all_but())
-    plan.parcels(range(plan.total))
+    plan.work_items(range(plan.total))
 
     place, results = plan.answered(RowResult(1, None, "no"))
 
@@ -53,7 +53,7 @@ def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> Non
 
 def test_a_batch_is_answered_with_its_last_row() -> None:
     plan = BatchWorkPlan(work(), all_but(1), batch_size=2, way=PADDED)
-    [first, _, last] = plan.parcels(range(plan.total))
+    [first, _, last] = plan.work_items(range(plan.total))
 
     assert (first.rows, first.max_new_tokens) == ((1, 3), (False, True))
     assert (last.place, last.rows) == (2, (4,))
@@ -64,10 +64,10 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
 
 def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
     plan = BatchWorkPlan(work(), all_but(), batch_size=3, way=PADDED)
-    [first, _] = plan.parcels(range(plan.total))
+    [first, _] = plan.work_items(range(plan.total))
     plan.answered(RowResult(first.rows[0], None))
 
-    [again] = plan.parcels([0])
+    [again] = plan.work_items([0])
 
     assert again.rows == first.rows
     assert again.max_new_tokens == (False, True, True)
@@ -76,4 +76,4 @@ def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
 def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:
     plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
 
-    assert [parcel.place for parcel in plan.parcels(range(plan.total))] == [1, 2]
+    assert [work_item.place for work_item in plan.work_items(range(plan.total))] == [1, 2]
