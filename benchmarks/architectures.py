@@ -117,7 +117,7 @@ def measure(kind: str, folder: Path) -> Measured:
 def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> Any:
     """A tiny model as partita holds it."""
     from partita.lm.huggingface import load_model
-    from partita.lm.tokenizers import load_tokenizer
+    from partita.tokenizers.load import load_tokenizer
     from partita_schema.config import Config
 
     features = {
@@ -136,7 +136,7 @@ def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> A
 
 def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
     """Answers of the engines with those of `generate` to each row alone."""
-    from partita.inference.engine import generate_rows
+    from partita.generation.engine import generate_rows
     from partita.lm.generation import generation_options
 
     options = generation_options(lm.config, tokenizer=lm.tokenizer, checkpoint=lm.checkpoint_generation)

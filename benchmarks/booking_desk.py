@@ -137,7 +137,7 @@ def ceiling_of(seed: int) -> float:
     """What a desk can expect of the guests that a seed gives, without repairs: one in twelve of what is lost."""
     import desk
 
-    from partita.simulation.episode import derived_seed
+    from partita.data.episode import derived_seed
 
     total = 0.0
     for number in range(DIALOGUES):

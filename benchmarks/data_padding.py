@@ -93,8 +93,8 @@ def ours(lengths: np.ndarray, batching: dict[str, Any], *, lines: int = ROWS_OF_
     """The product's plan of the first epoch."""
     from pydantic import TypeAdapter
 
-    from partita.data.planning.indexed import IndexedPlanner
-    from partita.data.planning.policies import build_policy
+    from partita.data.batching.indexed import IndexedPlanner
+    from partita.data.batching.policies import build_policy
     from partita_schema.batching import Batching
 
     policy = build_policy(TypeAdapter(Batching).validate_python(batching), batch_size=lines)

@@ -19,7 +19,7 @@ from forked import import_all, run_ranks
 from harness import Limit, about, parse_arguments, report
 from workloads_data import WHOLE, make_model, settings, snli_rows, write_rows, write_shards
 
-from partita.data.shaping.formatter import Formatter
+from partita.data.formatting.formatter import Formatter
 
 Row = dict[str, Any]
 STEPS = 48

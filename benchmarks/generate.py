@@ -228,8 +228,8 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
 
 def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
     """Answers of which each ends at a length of its own."""
-    from partita.inference.engine import generate_requests
-    from partita.inference.oom_backoff import BatchLimit, Capacity
+    from partita.generation.engine import generate_requests
+    from partita.generation.oom_backoff import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
 
     pipeline = model._runtime.ready()

@@ -78,8 +78,8 @@ def in_slots(folder: str, *, batch: int) -> tuple[Any, int]:
     """Answers by the slot engine; of `batch` 0, by as many slots as the tuner chooses."""
     import numpy as np
 
-    from partita.inference.engine import generate_requests
-    from partita.inference.oom_backoff import BatchLimit, Capacity
+    from partita.generation.engine import generate_requests
+    from partita.generation.oom_backoff import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
 
     model = load(folder)

@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import ROOT, Limit, about, parse_arguments, report
 
-from partita.data.reading.csv_reader import read_csv
+from partita.data.sources.csv_reader import read_csv
 
 SEED = 4
 PART = 100

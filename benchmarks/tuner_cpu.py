@@ -157,7 +157,7 @@ def data_bytes() -> int:
 
 def tune(folder: str, name: str, room: str) -> dict[str, Any]:
     """The tuner's answer, and the CPU seconds of its search."""
-    from partita.tuning import sizes
+    from partita.pipeline import batch_sizes as sizes
 
     limits = {} if room == "plenty" else {"memory_budget": held_with_model(folder, name) + int(room)}
     model = load(folder, name, **limits)
@@ -223,8 +223,8 @@ def generates(pipeline: Any, requests: list[Any], room: int) -> bool:
     """Whether rows are answered at once with so many bytes more, memory given back as soon as it is free."""
     import ctypes
 
-    from partita.inference.engine import generate_requests
-    from partita.inference.oom_backoff import BatchLimit, Capacity
+    from partita.generation.engine import generate_requests
+    from partita.generation.oom_backoff import BatchLimit, Capacity
     from partita_schema.errors import PartitaError
 
     library = ctypes.CDLL(None)

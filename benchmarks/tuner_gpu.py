@@ -64,7 +64,7 @@ def make_model(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from partita.lm.tokenizers import byte_tokenizer
+    from partita.tokenizers.load import byte_tokenizer
 
     config = LlamaConfig(
         vocab_size=128_256,
@@ -113,8 +113,8 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from partita.inference.engine import generate_requests
-    from partita.inference.oom_backoff import BatchLimit, Capacity
+    from partita.generation.engine import generate_requests
+    from partita.generation.oom_backoff import BatchLimit, Capacity
     from partita.lm.base import GenerationRequest
     from partita_schema.errors import OutOfMemory
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.shaping.formatter import Formatter
+from partita.data.formatting.formatter import Formatter
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "ai") for c in ("", "n", "ra", "sto")]
 LONGEST = 2048

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
     from rich.table import Table
 
     from partita import Model
-    from partita.logs import show_log
+    from partita.runs.log import show_log
 
     show_log(quiet=False)
     console = Console()

@@ -4,23 +4,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from partita.runtime import ModelRuntime
+from partita.backends.context import ModelRuntime
+from partita.backends.verbs.evaluate import evaluate
+from partita.backends.verbs.generate import generate
+from partita.backends.verbs.predict import predict
+from partita.backends.verbs.save import push_to_hub, save
+from partita.backends.verbs.simulate import simulate
+from partita.backends.verbs.train import train
+from partita.backends.verbs.tune import tune
+from partita.pipeline.batch_sizes import BatchSizes
 from partita.simulation.report import SimulationReport
-from partita.tuning.sizes import BatchSizes
-from partita.verbs.evaluate import evaluate
-from partita.verbs.generate import generate
-from partita.verbs.predict import predict
-from partita.verbs.save import push_to_hub, save
-from partita.verbs.simulate import simulate
-from partita.verbs.train import train
-from partita.verbs.tune import tune
 from partita_schema.config import Config
 from partita_schema.load import load_config
 from partita_schema.summary import summary
 from partita_trainers.base import TrainResult
 
 if TYPE_CHECKING:
-    from partita.inference.predictions import Predictions
+    from partita.generation.predictions import Predictions
 
 
 class Model:

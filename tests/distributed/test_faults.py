@@ -25,7 +25,7 @@ TWO = ("--set", "backend.type=torchrun", "--set", "backend.processes=2")
 
 COLLATE = """
 import os
-from partita.data.collate import collate
+from partita.data.batching.collate import collate
 
 class Failing:
     calls = 0

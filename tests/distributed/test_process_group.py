@@ -11,7 +11,7 @@ import torch
 
 from partita.distributed.process_group import BUCKET_BYTES, buckets
 from partita.distributed.thread_group import ThreadGroup
-from partita.inference.work_queue import WorkQueue, drain
+from partita.generation.work_queue import WorkQueue, drain
 from partita_trainers.process_group import SINGLE_PROCESS, main_process_first, synchronized_errors
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita.distributed.event_queue import (
+from partita.backends.ray.event_queue import (
     Message,
     ProgressClosed,
     ProgressMoved,
@@ -17,7 +17,7 @@ from partita.distributed.event_queue import (
     RankLogged,
     RankStarted,
 )
-from partita.distributed.rank import RankEndedError, run_rank
+from partita.backends.ray.rank import RankEndedError, run_rank
 from partita.runs.progress import show_progress
 from partita_schema.errors import DataError
 from partita_trainers.interrupt import interruption
@@ -47,7 +47,7 @@ def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, qui
 
 def test_what_it_says_and_shows_is_reported_in_order() -> None:
     def work() -> str:
-        logging.getLogger("partita.training").info("%d rows", 7)
+        logging.getLogger("partita.training.run").info("%d rows", 7)
         with show_progress(3, "training", completed=1) as progress:
             progress.advance(1, loss=0.5)
             progress.advance(1, loss=0.25)
@@ -58,7 +58,7 @@ def test_what_it_says_and_shows_is_reported_in_order() -> None:
     assert isinstance(came, RankStarted)
     assert (came.rank, came.ranks) == (0, 1)
     assert told == [
-        RankLogged("partita.training", logging.INFO, "7 rows"),
+        RankLogged("partita.training.run", logging.INFO, "7 rows"),
         ProgressOpened(1, 3, "training", 1),
         ProgressMoved(1, 2, {"loss": 0.25}),
         ProgressClosed(1),
@@ -67,7 +67,7 @@ def test_what_it_says_and_shows_is_reported_in_order() -> None:
 
 
 def test_what_is_quiet_is_not_reported() -> None:
-    assert len(told_of(lambda: logging.getLogger("partita.training").info("7 rows"), quiet=True)) == 2
+    assert len(told_of(lambda: logging.getLogger("partita.training.run").info("7 rows"), quiet=True)) == 2
 
 
 @pytest.mark.parametrize("error", [DataError("row 7 is empty"), ZeroDivisionError("division by zero")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita.distributed.event_queue import (
+from partita.backends.ray.event_queue import (
     EventQueue,
     JobFinished,
     Posted,
@@ -20,7 +20,7 @@ from partita.distributed.event_queue import (
     RankLogged,
     RankStarted,
 )
-from partita.distributed.rank_monitor import END_SECONDS, follow
+from partita.backends.ray.rank_monitor import END_SECONDS, follow
 from partita_schema.errors import DataError, LostRankError, PartitaError, TrainingError
 
 BOTH: tuple[Posted, ...] = (("a", RankStarted(0, 2, "node-0", 11)), ("b", RankStarted(1, 2, "node-1", 12)))
@@ -83,7 +83,7 @@ def test_what_rank_0_has_made_is_what_comes_of_it(
     shown: list[Posted] = [
         ("a", ProgressOpened(1, 4, "training", 1)),
         ("a", ProgressMoved(1, 3, {"loss": 0.5})),
-        ("a", RankLogged("partita.training", 30, "2 rows left out")),
+        ("a", RankLogged("partita.training.run", 30, "2 rows left out")),
         ("a", ProgressClosed(1)),
     ]
     ranks = Script(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 COLLATE = """
 import os
 from partita import DataError
-from partita.data.collate import collate
+from partita.data.batching.collate import collate
 
 class Failing:
     calls = 0

@@ -22,7 +22,7 @@ import typer
 import yaml
 
 from partita.cli.main import app
-from partita.inference.decode import Decoder
+from partita.outputs.decode import Decoder
 from partita_schema.adapter import Adapter, LoraAdapter
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from partita.data.collate import collate
-from partita.data.shaping.formatter import FormattedText, Segment
+from partita.data.batching.collate import collate
+from partita.data.formatting.formatter import FormattedText, Segment
 from partita_schema.trainer import CustomTrainer
 from partita_trainers.base import Batch, TrainerContext, TrainResult
 

@@ -126,7 +126,7 @@ Command = Callable[..., int]
 @pytest.fixture
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands do not show their log: its handlers are for a whole process."""
-    monkeypatch.setattr("partita.logs.show_log", lambda *, quiet, rank=0: None)
+    monkeypatch.setattr("partita.runs.log.show_log", lambda *, quiet, rank=0: None)
 
 
 @pytest.fixture

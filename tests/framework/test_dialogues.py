@@ -9,7 +9,7 @@ import pytest
 
 from partita import Model
 from partita.data.preview import preview
-from partita.lm.tokenizers import read_tokenizer
+from partita.tokenizers.load import read_tokenizer
 from partita_schema.errors import DataError
 from partita_trainers.file_sums import FILE as SUMS
 

@@ -12,9 +12,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel
 
 from partita import ConfigError, Model, ModelError, PartitaError
-from partita.other_models import agent_models
-from partita.runtime import ModelRuntime
-from partita.verbs.train import train_here
+from partita.backends.context import ModelRuntime
+from partita.backends.other_models import agent_models
+from partita.backends.verbs.train import train_here
 from partita_schema.code import code_of, takes_target
 from partita_schema.config import Config
 from partita_schema.load import load_config

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from partita import Model, ModelError, ResumeError
-from partita.inference.journal import Journal
+from partita.generation.journal import Journal
 
 SCHEMA = {
     "type": "object",

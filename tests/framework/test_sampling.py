@@ -9,10 +9,10 @@ import pytest
 
 from partita import Model
 from partita.data.dialogue.expand import Expander, expanded
-from partita.data.reading.sources import open_rows
 from partita.data.rows import ListStore, RowKeys, Rows
-from partita.inference.prompts import sampling_keys
-from partita.lm.tokenizers import read_tokenizer
+from partita.data.sources.sources import open_rows
+from partita.generation.prompts import sampling_keys
+from partita.tokenizers.load import read_tokenizer
 from partita_trainers.file_sums import FILE as SUMS
 
 from ..properties import ends, first

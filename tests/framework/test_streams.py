@@ -10,9 +10,9 @@ import pytest
 from partita import Model
 from partita.data.ledger_report import make_report
 from partita.data.preview import preview
-from partita.data_plan import plan_of_file
 from partita.runs.directory import RunDirectory
-from partita.training import note_batches
+from partita.training.plan import plan_of_file
+from partita.training.run import note_batches
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.load import load_config
 

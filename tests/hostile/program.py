@@ -24,7 +24,7 @@ IMPORTS = (
     "partita.cli.main",
     "partita.data.preview",
     "partita.lm.generation_defaults",
-    "partita.lm.tokenizers",
+    "partita.tokenizers.load",
     "partita_schema.load",
     "rich.console",
     "tokenizers",
@@ -160,15 +160,15 @@ def predicted(name: str) -> dict[str, Any]:
     """Rows that were read, and lines of the output by status."""
     from collections import Counter
 
-    from partita.data.reading.sources import open_rows
-    from partita.data.shaping.formatter import Formatter
-    from partita.data.shaping.row_tokenizer import RowTokenizer
+    from partita.data.formatting.formatter import Formatter
+    from partita.data.formatting.row_tokenizer import RowTokenizer
+    from partita.data.sources.sources import open_rows
     from partita.data.splits import check_columns
-    from partita.inference.decode import Decoder
-    from partita.inference.oom_backoff import BatchLimit, Capacity
-    from partita.inference.predict import predict_rows
+    from partita.generation.oom_backoff import BatchLimit, Capacity
+    from partita.generation.predict import predict_rows
     from partita.lm.base import GenerationOptions
     from partita.lm.scripted import ScriptedModel
+    from partita.outputs.decode import Decoder
     from partita_schema.rows import row_schema
 
     lm, plan = ScriptedModel(lambda prompt: prompt[:20]), config()
@@ -198,8 +198,8 @@ def predicted(name: str) -> dict[str, Any]:
 def streamed(name: str) -> dict[str, int]:
     """Rows of the file as a stream, good and bad."""
     from partita.data.chunks import Unreadable, parsed
-    from partita.data.reading.sources import format_of
-    from partita.data.reading.text_files import is_mostly_broken
+    from partita.data.sources.sources import format_of
+    from partita.data.sources.text_files import is_mostly_broken
     from partita.data.streams.open import open_stream
     from partita_schema.errors import DataError
     from partita_schema.sources import FileSource

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from partita.inference.metrics import METRICS, SHARED_METRICS
+from partita.outputs.metrics import METRICS, SHARED_METRICS
 from partita_schema.errors import ConfigError
 from partita_schema.metrics import DIRECTIONS
 from partita_trainers.validation import Validation

@@ -9,9 +9,9 @@ import typer
 from partita.cli.standard_streams import StdinFormat, dataset_path
 
 if TYPE_CHECKING:
-    from partita.data_plan import FilePlan
     from partita.distributed.layout import Layout
     from partita.lm.generation_defaults import Explanation
+    from partita.training.plan import FilePlan
     from partita_schema.load import Loaded
 
 
@@ -39,8 +39,8 @@ def explain(
     loaded = load_config(file, overrides=overrides or ())
     layout, generation, planned = layout_of(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
-        from partita.data_plan import plan_of_file
-        from partita.logs import show_log
+        from partita.runs.log import show_log
+        from partita.training.plan import plan_of_file
 
         show_log(quiet=True)
         planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))

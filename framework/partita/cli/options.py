@@ -42,8 +42,8 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_co
     directory, only the option allows the code that it names.
     """
     from partita.distributed.world import get_world
-    from partita.logs import show_log
     from partita.model import Model
+    from partita.runs.log import show_log
 
     show_log(quiet=quiet, rank=get_world().rank)
     check_there(path)
@@ -57,8 +57,8 @@ def check_there(path: Path) -> None:
     """Raise ConfigError if a path is neither a file nor a run, and list the existing ones."""
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return
+    from partita.backends.context import RUNS
     from partita.runs.finding import runs_beside
-    from partita.runtime import RUNS
     from partita_schema.load import near_files
 
     runs = runs_beside(path) or near_files(path) + runs_beside(RUNS / path.name)
@@ -89,7 +89,7 @@ def start_model(
 
 def print_wrapped(text: str, file: TextIO | None = None) -> None:
     """Print to standard output, or to `file`; on a terminal, wrap lines at spaces."""
-    from partita.logs import terminal_width, wrapped
+    from partita.runs.log import terminal_width, wrapped
 
     stream = sys.stdout if file is None else file
     print(wrapped(text, width=terminal_width()) if stream.isatty() else text, file=stream)

@@ -46,7 +46,7 @@ def preview(
     """Print rows as the model sees them, with loss tokens marked, and a histogram of row lengths. Trains nothing."""
     from rich.console import Console
 
-    from partita.logs import show_log
+    from partita.runs.log import show_log
 
     show_log(quiet=True)
     console = Console(highlight=False, soft_wrap=True)
@@ -56,8 +56,8 @@ def preview(
         return
     if file is None:
         raise typer.BadParameter("write the YAML file of the run", param_hint="FILE")
+    from partita.backends.endpoint.verbs import PREVIEW, refuse_served
     from partita.data.preview import preview as make_preview
-    from partita.served import PREVIEW, refuse_served
     from partita_schema.load import load_config
 
     loaded = load_config(file, overrides=overrides)

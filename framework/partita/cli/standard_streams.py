@@ -13,7 +13,7 @@ import typer
 from partita_schema.errors import DataError, shortened
 
 if TYPE_CHECKING:
-    from partita.inference.predictions import Predictions
+    from partita.generation.predictions import Predictions
 
 STREAM = "-"
 BEGINNING = 64_000
@@ -73,8 +73,8 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
 
 def print_rows(predictions: "Predictions", file: IO[bytes]) -> None:
     """Write predictions as JSON lines."""
-    from partita.inference.record import json_line
-    from partita.inference.tables import plain
+    from partita.generation.record import json_line
+    from partita.generation.tables import plain
 
     for row in predictions:
         file.write(json_line({name: plain(row[name]) for name in predictions.columns}))

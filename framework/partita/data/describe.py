@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.planning.choice import expected_padding
-from partita.data.planning.policies import Policy
+from partita.data.batching.choice import expected_padding
+from partita.data.batching.policies import Policy
 from partita_schema.batching import Batching
 from partita_schema.counted import counted
 

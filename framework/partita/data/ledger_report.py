@@ -8,7 +8,7 @@ from typing import Any
 from partita.data.dialogue.expand import expanded, for_scores
 from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
 from partita.data.preview import preview_encoder
-from partita.data.reading.sources import open_rows
+from partita.data.sources.sources import open_rows
 from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
 from partita_schema.config import Config

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from partita.data.collate import Collate, collate
-from partita.data.planning.cursor import Cursor, Resume, batching_parts, continued, short_parts
-from partita.data.planning.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
-from partita.data.planning.policies import build_policy
+from partita.data.batching.collate import Collate, collate
+from partita.data.batching.cursor import Cursor, Resume, batching_parts, continued, short_parts
+from partita.data.batching.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
+from partita.data.batching.policies import build_policy
 from partita.data.statistics import Statistics
 from partita.data.tokenized import TokenizedDataset
 from partita_schema.batching import Batching

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.batching.evaluation_batches import evenly
 from partita.data.dialogue.expand import expanded
-from partita.data.evaluation_batches import evenly
+from partita.data.formatting.labels import find_labels
+from partita.data.formatting.retrieval import build_retriever
+from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.data.rows import Rows
 from partita.data.run_data import open_run_data
-from partita.data.shaping.labels import find_labels
-from partita.data.shaping.retrieval import build_retriever
-from partita.data.shaping.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.data.splits import has_answers
 from partita_schema.config import Config
 from partita_schema.model import ScratchModel
@@ -114,7 +114,7 @@ def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: boo
         supervised: Whether the rows hold answers.
     """
     from partita.data.tokenized import texts
-    from partita.lm.tokenizers import load_tokenizer
+    from partita.tokenizers.load import load_tokenizer
 
     tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
     return build_row_tokenizer(

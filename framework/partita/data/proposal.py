@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from partita.data.reading import arrow_rows
-from partita.data.reading.readers import READERS
-from partita.data.reading.records import MAX_ROW_BYTES
-from partita.data.reading.sources import find_files, format_of
+from partita.data.sources import arrow_rows
+from partita.data.sources.readers import READERS
+from partita.data.sources.records import MAX_ROW_BYTES
+from partita.data.sources.sources import find_files, format_of
 from partita_schema.counted import counted
 from partita_schema.dump import scalar
 from partita_schema.errors import DataError, shortened

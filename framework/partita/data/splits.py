@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.reading.csv_reader import other_separator
-from partita.data.reading.mixed import joined, open_mix
-from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
+from partita.data.sources.csv_reader import other_separator
+from partita.data.sources.mixed import joined, open_mix
+from partita.data.sources.sources import open_rows
 from partita_schema.config import Config
 from partita_schema.data import FixedSplit, HashSplit, StratifySplit
 from partita_schema.dialogue_formats import has_dialogues

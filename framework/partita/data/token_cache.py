@@ -19,9 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
-from partita.data.shaping.row_tokenizer import RowTokenizer
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
 from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk
 from partita.runs.files import WRITE_ERRORS, sync_folder

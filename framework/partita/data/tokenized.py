@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows, digest
-from partita.data.shaping.row_tokenizer import RowTokenizer
 from partita.data.workers import EncodingWorkers
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
@@ -229,7 +229,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
         DataError: If no row is good.
     """
     from partita.data.dialogue.expand import expanded
-    from partita.data.shaping.formatter import Formatter
+    from partita.data.formatting.formatter import Formatter
     from partita_schema.rows import check_rows, row_schema
 
     formatter = Formatter(config, tokenizer=None)

@@ -28,10 +28,10 @@ from partita.lm.base import (
     SlotRequest,
 )
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
-from partita.lm.fingerprint import digest, tensors_digest
-from partita.lm.hub import check_intact
 from partita.lm.randomness import seeded
-from partita.lm.tokenizers import tokenizer_digest
+from partita.tokenizers.fingerprint import digest, tensors_digest
+from partita.tokenizers.hub import check_intact
+from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, ResumeError
 from partita_schema.model import EmbeddingBagModel

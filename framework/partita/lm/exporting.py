@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from partita.lm.hub import BASE
+from partita.lm.adapters.merging import merged_model
 from partita.lm.loading import load_base, quiet_progress
-from partita.lm.merging import merged_model
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import save_adapter
+from partita.tokenizers.hub import BASE
 from partita_schema.adapter import LoraAdapter
 from partita_trainers.file_sums import summed
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from partita.lm.hub import find_base
+from partita.tokenizers.hub import find_base
 from partita_schema.base import NonNegativeInt, Number, Positive, PositiveInt, StrictBool
 from partita_schema.config import Config
 from partita_schema.errors import ModelError

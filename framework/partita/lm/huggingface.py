@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from partita.lm.adalora import AdaloraBudget
-from partita.lm.adapter_inits import initial_adapter
-from partita.lm.adapters import add_adapter, check_type, read_adapter
+from partita.lm.adapters.adalora import AdaloraBudget
+from partita.lm.adapters.build import add_adapter, check_type, read_adapter
+from partita.lm.adapters.inits import initial_adapter
+from partita.lm.adapters.lora_linear import fuse_lora
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
 from partita.lm.exporting import export
-from partita.lm.fingerprint import digest, tensors_digest
 from partita.lm.freezing import freeze, recompute_activations, trained_parameters
 from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs, quiet_settings
 from partita.lm.grammar import Grammar
-from partita.lm.hub import find_sources, quiet_libraries
 from partita.lm.identity import changed_tensors, identity
 from partita.lm.loading import context_length, find_device, load_base
-from partita.lm.lora_linear import fuse_lora
 from partita.lm.loss import AnswerPositions, answer_loss, padding_mask
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.neftune import EmbeddingNoise
@@ -43,6 +41,8 @@ from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, unsupported
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
+from partita.tokenizers.fingerprint import digest, tensors_digest
+from partita.tokenizers.hub import find_sources, quiet_libraries
 from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
 from partita_schema.errors import ModelError

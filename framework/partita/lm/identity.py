@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.fingerprint import digest, folder_digest
 from partita.lm.loading import local_folder
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import adapter_tensors
-from partita.lm.tokenizers import tokenizer_digest
+from partita.tokenizers.fingerprint import digest, folder_digest
+from partita.tokenizers.load import tokenizer_digest
 from partita_schema.model import ScratchModel
 
 if TYPE_CHECKING:

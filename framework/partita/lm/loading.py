@@ -12,12 +12,12 @@ import torch
 
 from partita.distributed.init import local_device_index
 from partita.lm.architectures import scratch_config
-from partita.lm.hub import check_intact, loading
 from partita.lm.model_checks import check_loaded, check_numbers, check_pickles, check_tokens
 from partita.lm.onednn_linear import keep_few_kernels
 from partita.lm.precision import faster_dtype
 from partita.lm.quantization import bitsandbytes_config
 from partita.lm.randomness import seeded
+from partita.tokenizers.hub import check_intact, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.model import ModelParameters, RopeScaling, ScratchModel

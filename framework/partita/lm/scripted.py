@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from partita.lm.base import PADDED, AnsweringSlots, BatchWay, Generated, GenerationOptions, GenerationRequest
-from partita.lm.tokenizers import byte_tokenizer
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing

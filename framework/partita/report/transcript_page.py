@@ -10,8 +10,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from partita.data.episode import AGENT, Episode
 from partita.report.page_head import HEAD
-from partita.simulation.episode import AGENT, Episode
 from partita.simulation.report import RolloutOutcomes, column
 from partita_schema.counted import counted
 

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from partita.data.episode import Episode
 from partita.simulation.agents import Agent, TurnContext
 from partita.simulation.contract import Checker, Environment, Verdict
-from partita.simulation.episode import Episode
 from partita.simulation.worlds import Play, RequestTurn, World
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from partita.data.episode import Episode, derived_seed
 from partita.simulation.contract import ContractError, Message, shown
-from partita.simulation.episode import Episode, derived_seed
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any
 
+from partita.data.episode import Episode
 from partita.simulation.contract import Verdict
-from partita.simulation.episode import Episode
 
 
 class Exact:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from partita.simulation.episode import Episode
+from partita.data.episode import Episode
 
 Message = Mapping[str, Any]
 """`role` (system, user, assistant or tool) and `content`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from partita.simulation.episode import AGENT, Episode
+from partita.data.episode import AGENT, Episode
 from partita.simulation.worlds import Play, RequestTurn
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from partita.inference.scheduler import Scheduler
+from partita.generation.scheduler import Scheduler
 from partita.lm.base import AnsweringSlots, SlotRequest
 
 ALIKE = 2

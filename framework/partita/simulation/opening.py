@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partita.data.episode import AGENT, Episode, derived_seed
 from partita.data.parts import source_digest
-from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows, digest
+from partita.data.sources.sources import open_rows
 from partita.simulation.adapters import adapted, load_environment, tools_of
 from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
-from partita.simulation.episode import AGENT, Episode, derived_seed
 from partita.simulation.outside import made, not_made
 from partita.simulation.participants import build_conversation, other_agents
 from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS

@@ -8,21 +8,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from partita.data.episode import AGENT
 from partita.data.parts import source_digest
 from partita.data.rows import digest
-from partita.inference.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchLimit, Capacity
 from partita.lm.continuation import decode_continuation
-from partita.pipeline import Pipeline
+from partita.pipeline.batch_sizes import BatchSizeTuner
+from partita.pipeline.build import Pipeline
 from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent
 from partita.simulation.conversation import Conversation
-from partita.simulation.episode import AGENT
 from partita.simulation.outside import made
 from partita.simulation.registry import AGENTS
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import World
-from partita.tuning.sizes import BatchSizeTuner
 from partita_schema.agents import (
     CustomWorldConfig,
     GoldAgentConfig,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.simulation.episode import Episode
+from partita.data.episode import Episode
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from partita.data.episode import AGENT, Episode
 from partita.simulation.agents import Agent
 from partita.simulation.contract import StepTimeoutError
-from partita.simulation.episode import AGENT, Episode
 from partita.simulation.speakers import ModelSpeaker, ModelSpec, ProgramSpeaker, Speaker, TurnResult
 from partita.simulation.worlds import Play, World, failure
 from partita_schema.simulation import Limits

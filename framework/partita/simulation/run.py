@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows
-from partita.inference.predict import ShowProgress
-from partita.pipeline import Pipeline
+from partita.generation.predict import ShowProgress
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import Pipeline
 from partita.report.transcript_page import page
 from partita.runs.files import write_atomically, writing
-from partita.simulation.episode import AGENT, Episode
 from partita.simulation.opening import (
     Task,
     build_world,
@@ -34,7 +35,6 @@ from partita.simulation.report import RolloutOutcomes, SimulationReport, outcome
 from partita.simulation.shared_rollout import rollout
 from partita.simulation.transcripts import Transcripts, open_transcripts
 from partita.simulation.worlds import World
-from partita.tuning.sizes import BatchSizes, BatchSizeTuner
 from partita_schema.agents import ModelAgentConfig
 from partita_schema.simulation import ReplayWorldConfig as ReplaySection
 from partita_schema.simulation import Simulation

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from partita.inference.oom_backoff import Capacity
-from partita.inference.predict import ShowProgress
-from partita.inference.work_queue import WorkQueue, drain
-from partita.simulation.episode import Episode
+from partita.data.episode import Episode
+from partita.generation.oom_backoff import Capacity
+from partita.generation.predict import ShowProgress
+from partita.generation.work_queue import WorkQueue, drain
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.turns import tell_prompts

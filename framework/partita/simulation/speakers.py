@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from partita.data.shaping.row_tokenizer import PromptExample
-from partita.inference.oom_backoff import Capacity
-from partita.inference.results import RowResult
-from partita.inference.scheduler import RowRequests
-from partita.inference.static_batches import requests_in_batches
+from partita.data.episode import AGENT, Episode, Status
+from partita.data.formatting.row_tokenizer import PromptExample
+from partita.generation.oom_backoff import Capacity
+from partita.generation.results import RowResult
+from partita.generation.scheduler import RowRequests
+from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.agents import Agent, context_of, replies_of
 from partita.simulation.contract import described
 from partita.simulation.dialogue_scheduler import DialogueScheduler
-from partita.simulation.episode import AGENT, Episode, Status
 from partita.simulation.turns import TurnEncoder, TurnPrompt
 
 if TYPE_CHECKING:

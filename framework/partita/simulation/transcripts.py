@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
-from partita.simulation.episode import Episode, from_line
 from partita_schema.counted import counted
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.data.shaping.row_tokenizer import PromptExample, RowTokenizer
+from partita.data.episode import AGENT, Episode
+from partita.data.formatting.row_tokenizer import PromptExample, RowTokenizer
 from partita.simulation.context import droppable, without_oldest
 from partita.simulation.conversation import filled
-from partita.simulation.episode import AGENT, Episode
 
 logger = logging.getLogger(__name__)
 

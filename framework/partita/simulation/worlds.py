@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from partita.data.episode import AGENT, Episode
 from partita.simulation.closing import Closing
 from partita.simulation.contract import (
     Checker,
@@ -20,7 +21,6 @@ from partita.simulation.contract import (
     opened,
     shown,
 )
-from partita.simulation.episode import AGENT, Episode
 
 
 @dataclass(frozen=True)

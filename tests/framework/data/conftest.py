@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from partita.lm.tokenizers import byte_tokenizer
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
 
 QUESTION = {"name": "question", "type": "text"}

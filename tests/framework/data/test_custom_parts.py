@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from partita.data.custom_collate import build_collate
+from partita.data.batching.custom_collate import build_collate
+from partita.data.batching.plan import NOTHING, PlannedBatch, alone
+from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger
-from partita.data.planning.plan import NOTHING, PlannedBatch, alone
-from partita.data.reading.sources import open_rows
-from partita.data.shaping.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.sources.sources import open_rows
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
-from partita.lm.tokenizers import byte_tokenizer
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import ConfigError, DataError
@@ -26,10 +26,10 @@ from dataclasses import replace
 
 import torch
 
-from partita.data.collate import collate
-from partita.data.planning.plan import alone
+from partita.data.batching.collate import collate
+from partita.data.batching.plan import alone
 from partita_schema.errors import RowError
-from partita.data.shaping.formatter import Segment, FormattedText
+from partita.data.formatting.formatter import Segment, FormattedText
 
 
 class Loud:

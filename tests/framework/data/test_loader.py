@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.collate import collate
-from partita.data.evaluation_batches import EvaluationBatches, evenly
+from partita.data.batching.collate import collate
+from partita.data.batching.evaluation_batches import EvaluationBatches, evenly
+from partita.data.batching.plan import NOTHING, PlannedBatch, alone
+from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
-from partita.data.planning.plan import NOTHING, PlannedBatch, alone
-from partita.data.reading.sources import open_rows
-from partita.data.shaping.row_tokenizer import build_row_tokenizer
+from partita.data.sources.sources import open_rows
 from partita.data.tokenized import TokenizedDataset, texts
 from partita.distributed.thread_group import ThreadGroup
-from partita.lm.tokenizers import byte_tokenizer, train_tokenizer
+from partita.tokenizers.load import byte_tokenizer, train_tokenizer
 from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
@@ -324,7 +324,7 @@ def test_changed_data_go_on_at_the_beginning_of_an_epoch_where_that_is_asked(res
 
 
 def test_a_position_behind_the_epoch_is_refused() -> None:
-    from partita.data.planning.cursor import Cursor
+    from partita.data.batching.cursor import Cursor
 
     cursor = Cursor.from_json(next(make().steps()).state_dict)
     message = r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such place; contin"

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from partita.data.dialogue.expand import build_expander, expanded
+from partita.data.formatting.retrieval import build_retriever
+from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger
-from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
-from partita.data.shaping.retrieval import build_retriever
-from partita.data.shaping.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.sources.sources import open_rows
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
-from partita.lm.tokenizers import byte_tokenizer
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, WriteError
@@ -348,10 +348,10 @@ PROGRAM = """
 import os, resource, signal, sys
 from pathlib import Path
 from partita.data.ledger import Ledger
-from partita.data.reading.sources import open_rows
-from partita.data.shaping.row_tokenizer import build_row_tokenizer
+from partita.data.sources.sources import open_rows
+from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.token_cache import TokenCache
-from partita.lm.tokenizers import byte_tokenizer
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
 config = Config.model_validate({
     "base_model": "m", "input_features": [{"name": "question", "type": "text"}],

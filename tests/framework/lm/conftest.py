@@ -11,7 +11,7 @@ import torch
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
 from partita.lm.huggingface import HuggingFaceModel, load_model
 from partita.lm.onednn_linear import Least, widen
-from partita.lm.tokenizers import load_tokenizer
+from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch
 

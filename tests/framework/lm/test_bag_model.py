@@ -11,7 +11,7 @@ import torch
 from partita.lm.bag_model import BagLanguageModel
 from partita.lm.base import GenerationOptions, GenerationRequest, Label
 from partita.lm.embedding_bag import bags_of
-from partita.lm.tokenizers import byte_tokenizer
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ModelError, ResumeError
 from partita_schema.model import EmbeddingBagModel
 from partita_trainers.base import Batch

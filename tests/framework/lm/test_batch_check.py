@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from partita.inference.engine import choose_engine
-from partita.inference.oom_backoff import BatchLimit, Capacity
-from partita.inference.static_batches import requests_in_batches
+from partita.generation.engine import choose_engine
+from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import PADDED, GenerationOptions
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.base import Batch

@@ -19,7 +19,16 @@ from partita.lm.grammar import Grammar
 from partita.lm.huggingface import load_model
 from partita.lm.sampler import Row
 from partita.lm.token_bytes import token_bytes
-from partita.lm.tokenizers import CHARACTER, PAD, UNKNOWN, WORD, byte_pair_backend, byte_tokenizer, piece_backend, wrap
+from partita.tokenizers.load import (
+    CHARACTER,
+    PAD,
+    UNKNOWN,
+    WORD,
+    byte_pair_backend,
+    byte_tokenizer,
+    piece_backend,
+    wrap,
+)
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.grammar import answer_grammar

@@ -9,8 +9,8 @@ import torch
 
 from partita.lm import precision
 from partita.lm.base import GenerationOptions
-from partita.lm.hub import explain
 from partita.lm.loading import find_device
+from partita.tokenizers.hub import explain
 from partita_schema.errors import ModelError
 from partita_schema.model import Architecture, ModelParameters
 
@@ -60,7 +60,7 @@ def test_sizes_have_the_parameters_that_their_names_promise(small, size: str, mi
     from transformers import AutoModelForCausalLM
 
     from partita.lm.architectures import scratch_config
-    from partita.lm.tokenizers import byte_tokenizer
+    from partita.tokenizers.load import byte_tokenizer
 
     config = small.config(base_model=scratch(size=size))
     with torch.device("meta"):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.inference.engine import generate_requests, run_of_requests
-from partita.inference.oom_backoff import BatchLimit, Capacity
-from partita.inference.streaming import stream_requests
+from partita.generation.engine import generate_requests, run_of_requests
+from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.streaming import stream_requests
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, is_faster, rounded, use_onednn, using_onednn, widen

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from partita.lm.adapters.merging import merged_model
 from partita.lm.base import GenerationOptions
-from partita.lm.merging import merged_model
 from partita.lm.quantization import plain_weight, quantized_layers
 from partita_schema.errors import ModelError
 

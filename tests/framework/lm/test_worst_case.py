@@ -476,11 +476,11 @@ NO_PIECES = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "1310
 MEASURE = """
 import json, os, sys
 from pathlib import Path
-from partita.inference.engine import generate_requests
-from partita.inference.oom_backoff import BatchLimit, Capacity
+from partita.generation.engine import generate_requests
+from partita.generation.oom_backoff import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.huggingface import load_model
-from partita.lm.tokenizers import load_tokenizer
+from partita.tokenizers.load import load_tokenizer
 from partita.lm.worst_case import worst_requests
 from partita_schema.config import Config
 from partita_trainers.batch_size.memory import device_memory

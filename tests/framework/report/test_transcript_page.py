@@ -4,8 +4,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+from partita.data.episode import Episode
 from partita.report.transcript_page import LONGEST, choose, kind_of, page
-from partita.simulation.episode import Episode
 from partita.simulation.report import outcomes_of
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, DataError, Model
+from partita.data.episode import Episode, from_line
 from partita.simulation import run as simulation_run
-from partita.simulation.episode import Episode, from_line
 from partita.simulation.turns import TurnEncoder
 from partita_schema.sealed import KEY as CHECKSUM
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from partita.data.episode import Episode
 from partita.simulation.checkers import Contains, Exact, JsonEqual, Regex
-from partita.simulation.episode import Episode
 
 
 def dialogue(said: str, *, gold: str | None = None, **task: Any) -> Episode:

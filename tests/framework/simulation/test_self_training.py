@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from partita import ConfigError, Model, PartitaError
 from partita.lm.huggingface import HuggingFaceModel
-from partita.pipeline import build_pipeline
+from partita.pipeline.build import build_pipeline
 
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines
@@ -235,7 +235,7 @@ def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPat
         loaded.append(len(alive()))
         return build_pipeline(*given, **named)
 
-    monkeypatch.setattr("partita.self_training.build_pipeline", counted)
+    monkeypatch.setattr("partita.training.self_training.build_pipeline", counted)
     gc.collect()
     before = alive()  # of other tests, which are not to end now
     train("run")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partita.simulation.episode import Episode
+from partita.data.episode import Episode
 from partita.simulation.shared_rollout import RolloutProgress, record
 from partita.simulation.transcripts import Transcripts
 from partita_schema.simulation import Limits

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, Model, PartitaError, ResumeError
-from partita.simulation.episode import Episode
+from partita.data.episode import Episode
 from partita.simulation.report import outcomes_of
 
 from ...forks import COMMAND, Forks

@@ -7,16 +7,16 @@ from typing import Any, cast
 import pytest
 
 from partita import ConfigError
-from partita.data.shaping.formatter import Formatter
-from partita.data.shaping.row_tokenizer import RowTokenizer
-from partita.inference.oom_backoff import BatchLimit, Capacity
+from partita.data.episode import Episode
+from partita.data.formatting.formatter import Formatter
+from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.generation.oom_backoff import BatchLimit, Capacity
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted, tools_of
 from partita.simulation.adapters.tools import Tools
 from partita.simulation.closing import Closing
 from partita.simulation.contract import ContractError, Environment, answered, opened
-from partita.simulation.episode import Episode
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder

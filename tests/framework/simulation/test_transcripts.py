@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from partita import ResumeError
-from partita.simulation.episode import Episode
+from partita.data.episode import Episode
 from partita.simulation.transcripts import Transcripts, forget, open_transcripts
 
 DECIDED = {"model": "a"}

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from partita.data.reading.lines import BLOCK
-from partita.data.reading.records import MAX_ROW_BYTES
+from partita.data.sources.lines import BLOCK
+from partita.data.sources.records import MAX_ROW_BYTES
 
 SKIP = 1 << 20
 """Bytes that are skipped at a time in a file that cannot seek."""

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from partita.data.reading.records import MAX_ROW_BYTES
-from partita.data.reading.sources import COMPRESSIONS, missing, short_names
 from partita.data.rows import digest
+from partita.data.sources.records import MAX_ROW_BYTES
+from partita.data.sources.sources import COMPRESSIONS, missing, short_names
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.cells import read_cells
+from partita.data.streams.csv import read_cells
 from partita.data.streams.file_slices import DEFAULT_SIZES, FileSizes, FileSlice
-from partita.data.streams.lines import line_pieces, read_lines
+from partita.data.streams.jsonl import line_pieces, read_lines
+from partita.data.streams.parquet import read_arrow, read_parquet, row_pieces
+from partita.data.streams.sequential import read_whole
 from partita.data.streams.sharding import unevenness
-from partita.data.streams.tables import read_arrow, read_parquet, row_pieces
-from partita.data.streams.whole import read_whole
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.reading.arrow_rows import rows_of
-from partita.data.reading.sources import format_of
-from partita.data.reading.tables import quiet_datasets
 from partita.data.rows import digest
+from partita.data.sources.arrow_rows import rows_of
+from partita.data.sources.sources import format_of
+from partita.data.sources.tables import quiet_datasets
 from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.files import FileStream
-from partita.data.streams.tables import stream_row
+from partita.data.streams.parquet import stream_row
 from partita_schema.errors import DataError
 from partita_schema.sources import HubSource
 

@@ -12,14 +12,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from partita.data.batching.collate import Collate
+from partita.data.batching.cursor import Cursor, Resume, continued, short_parts
+from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
-from partita.data.collate import Collate
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
 from partita.data.loader import check_ranks
-from partita.data.planning.cursor import Cursor, Resume, continued, short_parts
-from partita.data.planning.plan import NOTHING, PlannedBatch
-from partita.data.reading.text_files import is_mostly_broken
-from partita.data.shaping.row_tokenizer import RowTokenizer
+from partita.data.sources.text_files import is_mostly_broken
 from partita.data.splits import TRAINING
 from partita.data.statistics import Statistics
 from partita.data.streams.shard_group import CHUNK, SeenWindow, ShardGroup, ShardPlan

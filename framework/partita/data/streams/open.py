@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from partita.data.reading.records import MAX_ROW_BYTES
-from partita.data.reading.sources import find_files
+from partita.data.sources.records import MAX_ROW_BYTES
+from partita.data.sources.sources import find_files
 from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.custom import CustomStream
 from partita.data.streams.files import FileStream

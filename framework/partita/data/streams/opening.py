@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
-from partita.data.planning.policies import Fixed, Policy
-from partita.data.reading.records import MAX_ROW_BYTES
-from partita.data.reading.sources import source_of
 from partita.data.rows import ListStore, Rows, digest
+from partita.data.sources.records import MAX_ROW_BYTES
+from partita.data.sources.sources import source_of
 from partita.data.streams.open import NamedStream, open_stream
 from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config

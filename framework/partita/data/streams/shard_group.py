@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.batching.plan import PlannedBatch
+from partita.data.batching.policies import Policy
 from partita.data.chunks import BadPlace, EncodedChunk, RawChunk, Unreadable
 from partita.data.ledger import UsedRows
-from partita.data.planning.plan import PlannedBatch
-from partita.data.planning.policies import Policy
 from partita.data.rows import RowKeys
 from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.interleaved_reader import InterleavedReader

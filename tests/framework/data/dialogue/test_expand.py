@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from partita.data.dialogue.expand import Expander, expanded, for_scores
 from partita.data.dialogue.squash import HistoryLimits
-from partita.data.reading.sources import open_rows
 from partita.data.rows import Rows
+from partita.data.sources.sources import open_rows
 
 EPISODE = {
     "episode": [

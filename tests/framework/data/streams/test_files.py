@@ -16,11 +16,11 @@ from fsspec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.planning.policies import Fixed
-from partita.data.reading import records
-from partita.data.reading.json_reader import json_record
-from partita.data.reading.readers import READERS
-from partita.data.reading.sources import find_files, open_rows
+from partita.data.batching.policies import Fixed
+from partita.data.sources import records
+from partita.data.sources.json_reader import json_record
+from partita.data.sources.readers import READERS
+from partita.data.sources.sources import find_files, open_rows
 from partita.data.streams import files
 from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.file_slices import DEFAULT_SIZES, FileSizes

@@ -4,8 +4,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from partita.data.reading.sources import open_rows
-from partita.data.reading.tables import quiet_datasets
+from partita.data.sources.sources import open_rows
+from partita.data.sources.tables import quiet_datasets
 from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import DatasetsStream

@@ -1,0 +1,302 @@
+"""The internal object of `Model`: its configuration, its run, and the pipeline in memory."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from partita.backends.endpoint.verbs import is_served
+from partita.backends.ray.verbs import build_pipeline_on_ray, is_on_ray
+from partita.data.formatting.labels import find_labels
+from partita.data.rows import Rows
+from partita.data.run_data import RunData, open_run_data
+from partita.data.sources.sources import open_rows
+from partita.distributed.init import get_process_group
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import (
+    EndpointPipeline,
+    Labels,
+    Pipeline,
+    RayPipeline,
+    build_endpoint_pipeline,
+    build_pipeline,
+)
+from partita.runs.directory import RunDirectory, open_run_of_group
+from partita.runs.finding import ChosenRun, choose_folder, find_finished, runs_beside
+from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
+from partita.runs.progress import show_progress
+from partita_schema.code import code_of
+from partita_schema.config import Config
+from partita_schema.dump import resolved_yaml
+from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
+from partita_schema.load import Loaded, load_config
+from partita_schema.model import ScratchModel
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.process_group import ProcessGroup, synchronized_errors
+
+logger = logging.getLogger(__name__)
+file_logger = logging.getLogger("partita.file")
+"""Logger for warnings about the configuration file."""
+
+RUNS = Path("runs")
+"""Default parent of run directories."""
+
+
+class ModelRuntime:
+    """State that the public methods of `Model` work on; also sent to other processes."""
+
+    def __init__(self, loaded: Loaded, *, quiet: bool = False) -> None:
+        """Log the warnings of the configuration. The model is loaded when a verb first needs it."""
+        self.loaded = loaded
+        for warning in self.loaded.warnings:
+            file_logger.warning("%s", warning)
+        self.quiet = quiet
+        self.run: Path | None = None
+        """Directory of the run that was trained or loaded."""
+        self.distrusted: Path | None = None
+        """Manifest of the configuration, if it names code that the caller has not allowed."""
+        self.allows_saved_code = self.config.trust_remote_code
+        """Whether to run code named by other saved models that take part in a simulation."""
+        self.pipeline: Pipeline | None = None
+        self.served: EndpointPipeline | RayPipeline | None = None
+        self.found_sizing: BatchSizeTuner | None = None
+        self.splits: dict[str, Rows] = {}
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        quiet: bool = False,
+        trust_remote_code: bool = False,
+    ) -> "ModelRuntime":
+        """Read a run directory or a saved model, as `Model.load` describes."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        if not manifest:
+            raise PartitaError(
+                f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
+                f"{runs_beside(folder)}"
+            )
+        status = manifest.get("status")
+        if status != "done":
+            raise PartitaError(
+                f"the run in {folder} is not finished (status {status}); train again with --run {folder}"
+            )
+        place = manifest_path(folder)
+        if "config" not in manifest:
+            raise PartitaError(f"{place} has no config, so it is not known what the model is asked; restore it")
+        try:
+            runtime = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
+        except ConfigError as error:
+            problems = [replace(problem, file=problem.file or str(place)) for problem in error.problems]
+            raise ConfigError(problems) from None
+        runtime.loaded = replace(runtime.loaded, folder=Path(manifest.get("folder", ".")))
+        runtime.run = folder
+        runtime.allows_saved_code = trust_remote_code
+        if not trust_remote_code:
+            runtime.distrusted = place
+            runtime.refuse_code("model")
+        return runtime
+
+    def sent(self) -> "ModelRuntime":
+        """Return a copy for another process: the configuration with absolute paths, without the model."""
+        loaded = replace(load_config(self.config), folder=self.loaded.folder.resolve())
+        copy = ModelRuntime(loaded, quiet=self.quiet)
+        copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
+        return copy
+
+    def drop_model(self) -> None:
+        """Release the model; the next use loads it again."""
+        self.pipeline = self.served = self.found_sizing = None
+
+    @property
+    def config(self) -> Config:
+        """The validated configuration."""
+        return self.loaded.config
+
+    @property
+    def name(self) -> str:
+        """Stem of the file name; names the directory of its runs."""
+        return Path(self.loaded.file).stem if self.loaded.file else "run"
+
+    def ready(self) -> Pipeline:
+        """Return the pipeline for prediction: of the last training, of the run, or for zero-shot of the base model."""
+        if self.pipeline is None:
+            with synchronized_errors(self.process_group, "loading the model"):
+                self.use_finished_run()
+                labels, training = self.known_labels()
+                self.pipeline = self.build_pipeline(labels, training, trainable=False)
+        return self.pipeline
+
+    def answering(self) -> Pipeline | EndpointPipeline | RayPipeline:
+        """Return the pipeline for prediction, with the model in this process, on a server or on workers."""
+        if not (is_served(self.config) or is_on_ray(self.config)):
+            return self.ready()
+        if self.process_group.world_size > 1:
+            raise PartitaError(
+                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are "
+                f"{self.process_group.world_size}; "
+                "start the command by itself"
+            )
+        if self.served is None:
+            folder = self.loaded.folder
+            if is_on_ray(self.config):
+                self.use_finished_run()
+                labels, training = self.known_labels()
+                self.served = build_pipeline_on_ray(
+                    self.config, folder=folder, labels=labels, training=training, saved=self.result
+                )
+            else:
+                labels, training = self.known_labels()
+                self.served = build_endpoint_pipeline(self.config, folder=folder, labels=labels, training=training)
+        return self.served
+
+    def refuse_code(self, of: str) -> None:
+        """Raise ConfigError if a saved model names code that would run now and the caller has not allowed it.
+
+        `of` names the step that would run the code, as for `code_of`.
+        """
+        code = code_of(self.config, of=of) if self.distrusted is not None else []
+        if code:
+            message = (
+                f"would run code or contact addresses chosen by the author of this folder "
+                f"({'; '.join(map(str, code))}); look at them, then allow them with --trust-remote-code, in Python "
+                "with Model.load(folder, trust_remote_code=True), or name your own YAML file instead of the folder"
+            )
+            raise ConfigError([Problem("", message, file=str(self.distrusted))])
+
+    def use_finished_run(self) -> None:
+        """Use the newest finished run of this file if the file trains. Raise PartitaError if there is none."""
+        if self.result is not None or self.config.trainer.type == "none":
+            return
+        self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
+        if self.run is None:
+            others = f" (the run in {RUNS / self.name} is of another file: {'; '.join(apart[:5])})" if apart else ""
+            raise PartitaError(
+                f"nothing has been trained with this file yet{others}: train first, name the directory of a finished "
+                "run, or write trainer: {type: none} for zero-shot"
+            )
+        logger.info("using the finished run in %s", self.run)
+
+    def open_data(self, dataset: Any = None) -> RunData:
+        """Open the rows of a run; `dataset` replaces data.source."""
+        self.refuse_code("data")
+        return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
+
+    def known_labels(self) -> tuple[Labels, Rows | None]:
+        """Return the labels of the category outputs, and the training rows if anything needs them."""
+        saved = read_manifest(self.run).get("labels") if self.run is not None else None
+        labels = {name: tuple(values) for name, values in (saved or {}).items()}
+        open_labels = any(
+            output.type == "category" and output.labels is None and output.name not in labels
+            for output in self.config.output_features
+        )
+        new = isinstance(self.config.base_model, ScratchModel) and self.result is None
+        retrieval = self.config.prompt.retrieval
+        training = None
+        if new or (retrieval is not None and retrieval.dataset is None) or (open_labels and self.config.data.source):
+            training = self.open_data().training
+        return labels or find_labels(self.config, training), training
+
+    def build_pipeline(
+        self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
+    ) -> Pipeline:
+        """Build the pipeline with a model in this process; see `partita.pipeline.build.build_pipeline`."""
+        return build_pipeline(
+            self.config,
+            folder=self.loaded.folder,
+            labels=labels,
+            training=training,
+            saved=None if trainable else self.result,
+            tokenizer_folder=tokenizer_folder,
+            trainable=trainable,
+        )
+
+    @property
+    def result(self) -> Path | None:
+        """Folder of the trained weights; None if nothing was trained."""
+        if self.run is None:
+            return None
+        folder = self.run / "model" if (self.run / "model").is_dir() else self.run
+        return folder if (folder / "tokenizer_config.json").exists() else None
+
+    @property
+    def kept(self) -> Path:
+        """Folder for journals and transcripts: the run's, or that of a future run."""
+        return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
+
+    @property
+    def sizing(self) -> BatchSizeTuner:
+        """The batch-size tuner of the model in memory."""
+        if self.found_sizing is None:
+            self.found_sizing = BatchSizeTuner(self.ready(), cache=Cache.of_user(), process_group=self.process_group)
+        return self.found_sizing
+
+    def note_memory(self, used: BatchSizes) -> None:
+        """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
+        after = self.sizing.after(used)
+        if (
+            after != used
+            and self.process_group.rank == 0
+            and self.run is not None
+            and os.access(self.run / MANIFESTS[0], os.W_OK)
+        ):
+            directory = RunDirectory(self.run, config=self.config)
+            directory.note(batch_sizes={**directory.manifest.get("batch_sizes", {}), **after.records()})
+
+    @property
+    def sampling_seed(self) -> int:
+        """Seed for sampling."""
+        return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
+
+    def open_dataset(self, dataset: Any) -> Rows:
+        """Open the rows passed to a verb; relative paths start at the current folder. Raise DataError."""
+        return open_rows(dataset, folder=Path.cwd(), max_row_bytes=self.config.data.max_row_bytes)
+
+    def evaluation_rows(self) -> Rows:
+        """Return the test rows of the file, else its validation rows. Raise DataError if there are none."""
+        splits = self.splits
+        if not splits:
+            self.refuse_code("data")
+        if not splits and self.config.data.test is not None:
+            limit = self.config.data.max_row_bytes
+            test = open_rows(self.config.data.test, folder=self.loaded.folder, name="test", max_row_bytes=limit)
+            splits = {"test": test}
+        if not splits:
+            splits = self.open_data().splits
+        rows = splits.get("test", splits.get("validation"))
+        if rows is None:
+            raise DataError("the file has no test or validation rows; write data.test or give a dataset")
+        return rows
+
+    def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
+        """Return a progress display; only rank 0 shows it."""
+        quiet = self.quiet or self.process_group.rank > 0
+        return show_progress(total, description, completed=completed, quiet=quiet)
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The process group; a single process unless it was launched as one of several."""
+        return get_process_group(self.config)
+
+    def choose_run(self) -> ChosenRun:
+        """Return the run directory to use if the caller names none."""
+        return choose_folder(self.name, config=self.config, base=RUNS)
+
+    def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:
+        """Open the run directory `folder`, new or continued, for this configuration or for `config`."""
+        loaded = self.loaded if config is None else load_config(config)
+        return open_run_of_group(
+            self.process_group,
+            folder,
+            config=loaded.config,
+            text=loaded.text,
+            resolved=resolved_yaml(loaded),
+            origin=self.loaded.folder,
+            quiet=self.quiet,
+        )

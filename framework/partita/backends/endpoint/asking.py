@@ -1,0 +1,216 @@
+"""Send one row's request, and retry it until it succeeds or fails for good.
+
+Retried are busy, overloaded and failing servers (408, 409, 425, 429, 5xx), failed connections, and timeouts. The
+wait doubles with each try, with jitter so that requests which failed together are not retried together (Brooker
+2015, Exponential Backoff And Jitter), and is never shorter than a Retry-After of the server, which holds for all
+requests.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+
+import httpx2
+
+from partita.backends.endpoint.pace import RateLimiter
+from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply, Mode, read_reply, told_error
+from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
+from partita.backends.endpoint.redaction import Redaction
+from partita.generation.prompts import described
+from partita_schema.backend import EndpointBackend
+
+logger = logging.getLogger(__name__)
+
+BUSY = (408, 409, 425, 429)
+FIRST_WAIT = 0.5
+"""Upper bound of the wait before the second try, in seconds."""
+LONGEST_WAIT = 30.0
+REFUSED = "the server refused the row "
+LONGEST_ASKED_WAIT = 600.0
+"""Longest Retry-After in seconds that is honoured; a row that must wait longer is an error."""
+
+Cause = Literal["row", "server", "unreachable", "refused"]
+
+
+@dataclass(frozen=True)
+class RequestFailure:
+    """A failed request and its cause."""
+
+    cause: Cause
+    """The kind of failure.
+
+    row: the server rejects this row; server: it failed or was too busy; unreachable: no connection; refused: it rejects
+    all requests of this client.
+    """
+    reason: str
+    status: int | None = None
+    """Status of the response, if there was one."""
+    retry: bool = False
+    """Whether to retry the request."""
+    wait: float = 0.0
+    """Seconds that the server asks to wait before the next try."""
+
+
+class RequestError(Exception):
+    """A failed try, described by `failure`."""
+
+    def __init__(self, failure: RequestFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+@dataclass
+class RequestSender:
+    """Sends requests to a server within the configured limits. Used by the tasks of one event loop."""
+
+    client: httpx2.AsyncClient
+    backend: EndpointBackend
+    mode: Mode
+    pace: RateLimiter
+    logprobs: bool = False
+    redaction: Redaction = field(default_factory=lambda: Redaction(None))
+    """Removes the API key from the server's texts."""
+    warned: set[str] = field(default_factory=set)
+    """Kinds of warnings that were logged already."""
+
+    async def ask(self, body: Mapping[str, Any], *, tokens: int) -> EndpointReply | RequestFailure:
+        """Return the answer to a request of at most `tokens` tokens, or why there is none."""
+        tries = self.backend.retries + 1
+        for attempt in range(tries):
+            await self.pace.turn(tokens)
+            result = await self.try_once(body)
+            if isinstance(result, EndpointReply):
+                if result.tokens:
+                    self.pace.give_back(tokens - result.tokens)
+                return result
+            if not result.retry:
+                return result
+            if result.wait > LONGEST_ASKED_WAIT:
+                return replace(result, reason=f"{result.reason}; it asks to wait {result.wait:,.6g} s")
+            if attempt + 1 == tries:
+                times = f" ({tries:,} tries)" if tries > 1 else ""
+                return replace(result, reason=result.reason + times)
+            await self.wait(attempt, result)
+        raise AssertionError("the last try returns")
+
+    async def wait(self, attempt: int, failure: RequestFailure) -> None:
+        """Wait before the next try."""
+        least = failure.wait
+        if least:
+            self.pace.hold(least)
+        backoff = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
+        kind = f"{failure.cause} {failure.status}"
+        if kind not in self.warned:
+            self.warned.add(kind)
+            logger.warning("%s; retrying in %.1f s (logged once)", failure.reason, max(least, backoff))
+        # Jitter, so that not all requests are sent at the moment that the server named.
+        await asyncio.sleep(max(least + random.uniform(0, FIRST_WAIT), backoff))
+
+    async def try_once(self, body: Mapping[str, Any]) -> EndpointReply | RequestFailure:
+        """Try once. Any error is returned as a failure, and the key is removed from all texts of the server."""
+        try:
+            reply = await self.exchange(body)
+            text = self.redaction.answer(reply.generated.text)
+        except RequestError as error:
+            failure = error.failure
+        except Exception as error:  # an unexpected response fails its own row, not the job
+            failure = RequestFailure("server", f"the server's response cannot be read: {described(error)}")
+        else:
+            if text != reply.generated.text:
+                self.warn_of_key()
+            return replace(reply, generated=replace(reply.generated, text=text))
+        return replace(failure, reason=self.redaction.message(failure.reason))
+
+    def warn_of_key(self) -> None:
+        """Log once that the server repeats the key."""
+        if "key" not in self.warned:
+            self.warned.add("key")
+            logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
+
+    async def exchange(self, body: Mapping[str, Any]) -> EndpointReply:
+        """Send the request and return the answer.
+
+        Raises RequestError with a text that is not redacted yet, or any error caused by a malformed response.
+        """
+        seconds, url = self.backend.timeout_seconds, self.backend.url
+        max_bytes = int(self.backend.max_response_mb * MEGABYTE)
+        try:
+            # Around the whole exchange: the client's own timeouts restart with each chunk of a response.
+            async with asyncio.timeout(seconds):
+                response = await receive(self.client, url + PATHS[self.mode], body, max_bytes=max_bytes)
+        except (TimeoutError, httpx2.TimeoutException):
+            raise RequestError(RequestFailure("server", f"no answer within {seconds:g} s", retry=True)) from None
+        except (httpx2.ConnectError, httpx2.ProxyError) as error:
+            reason = deepest_reason(error) or type(error).__name__
+            raise RequestError(
+                RequestFailure("unreachable", f"{url} cannot be reached: {reason}", retry=True)
+            ) from None
+        except httpx2.RequestError as error:
+            reason = f"the connection broke off: {described(error)}"
+            raise RequestError(RequestFailure("server", reason, retry=True)) from None
+        except ResponseError as error:
+            raise RequestError(RequestFailure("row", str(error))) from None
+        if response.status != 200:
+            raise RequestError(refusal(response))
+        try:
+            return read_reply(response.body, mode=self.mode, logprobs=self.logprobs, max_tokens=most_tokens(body))
+        except AnswerError as error:
+            raise RequestError(RequestFailure("row", str(error))) from None
+
+
+def most_tokens(body: Mapping[str, Any]) -> int | None:
+    """Return the limit of generated tokens in this request; None if it sets none."""
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
+    return max(limits, default=None)
+
+
+def refusal(response: Response) -> RequestFailure:
+    """Return the failure described by a response without an answer."""
+    status = response.status
+    message, code = told_error(response.text)
+    if 300 <= status < 400:
+        place = response.headers.get("location", "nowhere")
+        return RequestFailure("refused", f"the server sends elsewhere ({status}), to {place}", status)
+    if status == 429 and code == "insufficient_quota":
+        return RequestFailure("refused", f"the account has nothing left ({status}): {message}", status)
+    if status in BUSY or status >= 500:
+        what = "is busy" if status in BUSY else "failed"
+        wait = asked_wait(response.headers.get("retry-after"))
+        return RequestFailure("server", f"the server {what} ({status}): {message}", status, retry=True, wait=wait)
+    if status in (401, 403, 404, 405):
+        return RequestFailure("refused", f"{REFUSED}({status}): {message}", status)
+    return RequestFailure("row", f"{REFUSED}({status}): {message}", status)
+
+
+def deepest_reason(error: BaseException) -> str:
+    """Return the innermost reason of a chain of exceptions."""
+    inner = error.__cause__ or error.__context__
+    if isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[-1]
+    if inner is not None:
+        return deepest_reason(inner)
+    if (
+        isinstance(error, OSError) and error.errno is not None and error.errno > 0
+    ):  # unresolved names have negative numbers
+        return os.strerror(error.errno)
+    return str(getattr(error, "strerror", None) or error)
+
+
+def asked_wait(header: str | None) -> float:
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, section 10.2.3); 0 without one."""
+    if header is None:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -1,0 +1,137 @@
+"""Concurrent requests, on a thread with its own event loop, so that it also works in a notebook.
+
+The calling thread submits requests and receives results; the event loop does everything in between. Leaving the
+context cancels all requests and closes their connections.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx2
+
+from partita.backends.endpoint.asking import RequestFailure, RequestSender
+from partita.backends.endpoint.pace import RateLimiter
+from partita.backends.endpoint.protocol import EndpointReply, Mode
+from partita.backends.endpoint.redaction import Redaction, redacted_logs
+from partita_schema.backend import EndpointBackend
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row's request."""
+
+    row: int
+    body: Mapping[str, Any]
+    tokens: int
+    """Upper bound of the tokens of prompt and answer, estimated."""
+
+
+@dataclass(frozen=True)
+class QuestionResult:
+    """The result of a row's request."""
+
+    row: int
+    result: EndpointReply | RequestFailure
+
+
+class Exchange:
+    """Sends at most `concurrency` requests at the same time. A context manager."""
+
+    def __init__(
+        self,
+        backend: EndpointBackend,
+        *,
+        mode: Mode,
+        key: str | None,
+        concurrency: int,
+        logprobs: bool = False,
+    ) -> None:
+        self.backend, self.mode, self.key, self.concurrency = backend, mode, key, concurrency
+        self.logprobs = logprobs
+        self._outcomes: queue.SimpleQueue[QuestionResult | BaseException] = queue.SimpleQueue()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="partita endpoint", daemon=True)
+
+    def __enter__(self) -> "Exchange":
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(RuntimeError):  # the loop has already ended because of an internal error
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+
+    def send(self, question: Question) -> None:
+        """Submit a request; it is sent as soon as another one has ended."""
+        self._loop.call_soon_threadsafe(self._questions.put_nowait, question)
+
+    def receive(self) -> list[QuestionResult]:
+        """Return the results that have arrived; wait for at least one."""
+        first = self._outcomes.get()
+        if isinstance(first, BaseException):
+            raise first
+        return [first, *self.arrived()]
+
+    def arrived(self) -> list[QuestionResult]:
+        """Return the results that have arrived, without waiting."""
+        results: list[QuestionResult] = []
+        while not self._outcomes.empty():
+            outcome = self._outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
+        return results
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._questions: asyncio.Queue[Question] = asyncio.Queue()
+            self._main = self._loop.create_task(self._work())
+            self._started.set()
+            try:
+                self._loop.run_until_complete(self._main)
+            except asyncio.CancelledError:
+                pass
+            except BaseException as error:  # an internal error, raised again in the thread that waits for results
+                self._outcomes.put(error)
+
+    async def _work(self) -> None:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx2.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+        redaction = Redaction(self.key)
+        with redacted_logs(redaction):
+            await self._serve(redaction, headers, limits)
+
+    async def _serve(self, redaction: Redaction, headers: Mapping[str, str], limits: httpx2.Limits) -> None:
+        async with (
+            httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            asker = RequestSender(
+                client,
+                self.backend,
+                self.mode,
+                RateLimiter(
+                    requests_per_minute=self.backend.requests_per_minute,
+                    tokens_per_minute=self.backend.tokens_per_minute,
+                ),
+                logprobs=self.logprobs,
+                redaction=redaction,
+            )
+            for _ in range(self.concurrency):
+                tasks.create_task(self._answer(asker))
+
+    async def _answer(self, asker: RequestSender) -> None:
+        while True:
+            question = await self._questions.get()
+            result = await asker.ask(question.body, tokens=question.tokens)
+            self._outcomes.put(QuestionResult(question.row, result))

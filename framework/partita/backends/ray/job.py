@@ -1,0 +1,158 @@
+"""One job of a worker pool: assign rows, pass on results, and reassign the rows of dead workers."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from partita.backends.ray.assignments import Assignments
+from partita.backends.ray.messages import WorkerJob
+from partita.backends.ray.work_items import WorkPlan
+from partita.backends.ray.worker_backend import Event, WorkerEnded, WorkerLost, WorkerReplied, WorkerReported
+from partita.backends.ray.worker_state import WorkerState
+from partita.generation.results import BatchResult, RowResult
+from partita.generation.scheduler import FREE_SHARE, MORE_SLOTS
+
+if TYPE_CHECKING:
+    from partita.backends.ray.worker_pool import WorkerPool
+
+AHEAD = 2
+"""Rows that a worker holds, as a multiple of those it generates at a time, so that it never waits."""
+
+
+class WorkerPoolJob:
+    """Runs the work items of a plan on a pool."""
+
+    def __init__(self, pool: "WorkerPool", plan: WorkPlan, worker_job: WorkerJob) -> None:
+        """The pool must have started."""
+        self.pool, self.plan, self.worker_job = pool, plan, worker_job
+        self.assignments = Assignments(plan.total)
+        self.in_slots = worker_job.engine == "slots"
+        self.is_stopping = False
+
+    def completions(self, stopping: Callable[[], bool]) -> Iterator[BatchResult]:
+        """Yield results until all have arrived; once `stopping` returns True, only those of started rows."""
+        pool = self.pool
+        self.start_job(pool.ready())
+        while not self.assignments.done:
+            if stopping() and not self.is_stopping:
+                self.is_stopping = True
+                self.end(now=True)
+            if self.is_stopping and not pool.working():
+                return
+            if not self.is_stopping:
+                pool.fill()
+            yield from self.next_results()
+        self.end(now=False)
+        while pool.working():
+            yield from self.next_results()
+
+    def next_results(self) -> Iterator[BatchResult]:
+        """Yield the results that have arrived, and handle other events."""
+        for event in self.pool.poll():
+            batch = self.handle_event(event)
+            if batch is not None:
+                yield batch
+        for member in self.pool.working():
+            if (self.assignments.holds(member.number) or self.assignments.done) and self.pool.is_silent(member):
+                self.lose(member, f"it has not answered for {self.pool.timeout:,.0f} s (backend.timeout_seconds)")
+        self.pool.check_timeouts()
+
+    def handle_event(self, event: Event) -> BatchResult | None:
+        """Handle an event. Return results if it holds any; assign work to workers that are ready."""
+        pool = self.pool
+        member = pool.members[event.worker]
+        match event:
+            case WorkerReported(found=BatchResult() as batch):
+                return self.reported(member, batch)
+            case WorkerEnded():
+                member.state = "ready"
+            case WorkerLost(reason=reason):
+                self.lose(member, reason)
+            case _:
+                pool.handle_event(event)
+                if (
+                    isinstance(event, WorkerReplied)
+                    and event.method == "load"
+                    and not (self.is_stopping or self.assignments.done)
+                ):
+                    self.start_job([member])
+        return None
+
+    def reported(self, member: WorkerState, batch: BatchResult) -> BatchResult:
+        """Return the results of a worker with those derived from them, and assign it new rows."""
+        results: list[RowResult] = []
+        for result in batch.results:
+            place, answered = self.plan.answered(result)
+            results += answered
+            if place is not None:
+                self.assignments.answer(member.number, place)
+        self.pool.deaths = 0
+        # The slots opened for the last few rows do not show how many could be opened.
+        found_less = batch.out_of_memory > 0
+        member.at_a_time = batch.batch_size if found_less else max(member.at_a_time, batch.batch_size)
+        self.submit([member])
+        # Workers run at the same time, so the time of all of them is the mean.
+        workers = max(1, len(self.pool.working()))
+        return replace(
+            batch,
+            results=tuple(results),
+            seconds=batch.seconds / workers,
+            prefill_seconds=batch.prefill_seconds / workers,
+            decode_seconds=batch.decode_seconds / workers,
+            batch_size=sum(other.at_a_time for other in self.pool.members.values()),
+        )
+
+    def lose(self, member: WorkerState, reason: str) -> None:
+        """Handle a lost worker: its rows are assigned to others."""
+        rows = self.assignments.requeue(member.number)
+        self.pool.lose(member, reason, rows=rows)
+        self.submit(self.pool.working())
+
+    def start_job(self, members: Sequence[WorkerState]) -> None:
+        """Start the job on workers, with as many rows as they generate at a time."""
+        for member in members:
+            member.state, member.heard, member.at_a_time = "working", time.monotonic(), 0
+            self.pool.worker_backend.start_job(member.number, self.worker_job)
+        most = min(self.at_a_time(members[0]), self.share(1)) if members else 0
+        # The longest rows are assigned round-robin, so that all workers get some.
+        dealt: dict[int, list[int]] = {member.number: [] for member in members}
+        for _ in range(most):
+            for member in members:
+                dealt[member.number] += self.assignments.assign(member.number, 1)
+        for number, places in dealt.items():
+            self.send(number, places)
+        self.submit(members)
+
+    def submit(self, members: Sequence[WorkerState]) -> None:
+        """Assign rows to workers that will soon have free slots; fewer towards the end, so that all finish together."""
+        for member in members:
+            at_a_time = self.at_a_time(member)
+            # Where memory is the limit, there may be more slots for shorter rows.
+            ahead = MORE_SLOTS if self.worker_job.room_tokens is not None and self.in_slots else AHEAD
+            wanted = ahead * at_a_time - self.assignments.holds(member.number)
+            if self.is_stopping or wanted * FREE_SHARE < at_a_time:
+                continue
+            share = self.share(2 if self.assignments.holds(member.number) else 1)
+            self.send(member.number, self.assignments.assign(member.number, min(wanted, share)))
+
+    def share(self, parts: int) -> int:
+        """Return the unassigned items divided by `parts` per worker; all of them for a single worker."""
+        workers = self.pool.workers
+        return -(-self.assignments.left // (parts * workers)) if workers > 1 else self.assignments.left
+
+    def at_a_time(self, member: WorkerState) -> int:
+        """Return the number of items that a worker processes at a time."""
+        return max(self.worker_job.batch_size, member.at_a_time) if self.in_slots else 1
+
+    def send(self, number: int, places: list[int]) -> None:
+        """Send a worker the items at these indices."""
+        if places:
+            self.pool.members[number].heard = time.monotonic()
+            self.pool.worker_backend.submit(number, self.worker_job.number, self.plan.work_items(places))
+
+    def end(self, *, now: bool) -> None:
+        """Tell workers that no more rows follow; with `now`, also to skip rows not yet started."""
+        for member in self.pool.working():
+            member.heard = time.monotonic()
+            self.pool.worker_backend.end(member.number, self.worker_job.number, now=now)

@@ -1,0 +1,135 @@
+"""Work items: rows with their prompts, in the same order as in a single process.
+
+An item is one row with continuous batching, and a whole batch with static batching.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.results import RowResult, Rows
+from partita.generation.scheduler import RowRequests, common_prefix, plan
+from partita.generation.static_batches import plan_batches
+from partita.lm.base import BatchWay
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """Rows that are answered together, each with its prompt."""
+
+    place: int
+    """Index of the item in the plan."""
+    rows: tuple[int, ...]
+    """Row indices in the dataset."""
+    prompts: tuple[list[int], ...]
+    """Prompt tokens of each row."""
+    new_tokens: tuple[int, ...]
+    """Limit of generated tokens of each row."""
+    keys: tuple[bytes, ...]
+    """Sampling key of each row."""
+    max_new_tokens: tuple[bool, ...]
+    """Which rows are requested; the others only keep the batch as planned."""
+
+
+class WorkPlan(Protocol):
+    """All work items of a job by index."""
+
+    @property
+    def total(self) -> int:
+        """Number of items."""
+
+    @property
+    def prefix(self) -> Sequence[int]:
+        """Tokens that all prompts begin with; computed once."""
+
+    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
+        """Return the items at these indices, without rows that are answered."""
+
+    def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
+        """Return the index of the item that a result completes, if any, and the result with those derived from it."""
+
+
+class RowWorkPlan:
+    """One row per item, the longest prompt first; rows with equal prompts share an item."""
+
+    def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_]) -> None:
+        """Plan the rows to answer, those with True in `left`, [rows]."""
+        self.work = work
+        self.order, self.copies = plan(work, left)
+        self.prefix = common_prefix(work, self.order)
+        self.places: dict[int, int] = {}
+        """Item index of each assigned row without a result."""
+
+    @property
+    def total(self) -> int:
+        """Number of items."""
+        return len(self.order)
+
+    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
+        """Return the items at these indices."""
+        rows = [self.order[place] for place in places]
+        self.places |= zip(rows, places, strict=True)
+        return [
+            WorkItem(place, (row,), (ids,), (int(self.work.new_tokens[row]),), (self.work.key(row),), (True,))
+            for place, row, ids in zip(places, rows, self.work.fetch(rows), strict=True)
+        ]
+
+    def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
+        """Return the item index, and the result with those of rows that have the same prompt."""
+        copies = [RowResult(row, result.generated, result.error) for row in self.copies.get(result.row, ())]
+        return self.places.pop(result.row), [result, *copies]
+
+
+class BatchWorkPlan:
+    """One batch of the static engine per item."""
+
+    prefix: Sequence[int] = ()
+
+    def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
+        """Plan the batches.
+
+        Args:
+            work: The rows with their prompts.
+            left: Rows to answer, [rows]; the others stay in the batches.
+            batch_size: Rows of a batch.
+            way: Which rows can be generated together.
+        """
+        self.work = work
+        self.left = left.copy()
+        batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size, way=way)
+        self.positions = [position for position, rows in enumerate(batches) if self.left[rows].any()]
+        self.batches: list[Rows] = [batches[position] for position in self.positions]
+        self.places: dict[int, int] = {}
+        """Item index of each assigned row without a result."""
+
+    @property
+    def total(self) -> int:
+        """Number of items."""
+        return len(self.batches)
+
+    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
+        """Return the batches at these indices."""
+        return [self.work_item(place) for place in places]
+
+    def work_item(self, place: int) -> WorkItem:
+        """Return a whole batch, named by its position among all batches."""
+        rows = self.batches[place].tolist()
+        wanted = self.left[rows].tolist()
+        self.places |= {row: place for row, asked in zip(rows, wanted, strict=True) if asked}
+        return WorkItem(
+            self.positions[place],
+            tuple(rows),
+            tuple(self.work.fetch(rows)),
+            tuple(self.work.new_tokens[rows].tolist()),
+            tuple(map(self.work.key, rows)),
+            tuple(wanted),
+        )
+
+    def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
+        """Return the result, and the index of its batch if that is now complete."""
+        place = self.places.pop(result.row)
+        self.left[result.row] = False
+        return None if self.left[self.batches[place]].any() else place, [result]

@@ -1,0 +1,386 @@
+"""A model on several workers: this process assigns rows, longest first, and yields results as they arrive.
+
+A worker is assigned enough rows to stay busy, and fewer towards the end, so that all workers finish together. When a
+worker dies, its unanswered rows are assigned to others and a new worker replaces it: no row is lost or answered
+twice. An error raised by a row is that row's error, as in a single process. Any other error of a worker ends the job.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.backends.ray.job import WorkerPoolJob
+from partita.backends.ray.messages import LoadRequest, LogMessage, ModelFacts, Offer, WorkerJob
+from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan, WorkPlan
+from partita.backends.ray.worker_backend import (
+    Event,
+    WorkerBackend,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReplied,
+    WorkerReported,
+)
+from partita.backends.ray.worker_state import WorkerState, described
+from partita.generation.results import BatchResult
+from partita.generation.scheduler import RowRequests
+from partita.generation.static_batches import way_for
+from partita.lm.base import BatchWay, GenerationOptions
+from partita.outputs.reading import clipped
+from partita_schema.counted import counted
+from partita_schema.errors import JobError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+"""Workers that may die consecutively without a result in between."""
+GLANCE_SECONDS = 0.2
+"""Longest wait for events before checking whether the job should stop."""
+LONGEST_REASON = 400
+"""Characters of the reason why a worker died."""
+
+
+class WorkerPool:
+    """A pool of workers that hold a model. Workers are started when the pool is first used."""
+
+    def __init__(
+        self,
+        worker_backend: WorkerBackend,
+        order: LoadRequest,
+        *,
+        tokenizer: "PreTrainedTokenizerFast",
+        workers: int,
+        timeout_seconds: float,
+    ) -> None:
+        """Create a pool; no worker is started yet.
+
+        Args:
+            crew: Starts the workers.
+            order: What each worker loads.
+            tokenizer: Tokenizes the prompts in this process.
+            workers: Number of workers.
+            timeout_seconds: Seconds without a message after which a worker is considered lost.
+        """
+        self.worker_backend, self.order, self.tokenizer = worker_backend, order, tokenizer
+        self.workers, self.timeout = workers, timeout_seconds
+        self.members: dict[int, WorkerState] = {}
+        self.known: ModelFacts | None = None
+        self.has_begun = False
+        """Whether all workers have been ready at the same time."""
+        self.deaths = 0
+        """Workers lost since the last result."""
+        self.errands = 0
+        self.offered: Offer | None = None
+
+    # Properties of the model
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """Properties of the loaded model, as reported by a worker."""
+        self.start()
+        assert self.known is not None
+        return self.known
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the model; the same as in a single process on such a device."""
+        return self.facts.fingerprint
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence in tokens."""
+        return self.facts.context_length
+
+    @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """Content of the checkpoint's generation_config.json."""
+        return self.facts.checkpoint_generation
+
+    def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        """Return why rows of up to `tokens` tokens cannot use continuous batching; None if they can."""
+        reason: str | None = self.ask("why_no_slots", options, tokens=tokens)[0]
+        return reason
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        """Return which rows of up to `tokens` tokens can be answered in one batch."""
+        way: BatchWay = self.ask("batch_way", options, tokens=tokens)[0]
+        return way
+
+    def offer(
+        self,
+        options: GenerationOptions,
+        *,
+        lengths: npt.NDArray[np.integer],
+        shared_tokens: int,
+        rows: int | None,
+        max_new_tokens: int,
+    ) -> Offer:
+        """Return how many rows each worker generates at a time: the smallest number that a worker has measured.
+
+        Args:
+            options: Generation options.
+            lengths: Prompt lengths in tokens, [rows].
+            shared_tokens: Length of the prefix that all prompts share, in tokens.
+            rows: Rows at a time, set by the user, or None.
+            max_new_tokens: Limit of generated tokens per row.
+        """
+        offers: list[Offer] = self.ask(
+            "offer",
+            options,
+            lengths=lengths,
+            shared_tokens=shared_tokens,
+            rows=rows,
+            max_new_tokens=max_new_tokens,
+        )
+        self.offered = min(offers, key=lambda offer: offer.size.rows)
+        sizes = sorted(offer.size.rows for offer in offers)
+        if sizes[0] != sizes[-1]:
+            logger.info("workers hold %s to %s rows at a time; all get %s", sizes[0], sizes[-1], sizes[0])
+        return self.offered
+
+    # Generation
+
+    def completions(
+        self,
+        work: RowRequests,
+        options: GenerationOptions,
+        *,
+        engine: str,
+        max_new_tokens: int,
+        batch_size: int,
+        room_tokens: int | None,
+        seed: int,
+        left: npt.NDArray[np.bool_],
+        stopping: Callable[[], bool],
+    ) -> Iterator[BatchResult]:
+        """Generate answers and yield them as they arrive. Everything yielded is complete.
+
+        Args:
+            work: The rows with their prompts.
+            options: Generation options.
+            engine: "slots" or "static".
+            max_new_tokens: Limit of generated tokens per row.
+            batch_size: Rows that each worker generates at a time.
+            room_tokens: Total tokens of rows that fit, if memory determined the size.
+            seed: Seed for sampling.
+            left: Rows to answer, [rows].
+            stopping: Once it returns True, workers finish the started rows only.
+
+        Raises:
+            JobError: Workers died consecutively without a result.
+            Exception: Any error that a worker raised outside of a row.
+        """
+        plan: WorkPlan
+        if engine == "slots":
+            plan = RowWorkPlan(work, left)
+        else:
+            way = way_for(self, work.lengths, work.new_tokens, options=options)
+            plan = BatchWorkPlan(work, left, batch_size=batch_size, way=way)
+        if not plan.total:
+            return
+        self.start()
+        self.errands += 1
+        worker_job = WorkerJob(
+            number=self.errands,
+            engine=engine,
+            options=options,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            rows=len(left),
+            batch_size=batch_size,
+            size=self.offered.size if self.offered is not None else None,
+            room_tokens=room_tokens,
+            prefix=list(plan.prefix),
+        )
+        job = WorkerPoolJob(self, plan, worker_job)
+        try:
+            yield from job.completions(stopping)
+        finally:
+            # If the caller abandons the job, workers would continue with it.
+            for member in self.working():
+                self.stop(member)
+
+    # Workers
+
+    def start(self) -> None:
+        """Start the workers and load the model. Raise JobError if some do not start.
+
+        The first time, wait for all workers; later, wait for a replacement only if no other worker is left.
+        """
+        while not self.ready() or not (self.has_begun or len(self.ready()) == self.workers):
+            self.fill()
+            for event in self.poll():
+                self.handle_event(event)
+            self.check_timeouts()
+        self.has_begun = True
+
+    def fill(self) -> None:
+        """Start workers until the pool is complete."""
+        while len(self.members) < self.workers:
+            number = self.worker_backend.start()
+            self.members[number] = WorkerState(number)
+
+    def lose(self, member: WorkerState, reason: str, *, rows: int = 0) -> None:
+        """Remove a lost worker that held `rows` rows. Raise JobError if this happens repeatedly."""
+        self.stop(member)
+        self.deaths += 1
+        logger.debug("%s: %s", described(member), reason)
+        if self.deaths >= MOST_DEATHS:
+            raise JobError(
+                f"{self.deaths} workers have died one after the other without answering a row, the last one "
+                f"({described(member)}) so: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
+                "check that the machine has enough memory, and rerun the same command to resume"
+            )
+        dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
+        logger.warning("%s is gone; another one takes its place%s", described(member), dealt)
+
+    def stop(self, member: WorkerState) -> None:
+        """Stop a worker."""
+        self.worker_backend.stop(member.number)
+        self.members.pop(member.number, None)
+
+    def ready(self) -> list[WorkerState]:
+        """Return the workers without a job."""
+        return [member for member in self.members.values() if member.state == "ready"]
+
+    def working(self) -> list[WorkerState]:
+        """Return the workers with a job."""
+        return [member for member in self.members.values() if member.state == "working"]
+
+    def ask(self, method: str, *given: Any, **named: Any) -> list[Any]:
+        """Call a method on each ready worker, and return the results of those that survive; at least one."""
+        replies: list[Any] = []
+        with self.asking():
+            while not replies:
+                self.start()
+                asked = self.ready()
+                for member in asked:
+                    self.worker_backend.ask(member.number, method, *given, **named)
+                    member.state, member.heard = "asked", time.monotonic()
+                while any(member.state == "asked" for member in self.members.values()):
+                    for event in self.poll():
+                        if isinstance(event, WorkerReplied) and event.method == method:
+                            replies.append(event.value)
+                            self.members[event.worker].state = "ready"
+                        else:
+                            self.handle_event(event)
+                    self.check_timeouts()
+        return replies
+
+    def each(self, method: str, tasks: Iterable[Any], **named: Any) -> list[Any]:
+        """Call a method once per task, on any ready worker, and return the results in the order of the tasks."""
+        results: dict[int, Any] = {}
+        numbered, assigned = enumerate(tasks), dict[int, tuple[int, Any]]()
+        left: list[tuple[int, Any]] = []
+        """Tasks of workers that died."""
+        more = True
+        with self.asking():
+            while more or left or assigned:
+                self.fill()
+                for member in self.ready():
+                    task = left.pop() if left else next(numbered, None)
+                    if task is None:
+                        more = False
+                        break
+                    assigned[member.number] = task
+                    self.worker_backend.ask(member.number, method, task[1], **named)
+                    member.state, member.heard = "asked", time.monotonic()
+                for event in self.poll() if assigned or not self.ready() else ():
+                    if isinstance(event, WorkerReplied) and event.method == method:
+                        results[assigned.pop(event.worker)[0]] = event.value
+                        self.members[event.worker].state, self.deaths = "ready", 0
+                        continue
+                    if isinstance(event, WorkerLost) and event.worker in assigned:
+                        left.append(assigned.pop(event.worker))
+                    self.handle_event(event)
+                self.check_timeouts()
+        return [results[place] for place in sorted(results)]
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Stop workers with unfinished calls if the block is left early."""
+        try:
+            yield
+        finally:
+            for member in [member for member in self.members.values() if member.state == "asked"]:
+                self.stop(member)
+
+    def poll(self) -> Iterator[Event]:
+        """Yield the events since the last call, except those of stopped workers."""
+        for event in self.worker_backend.events(GLANCE_SECONDS):
+            member = self.members.get(event.worker)
+            if member is not None:
+                member.heard = time.monotonic()
+                yield event
+
+    def handle_event(self, event: Event) -> None:
+        """Update the state of a worker. Raise the error that it failed with."""
+        member = self.members[event.worker]
+        match event:
+            case WorkerFailed():
+                self.stop(member)
+                raise event.error
+            case WorkerLost():
+                self.lose(member, event.reason)
+            case WorkerReplied(method="where"):
+                member.place, member.state = event.value, "placed"
+            case WorkerReplied(method="load"):
+                self.check_same(event.value)
+                member.state = "ready"
+            case WorkerReported(found=LogMessage() as remark):
+                logger.log(remark.level, "%s: %s", described(member), remark.text)
+            case _:
+                raise AssertionError(f"nobody waits for {event}")
+        self.load()
+
+    def load(self) -> None:
+        """Tell workers to load the model once their machine is known; at first, once the machines of all are known.
+
+        Workers on the same machine share its memory and cores.
+        """
+        if self.known is None and any(member.state == "starting" for member in self.members.values()):
+            return
+        for member in [member for member in self.members.values() if member.state == "placed"]:
+            node = [other.number for other in self.members.values() if other.node == member.node]
+            self.worker_backend.ask(
+                member.number,
+                "load",
+                self.order,
+                local_rank=node.index(member.number),
+                local_ranks=len(node),
+            )
+            member.state = "loading"
+
+    def check_same(self, facts: ModelFacts) -> None:
+        """Raise JobError if a worker has loaded another model than the others."""
+        if self.known is not None and self.known != facts:
+            raise JobError(
+                f"the workers do not have the same model ({self.known.fingerprint} and {facts.fingerprint}): their "
+                "devices or the files that they see differ; let them run on machines of one kind"
+            )
+        self.known = facts
+
+    def check_timeouts(self) -> None:
+        """Raise JobError if no worker is working, and one has not responded in time."""
+        silent = [member for member in self.members.values() if self.is_silent(member)]
+        if silent and not self.working():
+            states = [member.state for member in self.members.values()]
+            there = len(states) - states.count("starting")
+            available = ", ".join(f"{amount:g} {name}" for name, amount in self.worker_backend.resources().items())
+            raise JobError(
+                f"{there} of {self.workers} workers have started, and {described(silent[0])} has not answered for "
+                f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: "
+                "write a smaller backend.workers, add machines, or write a longer time"
+            )
+
+    def is_silent(self, member: WorkerState) -> bool:
+        """Return whether a response of this worker is overdue."""
+        return member.state != "ready" and time.monotonic() - member.heard > self.timeout

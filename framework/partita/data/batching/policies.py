@@ -1,0 +1,362 @@
+"""Policies that cut the rows of a window into batches: pure functions of the lengths and a random generator.
+
+Every row of a window is in exactly one batch, except rows removed by `drop_last`. Indices refer to the window, from 0;
+batches are returned in the order in which they are used.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from partita.data.batching.plan import PlannedBatch, alone
+from partita_schema.batching import (
+    AutoBatching,
+    Batching,
+    BucketBatching,
+    FixedBatching,
+    PackBatching,
+    TokenBudgetBatching,
+)
+from partita_schema.errors import DataError
+
+FIXED_WINDOW = 2048
+"""Rows in a window if nothing is sorted; a stream is shuffled over this many rows."""
+ORDERED_WINDOW = 256
+"""Rows in a window if rows keep their order, so that a stream's first batch need not wait for many others."""
+FIRST_WINDOW = 64
+"""Rows in the first of these windows; as many as a worker tokenizes at a time."""
+
+
+class Policy(Protocol):
+    """Cuts the rows of a window into batches."""
+
+    @property
+    def window(self) -> int:
+        """Number of rows that are planned together."""
+
+    @property
+    def first_window(self) -> int:
+        """Number of rows in the first window of a stream; each following one has twice as many, up to `window`."""
+
+    @property
+    def shuffle_rows(self) -> bool:
+        """Whether rows are shuffled before they are cut into windows."""
+
+    @property
+    def longest_first(self) -> bool:
+        """Whether an epoch starts with the window and the batch that hold the longest row."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the longest row that can be planned; None for no limit."""
+
+    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+        """Return the batches of a window, given the tokens of its rows, [n]. Raise DataError if a row is too long."""
+
+    def count(self, rows: int) -> int | None:
+        """Return the number of batches in an epoch of `rows` rows; None if it depends on their lengths."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Rows in the given order, cut every `batch_size` rows."""
+
+    batch_size: int
+    shuffle_rows: bool = True
+    drop_last: bool = False
+
+    longest_first = False
+    most_tokens = None
+
+    @property
+    def window(self) -> int:
+        return whole_batches(FIXED_WINDOW if self.shuffle_rows else ORDERED_WINDOW, self.batch_size)
+
+    @property
+    def first_window(self) -> int:
+        """Smaller if rows keep their order: batches are the same in any window, and the first one is ready sooner."""
+        return self.window if self.shuffle_rows else min(self.window, whole_batches(FIRST_WINDOW, self.batch_size))
+
+    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+        cuts = even_cuts(len(lengths), self.batch_size)
+        return batches_at(np.arange(len(lengths)), cuts, fullest=self.batch_size if self.drop_last else 0)
+
+    def count(self, rows: int) -> int | None:
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Rows sorted by length, cut every `batch_size` rows; rows of equal length keep their shuffled order."""
+
+    batch_size: int
+    window: int
+    """A multiple of the batch size, so that only the last window can hold a smaller batch."""
+    noise: float = 0.0
+    length_spread: int | None = None
+    drop_last: bool = False
+    longest_first: bool = False
+
+    shuffle_rows = True
+    most_tokens = None
+
+    @property
+    def first_window(self) -> int:
+        return self.window
+
+    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+        order = sorted_order(lengths, noise=self.noise, chance=chance)
+        if self.length_spread is None:
+            cuts = even_cuts(len(lengths), self.batch_size)
+        else:
+            cuts = spread_cuts(lengths[order], size=self.batch_size, spread=self.length_spread)
+        return shuffled(batches_at(order, cuts, fullest=self.batch_size if self.drop_last else 0), chance)
+
+    def count(self, rows: int) -> int | None:
+        if self.length_spread is not None:
+            return None
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+
+@dataclass(frozen=True)
+class TokenBudget:
+    """Batches of rows of similar length: rows times the longest row never exceed `max_tokens`, padding included."""
+
+    max_tokens: int
+    window: int
+    max_rows: int | None = None
+    multiple_of: int = 1
+    noise: float = 0.0
+    longest_first: bool = False
+
+    shuffle_rows = True
+
+    @property
+    def first_window(self) -> int:
+        return self.window
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens
+
+    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+        refuse_longer(lengths, self.max_tokens)
+        order = sorted_order(-lengths, noise=self.noise, chance=chance)
+        cuts = budget_cuts(lengths[order], budget=self.max_tokens, rows=self.max_rows, multiple_of=self.multiple_of)
+        return shuffled(batches_at(order, cuts), chance)
+
+    def count(self, rows: int) -> int | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Pack several rows into lines of at most `max_tokens`, with `lines` lines per batch.
+
+    Best fit decreasing (Johnson et al. 1974): the longest row first, each to the fullest line with room for it.
+    """
+
+    max_tokens: int
+    lines: int
+    window: int
+
+    shuffle_rows = True
+    longest_first = False
+
+    @property
+    def first_window(self) -> int:
+        return self.window
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens
+
+    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+        refuse_longer(lengths, self.max_tokens)
+        line_n, filled = best_fit(lengths, self.max_tokens)
+        # Lines that are equally full are batched together, in random order. The room left at the end of a window then
+        # costs one batch, not one line in many batches.
+        mixed = chance.permutation(len(filled))
+        rank = np.empty(len(filled), dtype=np.int64)
+        rank[mixed[np.argsort(-filled[mixed], kind="stable")]] = np.arange(len(filled))
+        rank_n = rank[line_n]
+        order = np.argsort(rank_n, kind="stable")
+        edges = np.searchsorted(rank_n[order], np.arange(0, len(filled) + self.lines, self.lines))
+        batches = [
+            PlannedBatch(order[start:end], rank_n[order[start:end]] - number * self.lines)
+            for number, (start, end) in enumerate(pairwise(edges))
+            if end > start
+        ]
+        return shuffled(batches, chance)
+
+    def count(self, rows: int) -> int | None:
+        return None
+
+
+def build_policy(batching: Batching, *, batch_size: int, max_tokens: int | None = None) -> Policy:
+    """Return the policy of a batching section that is not auto.
+
+    Args:
+        batching: The batching section.
+        batch_size: Rows per batch; lines per batch for pack.
+        max_tokens: Default if the section sets none: tokens per batch for token_budget, per line for pack.
+    """
+    return POLICIES[batching.type](batching, batch_size, max_tokens)
+
+
+def fixed_policy(batching: FixedBatching, batch_size: int, max_tokens: int | None) -> Policy:
+    return Fixed(batch_size, shuffle_rows=batching.shuffle, drop_last=batching.drop_last)
+
+
+def bucket_policy(batching: BucketBatching, batch_size: int, max_tokens: int | None) -> Policy:
+    return Bucket(
+        batch_size,
+        window=whole_batches(batching.window, batch_size),
+        noise=batching.noise,
+        length_spread=batching.length_spread,
+        drop_last=batching.drop_last,
+        longest_first=batching.longest_first,
+    )
+
+
+def token_budget_policy(batching: TokenBudgetBatching, batch_size: int, max_tokens: int | None) -> Policy:
+    written = batching.max_tokens
+    budget = max_tokens if written == "auto" else written
+    if budget is None:
+        raise AssertionError("the tokens of a batch were not looked for")
+    return TokenBudget(
+        budget,
+        window=batching.window,
+        max_rows=batching.max_rows,
+        multiple_of=batching.multiple_of,
+        noise=batching.noise,
+        longest_first=batching.longest_first,
+    )
+
+
+def pack_policy(batching: PackBatching, batch_size: int, max_tokens: int | None) -> Policy:
+    line = batching.max_tokens or max_tokens
+    if line is None:
+        raise AssertionError("the tokens of a line were not looked for")
+    return Pack(line, lines=batch_size, window=batching.window)
+
+
+def auto_policy(batching: AutoBatching, batch_size: int, max_tokens: int | None) -> Policy:
+    raise AssertionError("batching: auto has to be resolved before a plan is made")
+
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "auto": auto_policy,
+    "fixed": fixed_policy,
+    "bucket": bucket_policy,
+    "token_budget": token_budget_policy,
+    "pack": pack_policy,
+}
+
+
+def whole_batches(window: int, batch_size: int) -> int:
+    """Return the window rounded up to a multiple of the batch size."""
+    return -(-window // batch_size) * batch_size
+
+
+def refuse_longer(lengths: np.ndarray, most_tokens: int | None, *, name: Callable[[int], str] | None = None) -> None:
+    """Raise DataError if a row is longer than a batch or line may be; `name` returns a row's key by index."""
+    if most_tokens is None or int(lengths.max(initial=0)) <= most_tokens:
+        return
+    place = int(lengths.argmax())
+    row = f"row {name(place)}" if name is not None else "a row"
+    count = int((lengths > most_tokens).sum())
+    others = f" ({count:,} rows are longer)" if count > 1 else ""
+    raise DataError(
+        f"{row} has {int(lengths[place]):,} tokens, more than the {most_tokens:,} of data.batching.max_tokens{others}; "
+        f"write at least {int(lengths[place])} there, or preprocessing.global_max_sequence_length: {most_tokens}"
+    )
+
+
+def sorted_order(lengths: np.ndarray, *, noise: float, chance: np.random.Generator) -> np.ndarray:
+    """Return indices in ascending order of length, each varied by up to a share of `noise`; ties keep their order."""
+    if noise:
+        lengths = lengths * (1 + noise * chance.uniform(-1, 1, len(lengths)))
+    return np.argsort(lengths, kind="stable")
+
+
+def even_cuts(rows: int, size: int) -> list[int]:
+    """Return the ends of batches of `size` rows."""
+    return [*range(size, rows, size), rows] if rows else []
+
+
+def spread_cuts(lengths: np.ndarray, *, size: int, spread: int) -> list[int]:
+    """Return the ends of batches of at most `size` rows whose lengths differ by at most `spread`."""
+    cuts, start = list[int](), 0
+    while start < len(lengths):
+        ahead = lengths[start : start + size]
+        apart = np.maximum.accumulate(ahead) - np.minimum.accumulate(ahead)
+        start += int(np.searchsorted(apart, spread, side="right"))
+        cuts.append(start)
+    return cuts
+
+
+def budget_cuts(lengths: np.ndarray, *, budget: int, rows: int | None, multiple_of: int) -> list[int]:
+    """Return the ends of batches that are as large as `budget` allows.
+
+    Args:
+        lengths: Tokens of each row, in the order of the batches.
+        budget: Maximum of the number of rows times the longest row.
+        rows: Maximum number of rows; None for no limit.
+        multiple_of: Round the number of rows down to a multiple of this, unless the batch is smaller.
+    """
+    cuts, start = list[int](), 0
+    while start < len(lengths):
+        most = budget // max(1, int(lengths[start]))
+        ahead = np.maximum.accumulate(lengths[start : start + (most if rows is None else min(most, rows))])
+        if ahead[-1] > ahead[0]:  # only if noise has put a longer row after a shorter one
+            count = int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), budget, side="right"))
+        else:
+            count = len(ahead)
+        start += count - count % multiple_of if count > multiple_of else count
+        cuts.append(start)
+    return cuts
+
+
+def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the line of each row, [n], and the number of tokens in each line, [lines]."""
+    line_n = np.empty(len(lengths), dtype=np.int64)
+    rooms: list[int] = []
+    """Room and index of each line that is not full, as one integer, ascending."""
+    width, free = len(lengths) + 1, list[int]()
+    for place in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[place])
+        position = bisect_left(rooms, length * width)
+        if position < len(rooms):
+            line = rooms.pop(position) % width
+        else:
+            line = len(free)
+            free.append(capacity)
+        free[line] -= length
+        line_n[place] = line
+        if free[line]:
+            insort(rooms, free[line] * width + line)
+    return line_n, capacity - np.array(free, dtype=np.int64)
+
+
+def batches_at(order: np.ndarray, cuts: list[int], *, fullest: int = 0) -> list[PlannedBatch]:
+    """Return the indices cut at `cuts`; batches of fewer rows than `fullest` are dropped."""
+    batches = [alone(order[start:end]) for start, end in pairwise([0, *cuts])]
+    return [batch for batch in batches if len(batch.rows) >= fullest]
+
+
+def shuffled(batches: list[PlannedBatch], chance: np.random.Generator) -> list[PlannedBatch]:
+    """Return the batches in random order."""
+    return [batches[place] for place in chance.permutation(len(batches))]
+
+
+def longest_to_front(batches: list[PlannedBatch], lengths: np.ndarray) -> list[PlannedBatch]:
+    """Return the batches with the one that holds the longest row first; `lengths` are those of the indexed rows."""
+    if not batches:
+        return batches
+    first = max(range(len(batches)), key=lambda place: int(lengths[batches[place].rows].max()))
+    return [batches[first], *batches[:first], *batches[first + 1 :]]

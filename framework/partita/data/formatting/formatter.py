@@ -1,0 +1,283 @@
+"""Format a cleaned row as text: the prompt, and the answer to learn.
+
+The text of a row consists of segments that are in the loss or not (docs/decisions/0003-loss-mask.md). A token boundary
+precedes each answer, so the tokens before an answer are the same in training and in prediction.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from partita_schema.config import Config
+from partita_schema.errors import DataError, ModelError
+from partita_schema.features import OutputFeature, TextInput
+from partita_schema.prompt import template_fields
+
+if TYPE_CHECKING:
+    from partita.data.dialogue.expand import Expander
+    from partita.data.formatting.chat import ChatTemplate
+    from partita.data.formatting.dialogue import DialogueFormatter
+
+Row = Mapping[str, Any]
+"""A cleaned row: values by feature name, as `partita_schema.rows.row_schema` returns them."""
+
+
+class Segment(NamedTuple):
+    """A piece of a row's text."""
+
+    text: str
+    supervised: bool
+    """Whether its tokens are in the loss."""
+    ends: bool = False
+    """Whether an end-of-text token follows it."""
+    joined: bool = False
+    """Whether it is tokenized as one text with the previous segment.
+
+    Else a token boundary precedes it, as where a model starts to answer.
+    """
+
+
+@dataclass(frozen=True)
+class FormattedText:
+    """A row as text."""
+
+    segments: tuple[Segment, ...]
+    """The prompt, then the answer, then what the chat template adds after it. In prediction, only the prompt.
+
+    A dialogue may have answers between pieces of its prompt, in the loss or not.
+    """
+    begins: bool
+    """Whether the tokenizer's BOS token precedes it; a chat template writes its own."""
+    ends: bool = False
+    """Whether the end-of-text token follows it."""
+    cut_tokens: int = 0
+    """Tokens of inputs and outputs truncated to a feature's max_sequence_length."""
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(segment.text for segment in self.segments)
+
+
+class Retriever(Protocol):
+    """Selects worked examples for rows."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows to select from."""
+
+    def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
+        """Return examples for each row, the least similar first; never the row itself."""
+
+
+class Formatter:
+    """Format rows as text. The result depends only on the row and its key."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        tokenizer: Any,
+        labels: Mapping[str, Sequence[str]] | None = None,
+        retriever: Retriever | None = None,
+        chat: "ChatTemplate | None" = None,
+    ) -> None:
+        """Create a formatter.
+
+        Args:
+            config: The configuration.
+            tokenizer: A fast transformers tokenizer; None to format without length limits and chat template.
+            labels: Labels of each category output; the worked examples of the file must use them.
+            retriever: Selects further worked examples for each row.
+            chat: Replaces the tokenizer's chat template.
+
+        Raises:
+            ModelError: If the chat template is missing or rejects the shape of the prompt.
+            DataError: If a worked example is invalid.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self._retriever = retriever
+        self._prompt = config.prompt
+        self._fields = frozenset(template_fields(config.prompt.template or ""))
+        self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
+        self._chat = chat
+        if chat is None and uses_chat(config, tokenizer):
+            from partita.data.formatting.chat import ChatTemplate
+
+            self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
+        self._dialogues = self._dialogue_formatter()
+
+    @property
+    def examples_from(self) -> str:
+        """A hash of the rows that worked examples are selected from; empty without retrieval."""
+        return self._retriever.fingerprint if self._retriever is not None else ""
+
+    @property
+    def chat(self) -> bool:
+        """Whether prompts use the model's chat template."""
+        return self._chat is not None
+
+    @property
+    def expander(self) -> "Expander | None":
+        """The expander of dialogues into training rows; None if no input is a dialogue."""
+        from partita.data.dialogue.expand import build_expander
+
+        return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
+
+    def format(self, row: Row, *, key: str = "") -> FormattedText:
+        """Return prompt and answer of a row. Raise RowError if it is invalid."""
+        return self.format_all([row], [key])[0]
+
+    def format_prompt(self, row: Row, *, key: str = "") -> FormattedText:
+        """Return the prompt of a row. Raise RowError if it is invalid."""
+        return self.format_all([row], [key], supervised=False)[0]
+
+    def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
+        """Return rows as text, with one retrieval for all of them."""
+        chosen = self._retriever.choose(rows, keys) if self._retriever is not None else [[] for _ in rows]
+        return [
+            self._format(row, [*self._examples, *examples], supervised=supervised)
+            for row, examples in zip(rows, chosen, strict=True)
+        ]
+
+    def any_prompt(self, answer: str) -> tuple[Segment, ...]:
+        """Return segments of a prompt and of `answer`, whose tokens are the same after every prompt."""
+        if self._chat is not None:
+            return self._chat.render("QUESTION", answer, turns=())[0]
+        return Segment("QUESTION\n", False), Segment(answer, True)
+
+    def _format(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> FormattedText:
+        if self._dialogues is not None:
+            return self._dialogues.format(row[self._dialogues.name], supervised=supervised)
+        row, cut = self._limited(row)
+        answer = answer_text(self.config, row) if supervised else None
+        turns: list[tuple[str, str]] = []
+        if self._chat is None or "__context__" in self._fields:
+            user = self._user_text(row, context="\n\n".join(map(self._worked, examples)))
+        else:
+            user = self._user_text(row)
+            turns = [(self._user_text(example), answer_text(self.config, example)) for example in examples]
+        if self._chat is not None:
+            segments, ends = self._chat.render(user, answer, turns=turns)
+            return FormattedText(segments, begins=False, ends=ends, cut_tokens=cut)
+        system = f"{self._prompt.system}\n\n" if self._prompt.system else ""
+        prompt = Segment(system + user, False)
+        if answer is None:
+            return FormattedText((prompt,), begins=True, cut_tokens=cut)
+        return FormattedText((prompt, Segment(answer, True)), begins=True, ends=True, cut_tokens=cut)
+
+    def _dialogue_formatter(self) -> "DialogueFormatter | None":
+        from partita.data.formatting.dialogue import DialogueFormatter
+
+        feature = self.config.dialogue_input
+        return None if feature is None else DialogueFormatter(self.config, tokenizer=self.tokenizer, chat=self._chat)
+
+    def _worked(self, example: Row) -> str:
+        """Return a worked example with its answer, in the form of the row itself."""
+        template = self._prompt.template
+        placed = template is None or "__context__" in self._fields
+        question = sample_text(text_inputs(self.config), example) + "\n" if placed else self._user_text(example)
+        return question + answer_text(self.config, example)
+
+    def _user_text(self, row: Row, *, context: str = "") -> str:
+        """Return the user's part of the prompt: the template, or task, context and sample separated by blank lines.
+
+        A single input without anything else is returned as it is. Anything longer ends with a line break, so that the
+        answer starts on a new line; in a chat the answer is a separate turn.
+        """
+        prompt, sample = self._prompt, sample_text(text_inputs(self.config), row)
+        if prompt.template is not None:
+            shown = {"__sample__": sample, "__task__": prompt.task or "", "__context__": context}
+            text = prompt.template.format_map({**row, **shown})
+            return f"{context}\n\n{text}" if context and "__context__" not in self._fields else text
+        blocks = [block for block in (prompt.task, context, sample) if block]
+        alone = len(self.config.input_features) == 1 and not prompt.task and not context
+        return "\n\n".join(blocks) + ("" if alone or self._chat is not None else "\n")
+
+    def _limited(self, row: Row) -> tuple[Row, int]:
+        """Truncate the row's texts to their features' max_sequence_length; return it with the number of tokens removed.
+
+        The answer of a single output is not truncated here but as tokens, by RowTokenizer.
+        """
+        limited, total = dict(row), 0
+        features: list[Any] = text_inputs(self.config)
+        features += self.config.output_features if len(self.config.output_features) > 1 else ()
+        for feature in features:
+            limit = feature.preprocessing.max_sequence_length if self.tokenizer is not None else None
+            value = limited.get(feature.name)
+            if limit is not None and isinstance(value, str) and feature.type == "text":
+                limited[feature.name], cut = clip(value, limit, self.tokenizer)
+                total += cut
+        return limited, total
+
+
+def uses_chat(config: Config, tokenizer: Any) -> bool:
+    """Return whether prompts use the chat template. Raise ModelError if it is required and missing."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if config.prompt.chat is True and tokenizer is not None and not has_template:
+        raise ModelError(
+            f"prompt.chat is true, but the tokenizer of {config.base_model} has no chat template; write chat: auto"
+        )
+    return has_template and config.prompt.chat is not False
+
+
+def text_inputs(config: Config) -> list[TextInput]:
+    """Return the text inputs."""
+    return [feature for feature in config.input_features if isinstance(feature, TextInput)]
+
+
+def sample_text(inputs: Sequence[TextInput], row: Row) -> str:
+    """Return the inputs of a row: a single one as text, several as lines `name: value`."""
+    if len(inputs) == 1:
+        return str(row.get(inputs[0].name, ""))
+    return "\n".join(f"{feature.name}: {row[feature.name]}" for feature in inputs if feature.name in row)
+
+
+def answer_text(config: Config, row: Row) -> str:
+    """Return the answer: the only output as text, or several as one JSON object in the order of the configuration."""
+    outputs = config.output_features
+    if len(outputs) == 1:
+        return output_text(outputs[0], row[outputs[0].name])
+    return compact_json({feature.name: row[feature.name] for feature in outputs})
+
+
+def output_text(feature: OutputFeature, value: Any) -> str:
+    """Return one output as text: compact JSON, numbers without an exponent."""
+    from partita_schema.rows import plain_text
+
+    return compact_json(value) if feature.type == "json" else plain_text(value)
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str]]) -> Row:
+    """Return a worked example of the configuration as a cleaned row. Raise DataError if it is invalid."""
+    from marshmallow import ValidationError
+
+    from partita_schema.rows import reasons, row_schema
+
+    columns = {feature.name: feature.source_column for feature in (*config.input_features, *config.output_features)}
+    written = {columns.get(name, name): value for name, value in config.prompt.examples[place].items()}
+    try:
+        row: dict[str, Any] = row_schema(config, supervised=True).load(written)
+    except ValidationError as error:
+        raise DataError(f"prompt.examples[{place}]: {'; '.join(reasons(error))}") from None
+    for name, known in labels.items():
+        if known and row[name] not in known:
+            raise DataError(f"prompt.examples[{place}]: {name} is {row[name]!r}, none of the labels {', '.join(known)}")
+    return row
+
+
+def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
+    """Return the text up to the end of token number `limit`, and the number of tokens removed."""
+    if len(text) * 4 <= limit:  # no tokenizer produces more tokens than bytes
+        return text, 0
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = encoding["offset_mapping"]
+    if len(offsets) <= limit:
+        return text, 0
+    return text[: offsets[limit - 1][1]], len(offsets) - limit

@@ -1,0 +1,171 @@
+"""Select worked examples for each row: at random, or the most similar ones."""
+
+import random
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.data.formatting.formatter import Retriever, Row, sample_text, text_inputs
+from partita.data.rows import Rows
+from partita.data.sources.sources import open_rows
+from partita.data.splits import check_columns
+from partita_schema.config import Config
+from partita_schema.errors import DataError, ModelError
+from partita_schema.prompt import SemanticRetrieval
+from partita_schema.rows import check_rows, row_schema
+
+
+def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> Retriever | None:
+    """Return the retriever of a run; None without prompt.retrieval.
+
+    Examples come from `prompt.retrieval.dataset`, else from the training rows.
+
+    Raises:
+        DataError: If there are no rows to select from.
+        ModelError: If the embedding model cannot be loaded.
+    """
+    options = config.prompt.retrieval
+    if options is None:
+        return None
+    pool = training
+    if options.dataset:
+        limit = config.data.max_row_bytes
+        pool = open_rows(options.dataset, folder=folder, name="examples", max_row_bytes=limit)
+    if pool is None or not len(pool):
+        raise DataError("prompt.retrieval has no rows to choose from; write prompt.retrieval.dataset")
+    check_columns(pool, config, supervised=True)
+    if isinstance(options, SemanticRetrieval):
+        return SemanticRetriever(config, pool, k=options.k, model_name=options.model_name)
+    return RandomRetriever(config, pool, k=options.k, seed=config.seed)
+
+
+class Pool:
+    """Rows that may serve as examples; bad ones are skipped."""
+
+    def __init__(self, config: Config, rows: Rows) -> None:
+        self._config = config
+        self.rows = rows
+        self._schema = row_schema(config, supervised=True)
+
+    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, Rows]]:
+        """Pickle without the schema, which cannot be pickled; the copy builds its own."""
+        return Pool, (self._config, self.rows)
+
+    def clean(self, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        """Yield index and values of the good rows."""
+        clean = check_rows(self._schema, self.rows.get(indices)).clean
+        for place, row in clean.items():
+            yield indices[place], row
+
+
+class RandomRetriever:
+    """Select examples at random; the result depends only on the seed and the row's key."""
+
+    def __init__(self, config: Config, rows: Rows, *, k: int, seed: int) -> None:
+        self._pool = Pool(config, rows)
+        self._k = k
+        self._seed = seed
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows to select from."""
+        return self._pool.rows.fingerprint
+
+    def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
+        """Return up to `k` examples for each row."""
+        return [self._draw(key) for key in keys]
+
+    def _draw(self, key: str) -> list[Row]:
+        pool = self._pool.rows
+        mark = blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
+        chance = random.Random(int.from_bytes(mark, "big"))
+        examples: list[Row] = []
+        seen: set[int] = set()
+        while len(examples) < self._k and len(seen) < len(pool):
+            left = self._k - len(examples)
+            wanted = [i for i in chance.sample(range(len(pool)), min(len(pool), 2 * left + len(seen))) if i not in seen]
+            seen.update(wanted)
+            good = [row for index, row in self._pool.clean(wanted) if pool.key(index) != key]
+            examples += good[:left]
+        return examples
+
+
+class SemanticRetriever:
+    """Select examples by cosine similarity of sentence embeddings of their inputs, the most similar last."""
+
+    def __init__(self, config: Config, rows: Rows, *, k: int, model_name: str, chunk: int = 1000) -> None:
+        """Embed all rows once; the embeddings take 4 bytes per row and dimension.
+
+        Args:
+            config: The configuration.
+            rows: The rows to select from.
+            k: Maximum number of examples for each row.
+            model_name: A sentence-transformers model.
+            chunk: Rows that are embedded at a time.
+
+        Raises:
+            DataError: If no row can serve as an example.
+            ModelError: If the embedding model cannot be loaded.
+        """
+        self._config = config
+        self._pool = Pool(config, rows)
+        self._k = k
+        self._model = load_embedder(model_name)
+        places: list[int] = []
+        vectors: list[np.ndarray] = []
+        for start in range(0, len(rows), chunk):
+            good = list(self._pool.clean(range(start, min(start + chunk, len(rows)))))
+            if good:
+                places += [index for index, _ in good]
+                vectors.append(self._embed([row for _, row in good]))
+        if not vectors:
+            raise DataError(f"no row of {rows.keys.names[0]} can serve as an example; see prompt.retrieval")
+        self._places = np.array(places)
+        self._vectors_ND = np.concatenate(vectors)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows to select from."""
+        return self._pool.rows.fingerprint
+
+    def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
+        """Return up to `k` examples for each row."""
+        if not rows:
+            return []
+        likeness_BN = self._embed(rows) @ self._vectors_ND.T
+        return [self._nearest(likeness_N, key) for likeness_N, key in zip(likeness_BN, keys, strict=True)]
+
+    def _nearest(self, likeness_N: np.ndarray, key: str) -> list[Row]:
+        # One more than needed, since the row itself may be among them; ties are resolved in favor of the earlier row.
+        order = np.argsort(-likeness_N, kind="stable")[: self._k + 1]
+        chosen = [int(place) for place in self._places[order] if self._pool.rows.key(int(place)) != key]
+        return [row for _, row in self._pool.clean(chosen[: self._k])][::-1]
+
+    def _embed(self, rows: Sequence[Row]) -> np.ndarray:
+        texts = [sample_text(text_inputs(self._config), row) for row in rows]
+        vectors_BD = np.asarray(self._model.encode(texts, show_progress_bar=False), dtype=np.float32)
+        norms_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
+        directions_BD: np.ndarray = vectors_BD / np.maximum(norms_B1, 1e-12)
+        return directions_BD
+
+
+def load_embedder(name: str) -> Any:
+    """Load a sentence-transformers model without running code from its repository (local folders: from version 6 on).
+
+    Raises:
+        ModelError: If the package or the model is missing, or the model cannot be loaded.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ModelError(
+            "prompt.retrieval of type semantic needs sentence-transformers; run: pip install 'partita[retrieval]'"
+        ) from None
+    try:
+        return SentenceTransformer(name, device="cpu")
+    except Exception as error:  # damaged files raise any exception
+        said = " ".join(str(error).split())[:300]
+        raise ModelError(f"prompt.retrieval.model_name: {name} cannot be loaded: {said}") from error

@@ -1,0 +1,353 @@
+"""Tokenize cleaned rows, with the spans that are in the loss.
+
+A token boundary precedes each answer, so the ids of prompts are the same in training and in prediction. An example
+that is too long loses the end of its answer, including the end-of-text token: a truncated answer must not be learned
+as a complete one. A dialogue is cut at the limit and ends with its last loss token. A row without a loss token is
+rejected.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.data.formatting.custom import CustomFormatter
+from partita.data.formatting.formatter import FormattedText, Formatter, Retriever, Row, Segment
+from partita.data.formatting.segments import SegmentTokenizer
+from partita.data.rows import digest
+from partita_schema.config import Config
+from partita_schema.errors import ModelError, RowError
+
+if TYPE_CHECKING:
+    from partita.data.dialogue.expand import Expander
+
+Span = tuple[int, int]
+"""First token and one past the last."""
+IGNORED = -100
+"""Label of tokens that are not in the loss."""
+RULES = "2: joined text"
+"""Version of the rules that turn text into tokens and loss. Changing it invalidates cached tokens."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tokenized row for training."""
+
+    key: str
+    input_ids: list[int]
+    spans: tuple[Span, ...]
+    """Spans of loss tokens."""
+    cut_tokens: int
+    """Number of tokens removed by limits of features, of the answer and of the example."""
+
+    @property
+    def labels(self) -> list[int]:
+        """Ids of loss tokens, -100 elsewhere."""
+        labels = [IGNORED] * len(self.input_ids)
+        for start, end in self.spans:
+            labels[start:end] = self.input_ids[start:end]
+        return labels
+
+
+@dataclass(frozen=True)
+class PromptExample:
+    """A tokenized row for prediction."""
+
+    key: str
+    text: str
+    """The formatted prompt."""
+    input_ids: list[int]
+    error: str | None = None
+    """Why nothing can be generated for it."""
+
+
+@dataclass(frozen=True)
+class RowTokenizer:
+    """Tokenize rows; the same row always has the same ids. Can be pickled for other processes."""
+
+    formatter: Formatter | CustomFormatter
+    max_length: int | None = None
+    """Maximum tokens of an example, prompt and answer together; None for no limit."""
+    answer_limit: int | None = None
+    """Maximum tokens of an answer, without its end."""
+    completion_only: bool = True
+    """Whether only answers are in the loss; else all tokens are."""
+    beginning: tuple[int, ...] = ()
+    """Tokens before a prompt that is not formatted by a chat template (BOS)."""
+
+    @cached_property
+    def end(self) -> int | None:
+        """The end-of-text token; cached, since the tokenizer looks it up on each access."""
+        token: int | None = self.formatter.tokenizer.eos_token_id
+        return token
+
+    @property
+    def expander(self) -> "Expander | None":
+        """The expander of dialogues into training rows; None if no input is a dialogue."""
+        return self.formatter.expander if isinstance(self.formatter, Formatter) else None
+
+    def encode(self, row: Row, *, key: str) -> Example:
+        """Tokenize a row for training. Raise RowError if it cannot be used."""
+        example = self.encode_rows([row], [key])[0]
+        if isinstance(example, RowError):
+            raise example
+        return example
+
+    def encode_prompt(self, row: Row, *, key: str) -> PromptExample:
+        """Tokenize a row for prediction."""
+        return self.encode_prompts([row], [key])[0]
+
+    def encode_turn(self, row: Row, *, key: str, before: Sequence[int], behind: str) -> PromptExample:
+        """Tokenize the prompt of the next turn of a dialogue, reusing the tokens `before` of the earlier text `behind`.
+
+        The whole prompt is tokenized if the prompt does not start with that text, if the text ends within a segment,
+        or if a token of the whole prompt spans its end.
+
+        Args:
+            row: The dialogue so far.
+            key: Key of the row.
+            before: Token ids of the earlier text.
+            behind: The earlier text.
+        """
+        [formatted], [ids] = self._tokens([row], [key], supervised=False)
+        if isinstance(formatted, RowError):
+            return PromptExample(key, "", [], str(formatted))
+        place, length = 0, 0
+        while place < len(formatted.segments) and length < len(behind):
+            length += len(formatted.segments[place].text)
+            place += 1
+        if not behind or length != len(behind) or not formatted.text.startswith(behind):
+            return self._prompt_example(formatted, ids, key)
+        [rest] = self._segment_ids([formatted.segments[place:]], before=behind)
+        added = [token for part in rest for token in part]
+        if added and added != [token for part in ids for token in part][-len(added) :]:
+            return self._prompt_example(formatted, ids, key)
+        parts, _ = self._parts(formatted.segments[place:], rest)
+        end = [self.end] if formatted.segments[place - 1].ends and self.end is not None else []
+        ids_of_rest = [token for part, _ in parts for token in part]
+        return self._checked_prompt([*before, *end, *ids_of_rest], formatted.text, key)
+
+    def answer_ids(self, answer: str) -> tuple[int, ...]:
+        """Return the tokens of an answer as they are in the loss after any prompt, with the template's end token."""
+        assert isinstance(self.formatter, Formatter), "a formatter of one's own knows no answers but those of rows"
+        segments = self.formatter.any_prompt(answer)
+        [parts] = self._segment_ids([segments])
+        return tuple(
+            token for segment, part in zip(segments, parts, strict=True) if segment.supervised for token in part
+        )
+
+    def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
+        """Tokenize rows for training in one tokenizer call; a bad row is returned as a RowError."""
+        examples: list[Example | RowError] = []
+        for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=True), keys, strict=True):
+            if isinstance(shaped, RowError):
+                examples.append(shaped)
+                continue
+            try:
+                examples.append(self._example(shaped, ids, key))
+            except RowError as error:
+                examples.append(error)
+        return examples
+
+    def encode_prompts(self, rows: Sequence[Row], keys: Sequence[str]) -> list[PromptExample]:
+        """Tokenize rows for prediction in one tokenizer call."""
+        return [
+            PromptExample(key, "", [], str(shaped))
+            if isinstance(shaped, RowError)
+            else self._prompt_example(shaped, ids, key)
+            for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=False), keys, strict=True)
+        ]
+
+    def _prompt_example(self, shaped: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
+        parts, _ = self._parts(shaped.segments, ids)
+        prompt = [*self._beginning(shaped), *(token for part, _ in parts for token in part)]
+        return self._checked_prompt(prompt, shaped.text, key)
+
+    def _checked_prompt(self, prompt: list[int], text: str, key: str) -> PromptExample:
+        """Return a prompt, with the reason if nothing can be generated for it."""
+        error = None
+        if not prompt:
+            error = "the prompt is empty"
+        elif self.max_length is not None and len(prompt) >= self.max_length:
+            error = too_long(len(prompt), self.max_length) + self._advice()
+        return PromptExample(key, text, prompt, error)
+
+    def _example(self, shaped: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
+        tokens, spans = self._beginning(shaped), list[Span]()
+        parts, cut = self._parts(shaped.segments, ids)
+        if shaped.ends and self.end is not None and not cut:
+            parts.append(([self.end], True))
+        for part, supervised in parts:
+            if supervised and part:
+                joined = spans and spans[-1][1] == len(tokens)
+                start = spans.pop()[0] if joined else len(tokens)
+                spans.append((start, len(tokens) + len(part)))
+            tokens = tokens + part
+        if not spans:
+            raise RowError("the answer is empty: there is nothing to learn")
+        if not spans[0][0]:
+            raise RowError("the prompt is empty")
+        limit = len(tokens) if self.max_length is None else self.max_length
+        if spans[0][0] >= limit:
+            raise RowError(too_long(spans[0][0], limit) + self._advice())
+        needed = spans[-1][1]  # what a template writes after the last turn may be dropped
+        spans = [(start, min(end, limit)) for start, end in spans if start < limit]
+        # Tokens without loss after the last answer that fits would only take memory.
+        limit = min(limit, spans[-1][1]) if limit < len(tokens) else limit
+        if not self.completion_only:
+            spans = [(0, min(limit, len(tokens)))]
+        lost = shaped.cut_tokens + cut + max(0, needed - limit)
+        return Example(key, tokens[:limit], tuple(spans), lost)
+
+    def _parts(self, segments: Sequence[Segment], ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
+        """Return the ids of each segment and whether they are in the loss, and the number of tokens removed.
+
+        The limit applies to an answer: the first loss segment where a model starts to answer. The answer's end token is
+        not part of it and has no limit.
+        """
+        parts: list[tuple[list[int], bool]] = []
+        end = self.end
+        limit = self.answer_limit
+        begins = True
+        for place, (segment, part) in enumerate(zip(segments, ids, strict=True)):
+            begins = begins or not segment.joined
+            if segment.supervised and begins and limit is not None and len(part) > limit:
+                return [*parts, (part[:limit], True)], len(part) - limit + tokens_behind(segments, ids, place)
+            begins = begins and not segment.supervised
+            parts.append(([*part, end] if segment.ends and end is not None else part, segment.supervised))
+        return parts, 0
+
+    def _advice(self) -> str:
+        """Return a hint on how to shorten the prompt of a dialogue."""
+        return "; data.dialogue: {context_tokens: ...} shows less of it" if self.formatter.config.dialogue_input else ""
+
+    def _beginning(self, shaped: FormattedText) -> list[int]:
+        return list(self.beginning) if shaped.begins else []
+
+    def _tokens(
+        self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool
+    ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
+        """Return text and ids of each row's segments."""
+        shaped = self._format(rows, keys, supervised=supervised)
+        try:
+            return shaped, self._segment_ids([segments_of(item) for item in shaped])
+        except (TypeError, UnicodeEncodeError):
+            return self._tokens_by_row(shaped)
+
+    def _tokens_by_row(
+        self, shaped: Sequence[FormattedText | RowError]
+    ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
+        """Tokenize row by row, because the text of some row is not valid Unicode."""
+        results: list[FormattedText | RowError] = []
+        ids: list[list[list[int]]] = []
+        for item in shaped:
+            try:
+                ids += self._segment_ids([segments_of(item)])
+                results.append(item)
+            except (TypeError, UnicodeEncodeError):
+                ids.append([])
+                results.append(RowError("not Unicode: half of a surrogate pair"))
+        return results, ids
+
+    def _format(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool) -> list[FormattedText | RowError]:
+        try:
+            return list(self.formatter.format_all(rows, keys, supervised=supervised))
+        except RowError as error:
+            if len(rows) == 1:
+                return [error]
+        return [self._format([row], [key], supervised=supervised)[0] for row, key in zip(rows, keys, strict=True)]
+
+    @cached_property
+    def _segment_ids(self) -> SegmentTokenizer:
+        return SegmentTokenizer(self.formatter.tokenizer)
+
+    def parts(self) -> dict[str, str]:
+        """Return hashes of what decides the ids, by readable names."""
+        from partita.tokenizers.load import tokenizer_digest
+
+        config = self.formatter.config
+        dialogue = {"dialogue": digest(config.data.dialogue.model_dump_json())} if config.dialogue_input else {}
+        features = [feature.model_dump_json(exclude={"decoder"}) for feature in config.input_features]
+        features += [feature.model_dump_json(exclude={"decoder"}) for feature in config.output_features]
+        custom = {"formatter": self.formatter.fingerprint} if isinstance(self.formatter, CustomFormatter) else {}
+        chosen_from = "" if isinstance(self.formatter, CustomFormatter) else self.formatter.examples_from
+        examples = {"examples": chosen_from} if chosen_from else {}
+        limits = f"{self.max_length} in all, {self.answer_limit} of the answer"
+        return {
+            "tokenizer": tokenizer_digest(self.formatter.tokenizer),
+            "token rules": RULES,
+            "prompt": digest(config.prompt.model_dump_json()),
+            "features": digest(*features),
+            "token limits": limits.replace("None", "unlimited"),
+            "learned tokens": "answers" if self.completion_only else "all",
+            **examples,
+            **custom,
+            **dialogue,
+        }
+
+
+def build_row_tokenizer(
+    config: Config,
+    *,
+    tokenizer: Any,
+    context_length: int | None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    retriever: Retriever | None = None,
+    folder: Path | None = None,
+) -> RowTokenizer:
+    """Return the row tokenizer of a run.
+
+    Args:
+        config: The configuration.
+        tokenizer: A fast transformers tokenizer.
+        context_length: The model's context in tokens; None for no limit.
+        labels: Labels of each category output.
+        retriever: Selects worked examples for each row.
+        folder: Folder of the configuration file.
+
+    Raises:
+        ModelError: If preprocessing.global_max_sequence_length exceeds the context.
+    """
+    wanted = config.preprocessing.global_max_sequence_length
+    if wanted is not None and context_length is not None and wanted > context_length:
+        raise ModelError(
+            f"preprocessing.global_max_sequence_length is {wanted:,}, above the model's context of {context_length:,} "
+            f"tokens; write at most {context_length}"
+        )
+    outputs = config.output_features
+    return RowTokenizer(
+        Formatter(config, tokenizer=tokenizer, labels=labels, retriever=retriever)
+        if config.data.formatter is None
+        else CustomFormatter(config, tokenizer=tokenizer, folder=folder),
+        max_length=wanted or context_length,
+        answer_limit=outputs[0].preprocessing.max_sequence_length
+        if len(outputs) == 1 and outputs[0].type != "category"
+        else None,
+        completion_only=getattr(config.trainer, "completion_only_loss", True),
+        beginning=beginning_of(tokenizer),
+    )
+
+
+def segments_of(shaped: FormattedText | RowError) -> tuple[Segment, ...]:
+    """Return the segments of a row; none for a bad one."""
+    return shaped.segments if isinstance(shaped, FormattedText) else ()
+
+
+def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: int) -> int:
+    """Return the number of tokens in the turns after the answer at `place`, without the answer's end."""
+    later = list(zip(segments, ids, strict=True))[place + 1 :]
+    while later and later[0][0].supervised:
+        later.pop(0)
+    return sum(len(part) for _, part in later) if any(segment.supervised for segment, _ in later) else 0
+
+
+def beginning_of(tokenizer: Any) -> tuple[int, ...]:
+    """Return the BOS token if the tokenizer puts one before a text, else nothing."""
+    ids = tokenizer("", verbose=False)["input_ids"]
+    return (ids[0],) if ids and ids[0] == tokenizer.bos_token_id else ()
+
+
+def too_long(prompt: int, limit: int) -> str:
+    """Return the message for a prompt without room for an answer."""
+    return f"the prompt has {prompt:,} tokens, which leaves no room for an answer within {limit:,}"

@@ -1,0 +1,256 @@
+"""Read rows of JSON and JSON lines files; every row keeps its text."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from partita.data.sources.lines import split_lines
+from partita.data.sources.records import (
+    MAX_RAW,
+    MAX_ROW_BYTES,
+    MAX_VALUES,
+    SourceRecord,
+    bad,
+    not_utf8,
+    refuse_utf16,
+    too_long,
+)
+from partita_schema.errors import DataError
+from partita_schema.json_values import TOO_DEEP, is_too_deep
+
+BLANKS = b"\xef\xbb\xbf \t\r\n"
+"""Bytes that may precede JSON: a byte order mark, spaces and line breaks."""
+READ_SIZE = 1 << 20
+"""Bytes of a JSON array that are read at a time."""
+PASSED = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
+"""Text in a JSON array before its first value, and before the next ones."""
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
+CUT_OFF = 16
+"""Number of characters before the end of a text within which a decoding error may mean truncation."""
+
+
+def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
+    """Yield one JSON object per line; skip empty lines."""
+    number = 0
+    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
+        number += count
+        if line is None:
+            yield bad(number, too_long(max_row_bytes), "")
+            continue
+        if number == 1:
+            refuse_utf16(line, name)
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        text = line.strip()
+        if text:
+            yield json_record(text, number)
+
+
+def json_record(text: bytes, number: int) -> SourceRecord:
+    """Parse a JSON text as a row."""
+    value, reason = json_row(text)
+    return record_of(value, reason, text, number)
+
+
+def record_of(value: Any, reason: str, text: bytes, number: int) -> SourceRecord:
+    if reason:
+        return bad(number, reason, text[: 4 * MAX_RAW].decode("utf-8", "replace"))
+    return SourceRecord(number, text + b"\n", tuple(value))
+
+
+def json_row(text: bytes) -> tuple[Any, str]:
+    """Return the object in a JSON text, or the reason why there is none."""
+    if holds_too_much(text):
+        return None, TOO_MANY
+    try:
+        value = json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return None, not_utf8(error)
+    except RecursionError:
+        return None, TOO_DEEP
+    except ValueError as error:
+        where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        return None, f"not JSON: {said(error).removesuffix(' at')}{where}"
+    return value, wrong_object(value, text)
+
+
+def holds_too_much(text: bytes) -> bool:
+    """Return whether a JSON text has too many values: they could take a hundred times its size in memory."""
+    if len(text) <= MAX_VALUES or num_marks(text) <= MAX_VALUES:
+        return False
+    return num_marks(STRING.sub(b"", text)) > MAX_VALUES
+
+
+def num_marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def wrong_object(value: Any, text: bytes) -> str:
+    """Return why a value cannot be a row; empty if it can."""
+    if not isinstance(value, dict):
+        kind = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}.get(type(value), "a number")
+        return f"a row is a JSON object, this is {kind}"
+    if is_too_deep(value):
+        return TOO_DEEP
+    if b"\\u" in text and has_lone_surrogate(value):
+        return "not Unicode: half of a surrogate pair"
+    return ""
+
+
+def has_lone_surrogate(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
+    """Yield the rows of a JSON array, an object of columns, an object with one array of rows, or one object per line.
+
+    An array is read incrementally; the other whole-file forms are held in memory.
+    """
+    start, more = b"", b""
+    while not more.strip(BLANKS):
+        if not (more := stream.read(READ_SIZE)):
+            return
+        start += more
+        if len(start) > max_row_bytes and not more.strip(BLANKS):
+            raise DataError(f"{name} begins with more than {max_row_bytes:,} bytes of blanks")
+    refuse_utf16(start, name)
+    rest = chained(start.removeprefix(b"\xef\xbb\xbf"), stream)
+    if start.strip(BLANKS).startswith(b"["):
+        yield from read_array(rest, name, max_row_bytes)
+    elif is_object(start.lstrip(BLANKS).split(b"\n", 1)[0]) and b"\n" in start.strip():
+        yield from read_jsonl(rest, name, max_row_bytes)
+    else:
+        yield from read_whole(rest, name, max_row_bytes)
+
+
+def chained(start: bytes, stream: BinaryIO) -> BinaryIO:
+    """Return a stream of `start` followed by the rest of `stream`."""
+
+    class Chained(io.RawIOBase):
+        left = start
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            data = self.left[: len(buffer)] if self.left else stream.read(len(buffer))
+            self.left = self.left[len(data) :]
+            buffer[: len(data)] = data
+            return len(data)
+
+    return io.BufferedReader(Chained(), READ_SIZE)
+
+
+def is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except RecursionError:
+        return line.startswith(b"{")
+    except ValueError:
+        return False
+
+
+def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
+    """Yield the objects of a JSON array, one at a time; a row's number is its position in the array."""
+    text = io.TextIOWrapper(stream, encoding="utf-8")
+    decoder = json.JSONDecoder()
+    buffer, place, number, size = "", 0, 0, READ_SIZE
+    started = False
+    try:
+        while True:
+            place = PASSED[number > 0].match(buffer, place).end()  # type: ignore[union-attr] # it matches nothing, too
+            if place == len(buffer):
+                buffer, place = text.read(size), 0
+                if not buffer:
+                    raise DataError(f"{name}: the JSON array is not closed after row {number}; is the file cut off?")
+            elif not started:
+                started, place = True, place + 1
+            elif buffer[place] == "]":
+                return
+            else:
+                value, end = decode_next(decoder, buffer, place)
+                # A number at the end of the buffer may continue in the next block; an object or a list cannot.
+                if end is None or (end == len(buffer) and not isinstance(value, dict | list)):
+                    left = buffer[place:]
+                    broken = f"{name}: row {number + 1} of the JSON array"
+                    if len(left) > max_row_bytes:
+                        raise DataError(f"{broken} is longer than {max_row_bytes:,} bytes; write it as JSON lines")
+                    if holds_too_much(left.encode("utf-8", "replace")):
+                        raise DataError(f"{broken}: {TOO_MANY}; write it as JSON lines")
+                    more = text.read(size) if may_continue(value, buffer) else ""
+                    if not more:
+                        raise DataError(f"{broken} is broken: {said(value)}")
+                    buffer, place, size = left + more, 0, size * 2
+                    continue
+                number += 1
+                row = buffer[place:end].encode("utf-8")
+                yield record_of(value, wrong_object(value, row), row, number)
+                place, size = end, READ_SIZE
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8, or as JSON lines") from None
+    finally:
+        text.detach()
+
+
+def decode_next(decoder: json.JSONDecoder, buffer: str, place: int) -> tuple[Any, int | None]:
+    """Return a value and its end; the error and None if the value is incomplete."""
+    try:
+        return decoder.raw_decode(buffer, place)
+    except (ValueError, RecursionError) as error:
+        return error, None
+
+
+def may_continue(failure: Any, buffer: str) -> bool:
+    """Return whether a value that could not be decoded may be complete after reading more of the file."""
+    if isinstance(failure, json.JSONDecodeError):
+        return failure.msg.startswith("Unterminated string") or failure.pos >= len(buffer) - CUT_OFF
+    return not isinstance(failure, Exception)
+
+
+def said(error: Any) -> str:
+    """Return the message of a JSON error, without its position, which does not count from the start of the file."""
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
+    """Yield the rows of a JSON object: lists by column, one list of rows, or a single row."""
+    text = stream.read(max_row_bytes + 1)
+    if len(text) > max_row_bytes or holds_too_much(text):
+        raise DataError(
+            f"{name}: a JSON file that is one object of more than {max_row_bytes:,} bytes or {MAX_VALUES:,} values is "
+            "not read; write JSON lines"
+        )
+    try:
+        value = json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        what = TOO_DEEP if isinstance(error, RecursionError) else error
+        raise DataError(f"{name} is neither a JSON array nor an object a line: {what}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{name} holds a single value; write an array of objects, or an object a line")
+    for number, row in enumerate(rows_of_object(value), start=1):
+        text_of_row = row_text(row)
+        yield record_of(row, wrong_object(row, text_of_row), text_of_row, number)
+
+
+def row_text(row: Any) -> bytes:
+    """Return the row as JSON; empty if it is nested too deeply."""
+    return b"" if is_too_deep(row) else json.dumps(row).encode()
+
+
+def rows_of_object(value: dict[str, Any]) -> list[Any]:
+    lists = [part for part in value.values() if isinstance(part, list)]
+    if len(value) == 1 and lists and all(isinstance(row, dict) for row in lists[0]):
+        return lists[0]
+    if lists and len(lists) == len(value) and len({len(part) for part in lists}) == 1:
+        return [dict(zip(value, cells, strict=True)) for cells in zip(*lists, strict=True)]
+    return [value]

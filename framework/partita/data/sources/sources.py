@@ -1,0 +1,164 @@
+"""Open a path, a glob, a Hub name or in-memory data as Rows.
+
+Text formats store every row as JSON text (row_store.py). Parquet, Arrow and Hub datasets are typed and are read by the
+`datasets` library, memory-mapped, through a cache that only this process uses, so that a changed file is never served
+from the cache of an earlier run.
+"""
+
+import glob
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from partita.data.rows import Rows
+from partita.data.sources.custom_source import open_custom
+from partita.data.sources.in_memory import open_in_memory
+from partita.data.sources.readers import READERS
+from partita.data.sources.records import MAX_ROW_BYTES
+from partita.data.sources.tables import open_hub, open_tables
+from partita.data.sources.text_files import open_text
+from partita.data.sources.transcripts import open_transcripts
+from partita_schema.errors import DataError
+from partita_schema.nearest import nearest
+from partita_schema.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
+
+ENDINGS = {f".{kind}": kind for kind in (*READERS, "parquet", "arrow")} | {".ndjson": "jsonl", ".text": "txt"}
+"""Format by file extension."""
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+"""Compression extensions that may follow it, for text formats."""
+
+
+def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
+    """Open anything that a user may pass as a dataset.
+
+    Single bad rows are in `Rows.bad`.
+
+    Args:
+        dataset: A path or glob (relative to `folder`), a Hub name, a Source of the configuration, a pandas data frame,
+            a `datasets.Dataset`, a list of mappings or a mapping of lists.
+        folder: Base of relative paths.
+        name: Name in the keys of rows that have no file.
+        max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
+
+    Raises:
+        DataError: If there is nothing to read, or none of it can be read.
+    """
+    if isinstance(dataset, Rows):
+        return dataset
+    if isinstance(dataset, str | Path):
+        dataset = source_of(str(dataset), folder=folder)
+    elif isinstance(dataset, Mapping) and isinstance(dataset.get("type"), str):
+        dataset = source_of_mapping(dataset)
+    if isinstance(dataset, FileSource):
+        return open_files(dataset, folder=folder, max_row_bytes=max_row_bytes)
+    if isinstance(dataset, HubSource):
+        return open_hub(dataset, folder=folder)
+    if isinstance(dataset, SimulationSource):
+        return open_transcripts(dataset, paths=find_files(dataset.path, folder=folder))
+    if isinstance(dataset, CustomSource):
+        return open_custom(dataset, folder=folder, name=dataset.target.partition(":")[2])
+    return open_in_memory(dataset, name=name)
+
+
+def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
+    """Return the source that a string denotes: a path with a known file extension, else a folder or a Hub id."""
+    kind = format_of(text)
+    if kind is not None:
+        return FileSource(type=kind, path=text)
+    place = folder / Path(text).expanduser()
+    if place.is_dir():
+        return HubSource(type="hub", name=str(place))
+    looks_like_file = place.exists() or glob.has_magic(text) or "://" in text or Path(text).is_absolute()
+    if looks_like_file or re.search(r"\.[A-Za-z]{2,7}$", text) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
+        known = ", ".join(sorted(ending[1:] for ending in ENDINGS))
+        raise DataError(
+            f"{text}: the file extension is not one of a known format; known are {known}. "
+            "For another ending write {type: csv, path: ...} with the format as type"
+        )
+    return HubSource(type="hub", name=text)
+
+
+def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
+    """Return the source that a mapping describes."""
+    try:
+        source: Source = TypeAdapter(Source).validate_python(dict(mapping))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"the source {dict(mapping)} is wrong: {where}: {first['msg']}") from None
+    return source
+
+
+def format_of(path: str) -> str | None:
+    """Return the format by file extension, ignoring a compression extension."""
+    name = path.lower()
+    for ending in COMPRESSIONS:
+        name = name.removesuffix(ending)
+    return ENDINGS.get(Path(name).suffix)
+
+
+def open_files(source: FileSource, *, folder: Path, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
+    """Return the rows of all files of a source, in the order of their names."""
+    paths = find_files(source.path, folder=folder)
+    names = short_names(paths)
+    if source.type in READERS:
+        return open_text(source.type, paths, names, max_row_bytes=max_row_bytes)
+    return open_tables(source.type, paths, names)
+
+
+def find_files(path: str, *, folder: Path) -> list[str]:
+    """Return the files that match a path or glob, sorted. URLs are opened by fsspec, anything else is local."""
+    if "://" in path:
+        return find_remote(path)
+    place = str(folder / Path(path).expanduser())
+    if Path(place).is_file():
+        return [place]
+    if glob.has_magic(path):
+        matches = glob.glob(place, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        files = sorted(name for name in matches if Path(name).is_file())
+        if not files:
+            raise DataError(f"no file matches {path} in {folder}")
+        return files
+    if Path(place).is_dir():
+        raise DataError(f"{path} is a folder; write a glob such as {path.rstrip('/')}/*.jsonl")
+    raise DataError(missing_file(path, Path(place)))
+
+
+def find_remote(path: str) -> list[str]:
+    import fsspec  # type: ignore[import-untyped] # it ships no types
+
+    try:
+        system, _, (inside, *_) = fsspec.get_fs_token_paths(path)
+        files = sorted(system.glob(path)) if glob.has_magic(path) else [inside]
+    except Exception as error:  # every file system raises its own exceptions
+        raise DataError(f"{path} cannot be opened: {error}{missing(path, error)}") from error
+    if not files:
+        raise DataError(f"no file matches {path}")
+    return [system.unstrip_protocol(name) for name in files]
+
+
+def missing(path: str, error: Exception) -> str:
+    """Return what to install if a missing package is why a URL cannot be opened."""
+    web = path.startswith(("http://", "https://")) and isinstance(error, ImportError)
+    return "; to read from the web, pip install aiohttp" if web else ""
+
+
+def missing_file(path: str, place: Path) -> str:
+    """Return the message for a missing file, with similar names that exist."""
+    if not place.parent.is_dir():
+        return f"{path} does not exist: there is no folder {place.parent}"
+    near = nearest(place.name, sorted(entry.name for entry in place.parent.iterdir()))
+    return f"{path} does not exist in {place.parent}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Return the base names of files, with as many parent folders as needed to make them unique."""
+    parts = [Path(path).parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(paths)

@@ -1,0 +1,215 @@
+"""One prediction job: its inputs, and the statistics of its batches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.engine import Engine, generate_rows
+from partita.generation.journal import Journal
+from partita.generation.oom_backoff import BatchLimit
+from partita.generation.predictions import Answer, PredictionStats, answer_of
+from partita.generation.prompts import PromptSource
+from partita.generation.record import PredictionRecord, Status
+from partita.generation.results import BatchResult, RowResult, unanswerable
+from partita.lm.base import GenerationOptions
+from partita.outputs.decode import Decoder
+from partita_trainers.interrupt import never
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+if TYPE_CHECKING:
+    from partita.backends.endpoint.server import EndpointClient
+    from partita.backends.ray.worker_pool import WorkerPool
+    from partita.lm.base import GenerativeModel
+
+
+@dataclass
+class Tally:
+    """Sums over the batches of a call."""
+
+    batches: int = 0
+    prompt_tokens: int = 0
+    padded_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+    unreadable: int = 0
+    batch_size: int = 0
+    out_of_memory: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    slot_steps: int = 0
+    row_steps: int = 0
+
+    def add(self, batch: BatchResult) -> None:
+        """Add the counts of a batch."""
+        self.batches += 1
+        self.prompt_tokens += batch.prompt_tokens
+        self.padded_tokens += batch.padded_tokens
+        self.seconds += batch.seconds
+        self.batch_size = batch.batch_size
+        self.out_of_memory += batch.out_of_memory
+        self.prefill_seconds += batch.prefill_seconds
+        self.decode_seconds += batch.decode_seconds
+        self.slot_steps += batch.slot_steps
+        self.row_steps += batch.row_steps
+        self.generated_tokens += sum(result.generated.num_tokens for result in batch.results if result.generated)
+
+    @classmethod
+    def together(cls, tallies: "Sequence[Tally]") -> "Tally":
+        """Merge the sums of all ranks. The ranks ran at the same time, so their seconds are averaged."""
+        sums = {field.name: sum(getattr(tally, field.name) for tally in tallies) for field in fields(cls)}
+        for name in ("seconds", "prefill_seconds", "decode_seconds"):
+            sums[name] /= len(tallies)
+        return cls(**sums)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second; 0 before the first batch."""
+        return self.generated_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def shown(self) -> dict[str, float | str]:
+        """The values that a progress display shows beside the rows."""
+        shown: dict[str, float | str] = {}
+        if self.generated_tokens:
+            shown["tokens_per_second"] = self.tokens_per_second
+        if self.slot_steps:
+            shown["slots"] = f"{self.row_steps / self.slot_steps:.0%} of {self.batch_size:,}"
+        if self.padded_tokens:
+            shown["padding"] = f"{self.padding:.0%}"
+        if self.seconds:
+            shown["prompt_tokens_per_second"] = self.prompt_tokens / self.seconds
+        return shown
+
+    @property
+    def padding(self) -> float:
+        """Share of padding in the tokens processed."""
+        return 1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    def stats(self, journal: Journal, *, resumed: int, seconds: float) -> PredictionStats:
+        """Return the statistics of the job, with the totals of the journal; `seconds` is the time of the whole job."""
+        return PredictionStats(
+            rows=len(journal),
+            ok=journal.count("ok"),
+            errors=journal.count("error"),
+            skipped=journal.count("skipped"),
+            resumed=resumed,
+            batches=self.batches,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            seconds=self.seconds,
+            unreadable=self.unreadable,
+            tokens_per_second=self.tokens_per_second,
+            batch_size=self.batch_size,
+            out_of_memory=self.out_of_memory,
+            padding=self.padding,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            host_seconds=max(0.0, seconds - self.prefill_seconds - self.decode_seconds) if self.slot_steps else 0.0,
+            slots_in_use=self.row_steps / self.slot_steps if self.slot_steps else 0.0,
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that determines the answers of a call."""
+
+    lm: "GenerativeModel | EndpointClient | WorkerPool"
+    prompts: PromptSource
+    decoder: Decoder
+    options: GenerationOptions
+    engine: Engine
+    max_new_tokens: int
+    batch_size: int
+    seed: int
+    room_tokens: int | None = None
+    """Total tokens of rows that fit, if memory determined the batch size."""
+    limit: BatchLimit | None = None
+    """Upper bound on the batch size; None for a new one."""
+    stopping: Callable[[], bool] = never
+    """Whether to start no more rows."""
+    process_group: ProcessGroup = SINGLE_PROCESS
+    """The ranks that share the rows."""
+
+    def completions(
+        self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
+    ) -> Iterator[list[Answer]]:
+        """Yield the answers of the rows that are not `done`: first those known without the model, then batch by batch.
+
+        In a process group, each rank yields the rows that it takes, and rank 0 also those known without the model.
+
+        Args:
+            done: Rows that are answered already, [rows].
+            attempts: Returns how often a row was tried before.
+            tally: Sums to add the batches to.
+        """
+
+        def number(row: int) -> int:
+            return attempts(row) + 1
+
+        errors = unanswerable(self.prompts, context_length=self.lm.context_length)
+        known: list[tuple[int, Status, str]] = [
+            *((row, "skipped", reason) for row, reason in self.prompts.skipped.items()),
+            *((row, "error", reason) for row, reason in errors.items()),
+        ]
+        left = [
+            PredictionRecord(key=self._key(row), row=row, status=status, error=reason, attempt=number(row))
+            for row, status, reason in known
+            if not done[row] and self.process_group.rank == 0
+        ]
+        if left:
+            yield [self._answer(record) for record in left]
+        for batch in self._batches(done):
+            tally.add(batch)
+            share = round(batch.seconds * 1000 / len(batch.results), 3)
+            yield [
+                self._answer(self._record(result, attempt=number(result.row), milliseconds=share))
+                for result in batch.results
+            ]
+
+    def _batches(self, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
+        return generate_rows(
+            self.lm,
+            self.prompts,
+            engine=self.engine,
+            options=self.options,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            done=done,
+            limit=self.limit,
+            room_tokens=self.room_tokens,
+            stopping=self.stopping,
+            process_group=self.process_group,
+        )
+
+    def _key(self, row: int) -> str:
+        key: bytes = self.prompts.keys[row].tobytes()
+        return key.hex()
+
+    def _record(self, result: RowResult, *, attempt: int, milliseconds: float) -> PredictionRecord:
+        generated, row = result.generated, result.row
+        if generated is None:
+            key = self._key(row)
+            return PredictionRecord(
+                key=key, row=row, status="error", error=result.error, attempt=attempt, milliseconds=milliseconds
+            )
+        return PredictionRecord(
+            key=self._key(row),
+            row=row,
+            status="ok",
+            text=generated.text,
+            tokens=generated.num_tokens,
+            finish_reason=generated.finish_reason,
+            logprob=generated.logprob,
+            scores=dict(generated.scores) if generated.scores is not None else None,
+            attempt=attempt,
+            milliseconds=milliseconds,
+        )
+
+    def _answer(self, record: PredictionRecord) -> Answer:
+        """Return the answer of a record with its parsed values."""
+        answer = answer_of(record, self.decoder)
+        return Answer(replace(record, values=answer.decoded.values), answer.decoded)

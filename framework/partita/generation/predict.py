@@ -1,0 +1,320 @@
+"""Prediction: prompts, engine, journal, decoder and output table.
+
+`predict_rows` saves every answer in a journal and can be killed and resumed at any time. `generate_for_rows` does
+the same without a journal, for evaluation.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from partita.data.rows import BadRow
+from partita.generation.all_rows import AllRows
+from partita.generation.engine import choose_engine
+from partita.generation.job import Job, Tally
+from partita.generation.journals import JobJournal, open_journals
+from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.predictions import Answer, Predictions, PredictionStats
+from partita.generation.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
+from partita.generation.record import fingerprint_of
+from partita.generation.stopping import finish_what_was_begun, terminate_as_interrupt
+from partita.lm.base import GenerationOptions
+from partita.outputs.decode import Decoder
+from partita_schema.config import Config
+from partita_schema.counted import counted
+from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+if TYPE_CHECKING:
+    from marshmallow import Schema
+
+    from partita.backends.endpoint.server import EndpointClient
+    from partita.backends.ray.worker_pool import WorkerPool
+    from partita.lm.base import GenerativeModel
+    from partita_trainers.base import Progress
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NEW_TOKENS = 256
+READING_IS_SHOWN = 10_000
+"""Number of rows above which tokenizing them shows progress."""
+SPARE_LABEL_TOKENS = 8
+"""Extra tokens around a label, for an answer such as "The label is positive."."""
+
+
+class ShowProgress(Protocol):
+    """Creates a progress display, such as a run's `progress`."""
+
+    def __call__(self, total: int, description: str, *, completed: int = 0) -> "AbstractContextManager[Progress]":
+        """Return the display as a context manager."""
+
+
+def predict_rows(
+    *,
+    lm: "GenerativeModel | EndpointClient | WorkerPool",
+    rows: PromptRows,
+    encoder: PromptEncoder,
+    schema: "Schema",
+    decoder: Decoder,
+    config: Config,
+    generation: GenerationOptions,
+    max_new_tokens: int,
+    capacity: Callable[[PromptSource], Capacity],
+    seed: int,
+    journal_path: Path,
+    output: Path | None,
+    safe_csv: bool = False,
+    fingerprint: Mapping[str, str],
+    bad: Sequence[BadRow] = (),
+    retry_errors: bool = False,
+    fresh: bool = False,
+    progress: ShowProgress | None = None,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+) -> Predictions:
+    """Predict all rows, and return the predictions in input order.
+
+    The ranks of `process_group` share the rows, and each returns all predictions.
+
+    Args:
+        lm: The model.
+        rows: The readable rows.
+        encoder: Tokenizes prompts.
+        schema: Converts a row to values by feature name.
+        decoder: Parses answers.
+        config: The configuration.
+        generation: Generation options.
+        max_new_tokens: Limit of generated tokens per row.
+        capacity: Returns the batch size for the prompts; its limit is lowered when memory runs out.
+        seed: Seed for sampling.
+        journal_path: The journal; rows recorded in it are not generated again.
+        output: File to write, or None.
+        safe_csv: Escape text of a .csv that a spreadsheet would run as a formula.
+        fingerprint: What determines an answer, by part; a journal with another fingerprint is refused.
+        bad: Unreadable rows; they become errors at their index in the source.
+        retry_errors: Generate rows again that ended in an error.
+        fresh: Discard existing records.
+        progress: Opens a progress display.
+        process_group: The ranks that share the rows.
+
+    Raises:
+        ResumeError: The journal belongs to another job, or is in use.
+        WriteError: The journal or the output cannot be written.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM, after all answers so far are on disk.
+    """
+    answers = _answers_part(generation, max_new_tokens, seed=seed)
+    rows = AllRows(rows, bad)
+    shown = progress if len(rows) >= READING_IS_SHOWN else None
+    with _display(shown, "reading", total=len(rows)) as display:
+        parts = {**fingerprint, "answers": answers}
+        prompts = EncodedPrompts(
+            rows,
+            encoder,
+            schema,
+            fingerprint=fingerprint_of(parts),
+            progress=display.advance,
+            process_group=process_group,
+            unreadable=rows.unreadable,
+        )
+    engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
+    allowed = capacity(prompts)
+    job = Job(
+        lm,
+        prompts,
+        decoder,
+        generation,
+        engine,
+        max_new_tokens=max_new_tokens,
+        batch_size=allowed.rows,
+        room_tokens=allowed.room_tokens,
+        seed=seed,
+        limit=allowed.limit,
+        process_group=process_group,
+    )
+    with (
+        allowed.guard(),
+        terminate_as_interrupt(),
+        open_journals(
+            journal_path,
+            fingerprint=parts,
+            keys=prompts.keys,
+            fresh=fresh,
+            retry_errors=retry_errors,
+            process_group=process_group,
+        ) as journals,
+    ):
+        stats = _fill(journals, job, progress=progress)
+    _tell_unanswered(stats)
+    predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
+    if output is not None:
+        process_group.run_on_rank_zero(lambda: predictions.write(output, safe_csv=safe_csv), "the file of predictions")
+        predictions.path = output
+    return predictions
+
+
+def _tell_unanswered(stats: PredictionStats) -> None:
+    """Log how many rows have no answer, and where the reasons are."""
+    if stats.errors or stats.skipped:
+        logger.warning(
+            "without an answer: %s of %s (%s, %s skipped); the column error holds the reasons",
+            f"{stats.errors + stats.skipped:,}",
+            counted(stats.rows, "row"),
+            counted(stats.errors, "error"),
+            f"{stats.skipped:,}",
+        )
+
+
+def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: int) -> str:
+    """Return the part of the fingerprint for the length of answers and the seed of sampled ones."""
+    return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if generation.samples else "")
+
+
+def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> PredictionStats:
+    """Generate the answers missing in the journal. Raise KeyboardInterrupt if stopped before the end."""
+    done, process_group, journal = journals.before, job.process_group, journals.own
+    resumed, tally = int(done.sum()), Tally()
+    total, answered = len(done), process_group.shared_counter("answered rows")
+    shown, started = resumed, time.perf_counter()
+    if resumed:
+        logger.info("resumed %s of %s", f"{resumed:,}", f"{total:,}")
+    with (
+        finish_what_was_begun(job.engine) as stopping,
+        _display(progress, "predicting", total=total, completed=resumed) as display,
+    ):
+        job = replace(job, stopping=stopping)
+        for answers in job.completions(done=done, attempts=journals.attempts, tally=tally):
+            journal.append([answer.record for answer in answers])
+            tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
+            now = resumed + answered(len(answers)) + len(answers)
+            display.advance(now - shown, **tally.shown)
+            shown = now
+        if stopping() and resumed + answered(0) < total:
+            raise KeyboardInterrupt
+        journals.join()
+        tally = Tally.together(process_group.all_gather_object(tally, "the sums of the answers"))
+        if total > shown:
+            display.advance(total - shown, **tally.shown)
+    seconds = time.perf_counter() - started
+    return process_group.run_on_rank_zero(
+        lambda: tally.stats(journal, resumed=resumed, seconds=seconds), "the sums of the job"
+    )
+
+
+def generate_for_rows(
+    *,
+    lm: "GenerativeModel | EndpointClient | WorkerPool",
+    rows: PromptRows,
+    encoder: PromptEncoder,
+    schema: "Schema",
+    decoder: Decoder,
+    generation: GenerationOptions,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    progress: ShowProgress | None = None,
+    description: str = "predicting",
+    limit: BatchLimit | None = None,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+) -> Iterator[Answer]:
+    """Generate an answer for each row, and yield the answers in the order of completion; nothing is written.
+
+    Rows without an answer are included, with an error and without values. In a process group, each rank yields the
+    answers of some rows.
+
+    Args:
+        lm: The model.
+        rows: The rows.
+        encoder: Tokenizes prompts.
+        schema: Converts a row to values by feature name.
+        decoder: Parses answers.
+        generation: Generation options.
+        max_new_tokens: Limit of generated tokens per row.
+        batch_size: Rows generated at a time.
+        seed: Seed for sampling.
+        progress: Opens a progress display.
+        description: Text of the progress display.
+        limit: Upper bound on the batch size; lowered when memory runs out.
+        process_group: The ranks that share the rows.
+    """
+    prompts = EncodedPrompts(rows, encoder, schema, process_group=process_group)
+    engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
+    job = Job(
+        lm,
+        prompts,
+        decoder,
+        generation,
+        engine,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        limit=limit,
+        process_group=process_group,
+    )
+    tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
+    with _display(progress, description, total=len(rows)) as display:
+        for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
+            yield from answers
+            now = answered(len(answers)) + len(answers)
+            display.advance(now - shown, **tally.shown)
+            shown = now
+        process_group.all_gather_object(None, "the end of the answers")
+        if len(rows) > shown:
+            display.advance(len(rows) - shown, **tally.shown)
+
+
+class _HiddenProgress:
+    def advance(self, amount: int = 1, **shown: Any) -> None:
+        """Show nothing."""
+
+
+def _display(
+    progress: ShowProgress | None, description: str, *, total: int, completed: int = 0
+) -> "AbstractContextManager[Progress]":
+    return nullcontext(_HiddenProgress()) if progress is None else progress(total, description, completed=completed)
+
+
+def default_new_tokens(
+    config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]], otherwise: int = DEFAULT_NEW_TOKENS
+) -> int:
+    """Return the limit of generated tokens per answer.
+
+    generation.max_new_tokens if set. Otherwise the sum over the outputs of decoder.max_new_tokens, else
+    preprocessing.max_sequence_length, else for a category the tokens of its longest label plus a margin, else
+    `otherwise`; with several outputs, plus the tokens of the surrounding JSON object.
+
+    Args:
+        config: The configuration.
+        tokenizer: Counts tokens.
+        labels: Labels by category output.
+        otherwise: Tokens for an output without a limit.
+    """
+    if config.generation.max_new_tokens is not None:
+        return config.generation.max_new_tokens
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    features = config.output_features
+    counts = [_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features]
+    needed = sum(otherwise if tokens is None else tokens for tokens in counts)
+    around = sum(count(f'"{feature.name}": "", ') for feature in features) + count("{}") if len(features) > 1 else 0
+    return needed + around
+
+
+def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Callable[[str], int]) -> int | None:
+    """Return the tokens that an output needs; None if unknown."""
+    if isinstance(feature, TextOutput | JsonOutput) and feature.decoder.max_new_tokens is not None:
+        return feature.decoder.max_new_tokens
+    if feature.preprocessing.max_sequence_length is not None:
+        return feature.preprocessing.max_sequence_length
+    if isinstance(feature, CategoryOutput):
+        rules = (feature.decoder.match or {}).values()
+        sought = [*(feature.labels or labels), *(rule.value for rule in rules if rule.type != "regex")]
+        if sought:
+            return max(map(count, sought)) + SPARE_LABEL_TOKENS
+    return None

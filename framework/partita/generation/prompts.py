@@ -1,0 +1,341 @@
+"""Prompts of a dataset by row index: one pass records their lengths, and tokens are computed again when needed."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.record import KEY_BYTES, row_key
+from partita_schema.rows import check_rows
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
+
+if TYPE_CHECKING:
+    from marshmallow import Schema
+
+logger = logging.getLogger(__name__)
+
+Lengths = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint8]
+
+DIGEST_BYTES = 16
+NONE_UNREADABLE: Mapping[int, str] = {}
+KEPT_TOKENS = 16 * 2**20
+"""Tokens kept from the first pass, 4 bytes each; rows beyond them are tokenized again when needed."""
+
+
+class PromptRows(Protocol):
+    """Rows of user data by index."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names."""
+
+    def get(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return rows in the requested order."""
+
+    def key(self, index: int) -> str:
+        """Return the name of a row, the same in every run."""
+
+    def sampling_key(self, index: int) -> str:
+        """Return the key from which a row's random numbers are derived."""
+
+
+class EncodedPrompt(Protocol):
+    """One prompt as text and tokens, or why there is none."""
+
+    @property
+    def text(self) -> str:
+        """The rendered prompt."""
+
+    @property
+    def input_ids(self) -> Sequence[int]:
+        """Its tokens."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the row has no prompt."""
+
+
+class PromptEncoder(Protocol):
+    """Tokenizes the prompts of rows, given as values by feature name."""
+
+    def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Sequence[EncodedPrompt]:
+        """Return the prompts of rows, in order; each depends on its own row only."""
+
+
+class PromptSource(Protocol):
+    """The prompts of a job. Rows are numbered from 0."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of each prompt, [rows]; 0 for rows without a prompt."""
+
+    @property
+    def keys(self) -> Keys:
+        """row_key of each row, [rows, 16]."""
+
+    def sampling_key(self, row: int) -> bytes:
+        """Return the key that, with the seed, determines a row's random numbers."""
+
+    @property
+    def prefix(self) -> Sequence[int]:
+        """Tokens that all prompts begin with."""
+
+    @property
+    def digests(self) -> npt.NDArray[np.void]:
+        """Digest of each prompt's tokens, [rows]: equal for equal prompts."""
+
+    @property
+    def errors(self) -> Mapping[int, str]:
+        """Why a row's prompt could not be made, by row."""
+
+    @property
+    def skipped(self) -> Mapping[int, str]:
+        """Why a row is invalid, such as one without a required value, by row."""
+
+    def prompts(self, indices: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of these rows' prompts; only for rows with a length."""
+
+
+class EncodedPrompts:
+    """The prompts of a dataset: 44 bytes per row, a bounded number of tokens, and why rows have no prompt."""
+
+    def __init__(
+        self,
+        rows: PromptRows,
+        encoder: PromptEncoder,
+        schema: "Schema",
+        *,
+        fingerprint: str = "",
+        chunk: int = 1000,
+        progress: Callable[[int], None] | None = None,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+        unreadable: Mapping[int, str] = NONE_UNREADABLE,
+    ) -> None:
+        """Render and tokenize every row once.
+
+        Each rank of `process_group` tokenizes a part of the rows, and the results are gathered on all ranks.
+
+        Args:
+            rows: The rows.
+            encoder: Tokenizes prompts.
+            schema: Converts a row to values by feature name.
+            fingerprint: Included in each row's key.
+            chunk: Rows tokenized at a time.
+            progress: Called with the number of rows of each chunk.
+            process_group: The ranks that share the work.
+            unreadable: Reasons of rows that become errors, by row.
+        """
+        self._rows, self._encoder, self._schema = rows, encoder, schema
+        self._unreadable = unreadable
+        self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
+        self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
+        self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
+        self.prefix: list[int] = []
+        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS // process_group.world_size)
+        self.errors: dict[int, str] = {}
+        self.skipped: dict[int, str] = {}
+        first, end = (
+            len(rows) * place // process_group.world_size for place in (process_group.rank, process_group.rank + 1)
+        )
+        with synchronized_errors(process_group, "encoding the prompts"):
+            for start in range(first, end, chunk):
+                indices = range(start, min(start + chunk, end))
+                self._learn(indices, fingerprint)
+                if progress is not None:
+                    progress(len(indices) * process_group.world_size)
+        if process_group.world_size > 1:
+            self._take_in(process_group.all_gather_object(self._learned(first, end), "the prompts"))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def sampling_key(self, row: int) -> bytes:
+        """Return the key of a row's random numbers: the row's own key, and its number among rows with the same key.
+
+        It does not depend on the prompt or the job, so `predict` and `evaluate` sample with the same numbers.
+        """
+        return bytes(self._sampling_keys[row])
+
+    @cached_property
+    def _sampling_keys(self) -> Keys:
+        return sampling_keys(self._rows)
+
+    def prompts(self, indices: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of these rows' prompts, from memory or tokenized again."""
+        missing = [index for index in indices if index not in self._kept]
+        tokenized: dict[int, list[int]] = {}
+        if missing:
+            clean = check_rows(self._schema, self._rows.get(missing)).clean
+            places = [missing[place] for place in clean]
+            encoded = self._encode(places, list(clean.values()))
+            tokenized = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
+        return [tokenized[index] if index in tokenized else self._kept[index] for index in indices]
+
+    def _learned(self, first: int, end: int) -> "Learned":
+        """Return the results for a part of the rows."""
+        part = slice(first, end)
+        known = (self.lengths[part], self.keys[part], self.digests[part])
+        return Learned(part, *known, self.prefix, self._kept.record(part), self.errors, self.skipped)
+
+    def _take_in(self, parts: "Sequence[Learned]") -> None:
+        """Merge the results of all ranks."""
+        self._kept = KeptTokens(len(self), most=KEPT_TOKENS)
+        for learned in parts:
+            self.lengths[learned.part], self.keys[learned.part] = learned.lengths, learned.keys
+            self.digests[learned.part] = learned.digests
+            self._kept.take_in(learned.part, *learned.tokens)
+            self.errors |= learned.errors
+            self.skipped |= learned.skipped
+        begun = [list(learned.prefix) for learned in parts if learned.lengths.any()]
+        self.prefix = common_beginning(begun) if begun else []
+
+    def _learn(self, indices: range, fingerprint: str) -> None:
+        self.errors |= {index: self._unreadable[index] for index in indices if index in self._unreadable}
+        readable = [index for index in indices if index not in self._unreadable]
+        checked = check_rows(self._schema, self._rows.get(readable))
+        for place, reasons in checked.bad.items():
+            self.skipped[readable[place]] = "; ".join(reasons)
+        clean = {readable[place]: row for place, row in checked.clean.items()}
+        texts = {index: self._measure(index, prompt) for index, prompt in self._try_encode(clean)}
+        for index in indices:
+            key = row_key(texts.get(index, ""), row=self._rows.key(index), fingerprint=fingerprint)
+            self.keys[index] = np.frombuffer(key, dtype=np.uint8)
+
+    def _measure(self, index: int, prompt: "EncodedPrompt | Exception") -> str:
+        """Record the length of a row's prompt, or why it has none; return its text."""
+        if isinstance(prompt, Exception):
+            self.errors[index] = described(prompt)
+            return ""
+        if prompt.error is not None:
+            self.errors[index] = prompt.error
+        elif not len(prompt.input_ids):
+            self.errors[index] = "the prompt is empty"
+        else:
+            self._note_tokens(index, prompt.input_ids)
+        return prompt.text
+
+    def _note_tokens(self, index: int, input_ids: Sequence[int]) -> None:
+        ids = np.asarray(input_ids, dtype=np.int64)
+        if not self.lengths.any():
+            self.prefix = ids.tolist()
+        elif len(self.prefix):
+            common = ids[: len(self.prefix)]
+            differ = np.flatnonzero(common != self.prefix[: len(common)])
+            self.prefix = self.prefix[: int(differ[0]) if len(differ) else len(common)]
+        self.lengths[index] = len(ids)
+        self._kept.add(index, ids)
+        self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
+
+    def _try_encode(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, "EncodedPrompt | Exception"]]:
+        """Yield prompts by index; an exception replaces a prompt that could not be made."""
+        try:
+            encoded = self._encode(list(rows), list(rows.values()))
+        except Exception as error:
+            # A chat template is external code and may reject a row; the other rows are not affected.
+            logger.info("%s rows are encoded one by one: %s", len(rows), described(error))
+        else:
+            yield from zip(rows, encoded, strict=True)
+            return
+        for index, row in rows.items():
+            try:
+                yield index, self._encode([index], [row])[0]
+            except Exception as error:
+                yield index, error
+
+    def _encode(self, indices: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> Sequence[EncodedPrompt]:
+        return self._encoder.encode_prompts(rows, [self._rows.key(index) for index in indices])
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The results of one rank for its part of the rows."""
+
+    part: slice
+    lengths: Lengths
+    keys: Keys
+    digests: npt.NDArray[np.void]
+    prefix: Sequence[int]
+    tokens: "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]"
+    """The kept tokens, and the start and end of each row's tokens."""
+    errors: Mapping[int, str]
+    skipped: Mapping[int, str]
+
+
+class KeptTokens:
+    """Tokens of rows, as far as there is room."""
+
+    def __init__(self, rows: int, *, most: int) -> None:
+        """Reserve room for `most` tokens; each row is added once."""
+        self._most, self._used = most, 0
+        self._tokens = np.zeros(0, dtype=np.int32)
+        self._ends = np.zeros((rows, 2), dtype=np.int32)
+
+    def __contains__(self, row: int) -> bool:
+        return bool(self._ends[row, 1])
+
+    def __getitem__(self, row: int) -> list[int]:
+        start, end = self._ends[row]
+        ids: list[int] = self._tokens[start:end].tolist()
+        return ids
+
+    def record(self, part: slice) -> "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]":
+        """Return all tokens, and the start and end of those of a part of the rows."""
+        return self._tokens[: self._used], self._ends[part]
+
+    def take_in(self, part: slice, tokens: "npt.NDArray[np.int32]", ends: "npt.NDArray[np.int32]") -> None:
+        """Add what `record` returned for a part."""
+        self._tokens = np.concatenate([self._tokens[: self._used], tokens])
+        self._ends[part] = np.where(ends[:, 1:] > 0, ends + self._used, 0)
+        self._used = len(self._tokens)
+
+    def add(self, row: int, ids: npt.NDArray[np.integer]) -> None:
+        """Add a row's tokens, at least one, if there is room."""
+        end = self._used + len(ids)
+        if end > self._most:
+            return
+        if end > len(self._tokens):
+            grown = np.zeros(min(self._most, max(2 * end, 4096)), dtype=np.int32)
+            grown[: self._used] = self._tokens[: self._used]
+            self._tokens = grown
+        self._tokens[self._used : end] = ids
+        self._ends[row] = self._used, end
+        self._used = end
+
+
+def sampling_keys(rows: PromptRows) -> Keys:
+    """Return a digest of each row's sampling key and of its number among the rows with that key, [rows, 16]."""
+    keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
+    for row in range(len(rows)):
+        keys[row] = np.frombuffer(row_key("", row=rows.sampling_key(row), fingerprint=""), dtype=np.uint8)
+    _, inverse, counts = np.unique(keys.view(f"V{KEY_BYTES}")[:, 0], return_inverse=True, return_counts=True)
+    seen: dict[int, int] = {}
+    for row in np.flatnonzero(counts[inverse] > 1).tolist():
+        number = seen[inverse[row]] = seen.get(inverse[row], -1) + 1
+        if number:
+            key = row_key("", row=rows.sampling_key(row), fingerprint=f"{number}")
+            keys[row] = np.frombuffer(key, dtype=np.uint8)
+    return keys
+
+
+def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
+    """Return the tokens that all prompts begin with."""
+    first, last = min(prompts), max(prompts)  # all others sort between these two and share their common prefix
+    same = next((place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
+    return first[: min(len(first), len(last)) if same is None else same]
+
+
+def described(error: Exception) -> str:
+    """Format an exception as its class and text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,415 @@
+"""Continuous batching: a finished row frees its slot of the KV cache at once, and the next row takes it.
+
+Rows start with the longest prompt, so that memory runs out at the beginning or never, and prompts of one prefill
+have similar lengths. The common prefix of all prompts is computed once. With greedy decoding, rows with equal
+prompts are generated once. A sampled answer depends on the seed and the row's key only: not on neighbouring rows,
+the number of slots, or restarts.
+
+When memory runs out, the number of slots is halved and their rows start again; only a row that does not fit alone is
+an error. Prompts that fail to prefill together are prefilled one by one, and when a decoding step fails, each of its
+rows is generated alone: only rows that fail again are errors. A failure of the device ends the job.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.oom_backoff import BatchLimit
+from partita.generation.prompts import described
+from partita.generation.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.generation.work_queue import PlannedRowQueue, RowQueue
+from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, SlotAnswer, SlotRequest
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size.memory import attempt, free_everything
+from partita_trainers.interrupt import never
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+if TYPE_CHECKING:
+    from partita.lm.base import GenerativeModel
+
+logger = logging.getLogger(__name__)
+
+FREE_SHARE = 8
+"""Prompts are prefilled once one in this many slots is free."""
+MORE_SLOTS = 4
+"""Most slots for short rows as a multiple of those for the longest rows, if memory is the limit."""
+SECONDS = 0.02
+"""Longest wait before results are yielded, in seconds."""
+
+
+@dataclass(frozen=True)
+class RowRequests:
+    """The rows to answer, with their prompts."""
+
+    lengths: npt.NDArray[np.integer]
+    """Tokens of each prompt; 0 for rows to skip."""
+    new_tokens: npt.NDArray[np.integer]
+    """Limit of generated tokens of each row."""
+    fetch: Callable[[Sequence[int]], list[list[int]]]
+    """Returns the prompt tokens of rows."""
+    key: Callable[[int], bytes]
+    """Returns the sampling key of a row."""
+    prefix: Sequence[int] = ()
+    """Tokens that all prompts begin with."""
+    digests: npt.NDArray[np.void] | None = None
+    """Equal for rows with equal prompts; None to generate each row separately."""
+
+
+@dataclass
+class SchedulerStats:
+    """Work done since the last results were yielded."""
+
+    started: float = field(default_factory=time.perf_counter)
+    prompt_tokens: int = 0
+    padded_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    steps: int = 0
+    row_steps: int = 0
+    out_of_memory: int = 0
+
+
+class Scheduler:
+    """Runs rows through the slots of a model."""
+
+    def __init__(
+        self,
+        lm: "GenerativeModel",
+        work: RowRequests,
+        options: GenerationOptions,
+        *,
+        slots: int,
+        seed: int,
+        left: npt.NDArray[np.bool_],
+        limit: BatchLimit,
+        room_tokens: int | None = None,
+        tolerant: bool = True,
+        stopping: Callable[[], bool] = never,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+        source: RowQueue | None = None,
+    ) -> None:
+        """Plan the rows; no slots are opened yet.
+
+        Args:
+            lm: The model.
+            work: The rows with their prompts.
+            options: Generation options.
+            slots: Most rows at a time.
+            seed: Seed for sampling.
+            left: Rows to answer, [rows].
+            limit: Upper bound on the slots; lowered when memory runs out.
+            room_tokens: Total tokens of rows that fit, if memory determined `slots`; then short rows get more slots.
+            tolerant: Whether an error of a row becomes its result; otherwise it is raised.
+            stopping: Once it returns True, only the started rows are finished.
+            process_group: The ranks that share the rows.
+            source: Queue to take rows from instead of `left`, the longest first; all begin with `work.prefix`.
+        """
+        self.lm, self.work, self.options = lm, work, options
+        self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
+        self.stopping = stopping
+        order, self.copies = plan(work, left)
+        self.source = PlannedRowQueue(order, process_group=process_group) if source is None else source
+        self.queue: list[int] = []
+        """Rows to start, taken from the end."""
+        self.prefix = list(common_prefix(work, order) if source is None else work.prefix)
+        self.slots: AnsweringSlots | None = None
+        self.room_tokens = room_tokens
+        self.count = self.tokens = 0
+        self.before: tuple[int, int | None] | None = None
+        self.results: list[RowResult] = []
+        self.times = SchedulerStats()
+
+    def completions(self) -> Iterator[BatchResult]:
+        """Yield results as rows finish."""
+        with closing(self.run()) as moves:
+            for _ in moves:
+                if self.results and self.is_due():
+                    yield self.take_finished()
+                    self.times.started = time.perf_counter()
+            if self.results:
+                yield self.take_finished()
+
+    def steps(self) -> Iterator[list[RowResult]]:
+        """Yield the results of each step; in between, `unfinished` returns the running rows."""
+        with closing(self.run()) as moves:
+            for _ in moves:
+                results, self.results = self.results, []
+                yield results
+
+    def unfinished(self) -> list[tuple[int, list[int]]]:
+        """Return the running rows with their tokens so far."""
+        return [(row.request.row, row.new) for row in self.slots.live] if self.slots is not None else []
+
+    def run(self) -> Generator[None]:
+        """Run step by step until all rows are finished; afterwards the model is in its previous mode."""
+        with self.lm.evaluating():
+            try:
+                while self.has_waiting():
+                    self.step()
+                    yield
+            finally:
+                self.close()
+
+    def has_waiting(self) -> bool:
+        """Return whether rows are left to start or to finish."""
+        if self.stopping():
+            self.queue = []
+        elif self.source.left and len(self.queue) * FREE_SHARE <= self.count:
+            rows = self.source.take(self.count or min(self.wanted, self.limit.rows))
+            self.queue = [*reversed(rows), *self.queue]
+        return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
+
+    def is_due(self) -> bool:
+        """Return whether results have waited long enough to be yielded."""
+        return len(self.results) >= self.count or time.perf_counter() - self.times.started >= SECONDS
+
+    def take_finished(self) -> BatchResult:
+        """Return the results since the last call, with the work they took."""
+        times, self.times = self.times, SchedulerStats()
+        results, self.results = tuple(self.results), []
+        return BatchResult(
+            results=results,
+            prompt_tokens=times.prompt_tokens,
+            padded_tokens=times.padded_tokens,
+            seconds=self.times.started - times.started,
+            batch_size=self.count or self.limit.rows,
+            out_of_memory=times.out_of_memory,
+            prefill_seconds=times.prefill_seconds,
+            decode_seconds=times.decode_seconds,
+            slot_steps=times.steps * self.count,
+            row_steps=times.row_steps,
+        )
+
+    def step(self) -> None:
+        """Prefill free slots if worthwhile, and decode one token for every row."""
+        slots = self.open()
+        if slots is None:
+            return
+        if self.could_be_more():
+            if not slots.live:
+                self.close()
+                return
+        elif self.should_prefill(slots):
+            while self.queue and len(slots.live) < self.count:
+                if not self.prefill(slots, self.next_group(slots)):
+                    return
+                if not slots.live and self.is_due():
+                    return
+        if slots.live:
+            self.decode_step(slots)
+
+    def most_slots(self, tokens: int) -> int:
+        """Return the number of slots for rows of up to `tokens` tokens."""
+        most = min(self.wanted, self.limit.at(tokens))
+        if self.room_tokens is not None:
+            limit = self.limit
+            room = self.room_tokens if limit.tokens is None else min(self.room_tokens, limit.rows * limit.tokens)
+            most = max(most, min(MORE_SLOTS * self.wanted, room // tokens))
+        return max(1, most if self.source.left else min(most, len(self.queue)))
+
+    def could_be_more(self) -> bool:
+        """Return whether the remaining rows are so short that twice as many slots of their length would fit."""
+        if self.room_tokens is None or not self.queue:
+            return False
+        if 2 * self.longest(self.queue[-1:]) > self.tokens:
+            return False
+        tokens = self.longest(self.queue)  # a shorter prompt may have a longer answer
+        return 2 * tokens <= self.tokens and self.most_slots(tokens) >= 2 * self.count
+
+    def longest(self, rows: Sequence[int]) -> int:
+        """Return the most tokens, prompt and answer, that one of these rows may have."""
+        places = np.array(rows)
+        return int((self.work.lengths[places] + self.work.new_tokens[places]).max())
+
+    def should_prefill(self, slots: AnsweringSlots) -> bool:
+        """Return whether enough slots are free for a prefill."""
+        free = self.count - len(slots.live)
+        return not slots.live or free * FREE_SHARE >= self.count or free >= len(self.queue)
+
+    # Operations that can fail
+
+    def open(self) -> AnsweringSlots | None:
+        """Return the slots; open them if there are none. Return None if they did not fit."""
+        if self.slots is not None:
+            return self.slots
+        tokens = self.longest(self.queue)
+        count = self.most_slots(tokens)
+        try:
+            opened, failure = attempt(
+                lambda: self.lm.open_slots(self.options, slots=count, tokens=tokens, prefix=self.prefix, seed=self.seed)
+            )
+        except Exception as error:
+            stop_if_broken(error)
+            if not self.tolerant or not self.prefix:
+                raise
+            # Every row begins with the prefix, and each gets its own error.
+            logger.info("what all prompts begin with cannot be read: %s", described(error))
+            self.prefix = []
+            return None
+        self.count, self.tokens = count, tokens
+        if opened is None:
+            self.shrink(failure, [])
+        self.slots = opened
+        self.times.prompt_tokens += len(self.prefix)
+        self.times.padded_tokens += len(self.prefix)
+        return opened
+
+    def prefill(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
+        """Prefill prompts together, or one by one if that fails. Return False if the slots were closed."""
+        started = time.perf_counter()
+        ended, failure, reason = self.tried(lambda: slots.admit(group))
+        if reason is None:
+            self.times.prefill_seconds += time.perf_counter() - started
+            self.count_tokens(slots, group)
+            return self.took(ended, failure, group)
+        if len(group) == 1:
+            self.note(RowResult(group[0].row, None, reason))
+            return True
+        logger.info("%s prompts failed together and are read one by one: %s", len(group), reason)
+        for place, request in enumerate(group):
+            if not self.prefill(slots, [request]):
+                self.queue += [other.row for other in reversed(group[place + 1 :])]
+                return False
+        return True
+
+    def decode_step(self, slots: AnsweringSlots) -> None:
+        """Decode one more token for every row."""
+        started, live = time.perf_counter(), len(slots.live)
+        ended, failure, reason = self.tried(slots.step)
+        if reason is not None:
+            self.answer_alone([row.request for row in slots.live], reason)
+            return
+        self.times.decode_seconds += time.perf_counter() - started
+        self.times.steps += 1
+        self.times.row_steps += live
+        if self.took(ended, failure, []):
+            self.before = None
+
+    def tried(
+        self, work: Callable[[], list[SlotAnswer]]
+    ) -> tuple[list[SlotAnswer] | None, Exception | None, str | None]:
+        """Run an operation on the slots; return its answers, the out-of-memory failure, or another error as text."""
+        try:
+            return *attempt(work), None
+        except Exception as error:
+            stop_if_broken(error)
+            if not self.tolerant:
+                raise
+            reason = described(error)
+        # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
+        return None, None, reason
+
+    def answer_alone(self, requests: list[SlotRequest], reason: str) -> None:
+        """Generate rows one by one that failed together."""
+        self.close()
+        if len(requests) == 1:
+            self.note(RowResult(requests[0].row, None, reason))
+            return
+        logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
+        for request in requests:
+            work = RowRequests(self.work.lengths, self.work.new_tokens, self.work.fetch, self.work.key)
+            left = np.zeros(len(self.work.lengths), dtype=np.bool_)
+            left[request.row] = True
+            run = Scheduler(self.lm, work, self.options, slots=1, seed=self.seed, left=left, limit=self.limit)
+            for batch in run.completions():
+                for result in batch.results:
+                    self.note(result)
+
+    def took(self, ended: list[SlotAnswer] | None, failure: Exception | None, group: Sequence[SlotRequest]) -> bool:
+        """Record answers and return True; if memory ran out, halve the slots and return False."""
+        if ended is None:
+            self.shrink(failure, group)
+            return False
+        for answer in ended:
+            self.note(RowResult(answer.request.row, answer.generated, answer.error))
+        return True
+
+    def shrink(self, failure: Exception | None, group: Sequence[SlotRequest]) -> None:
+        """Halve the slots; their rows, and the prompts of an unfinished prefill, start again."""
+        requests = [*group, *(row.request for row in (self.slots.live if self.slots is not None else ()))]
+        rows = [request.row for request in requests] or [self.queue.pop()]
+        self.close()
+        free_everything()
+        self.limit.out_of_memory += 1
+        self.times.out_of_memory += 1
+        if self.count == 1:
+            # Batches that contained this row may have failed because of it.
+            if self.before is not None:
+                self.limit.rows, self.limit.tokens = self.before
+            self.before = None
+            for row in rows:
+                reason = too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
+                logger.info("a row %s; continuing with %s rows at a time", reason, f"{self.limit.rows:,}")
+                if not self.tolerant:
+                    raise OutOfMemory(f"a prompt {reason}") from failure
+                self.note(RowResult(row, None, reason))
+            return
+        self.queue = sorted([*self.queue, *rows], key=lambda row: (self.work.lengths[row], -row))
+        longest = self.longest(rows)
+        self.before = self.before or (self.limit.rows, self.limit.tokens)
+        self.limit.rows, self.limit.tokens = (self.count + 1) // 2, longest
+        logger.warning(
+            "out of memory with %s rows of up to %s tokens: continuing with %s",
+            f"{self.count:,}",
+            f"{longest:,}",
+            f"{self.limit.rows:,}",
+        )
+        logger.debug("the device said: %s", failure)
+
+    def close(self) -> None:
+        """Close the slots."""
+        if self.slots is not None:
+            self.slots.close()
+        self.slots = None
+
+    # Bookkeeping
+
+    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
+        """Return the next prompts to prefill together."""
+        start = len(self.prefix)
+        longest = int(self.work.lengths[self.queue[-1]]) - start
+        count = slots.readable(longest, min(self.count - len(slots.live), len(self.queue)))
+        rows = [self.queue.pop() for _ in range(count)]
+        prompts = self.work.fetch(rows)
+        return [
+            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row))
+            for row, ids in zip(rows, prompts, strict=True)
+        ]
+
+    def count_tokens(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> None:
+        """Count the tokens of a prefill."""
+        lengths = [len(request.input_ids) - len(self.prefix) for request in group]
+        self.times.prompt_tokens += sum(lengths)
+        self.times.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
+
+    def note(self, result: RowResult) -> None:
+        """Record the result of a row, and of rows with the same prompt."""
+        self.results.append(result)
+        for row in self.copies.get(result.row, ()):
+            self.results.append(RowResult(row, result.generated, result.error))
+
+
+def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
+    """Return the common prefix of these rows' prompts if it is long enough; every prompt has tokens after it."""
+    shortest = int(work.lengths[rows].min()) if len(rows) > 1 else 0
+    prefix = work.prefix[: max(0, shortest - 1)]
+    return prefix if len(prefix) >= SHORTEST_PREFIX else ()
+
+
+def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt."""
+    rows: Rows = np.flatnonzero(left & (work.lengths > 0))
+    copies: dict[int, list[int]] = {}
+    if work.digests is not None and len(rows):
+        _, first, inverse = np.unique(work.digests[rows], return_index=True, return_inverse=True)
+        for place in np.flatnonzero(first[inverse] != np.arange(len(rows))):
+            copies.setdefault(int(rows[first[inverse[place]]]), []).append(int(rows[place]))
+        rows = rows[np.sort(first)]
+    order = np.argsort(-work.lengths[rows].astype(np.int64), kind="stable")
+    return rows[order].tolist(), copies

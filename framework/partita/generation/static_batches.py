@@ -1,0 +1,283 @@
+"""The static engine: rows are sorted by length, split into batches, and each batch is generated to its end.
+
+A batch holds rows of any length if the model's answers do not depend on padding, else rows of equal length, else a
+single row; see `BatchWay`.
+
+The plan is a function of the model, the prompt lengths, the batch size and the context, never of the progress.
+Samples depend on the seed and the row's key. A resumed job therefore gives the same answers as an uninterrupted one:
+a batch with missing rows is generated in full.
+
+A batch that runs out of memory is split in two, and so are the following ones as long as their rows are as long;
+only a row that does not fit alone is an error. The plan and the answers do not change.
+
+A batch that raises another error is retried row by row, and only rows that raise again are errors. A failure of the
+device ends the job.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.oom_backoff import BatchLimit, Capacity, run_with_oom_backoff
+from partita.generation.prompts import Lengths, PromptSource, described
+from partita.generation.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.generation.work_queue import WorkQueue, drain
+from partita.lm.base import PADDED, BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita_schema.counted import counted
+from partita_schema.errors import OutOfMemory
+from partita_trainers.batch_size.memory import attempt
+from partita_trainers.interrupt import never
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+if TYPE_CHECKING:
+    from partita.backends.ray.worker_pool import WorkerPool
+    from partita.lm.base import GenerativeModel
+
+logger = logging.getLogger(__name__)
+
+
+def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: BatchWay = PADDED) -> list[Rows]:
+    """Split all rows with a length into batches of up to `batch_size`, the longest rows first.
+
+    Rows share a batch only if `way` allows it. Rows of equal length keep their order.
+    """
+    order = np.argsort(-lengths.astype(np.int64), kind="stable")
+    order = order[lengths[order] > 0]
+    most = 1 if way.rows == "one row" else batch_size
+    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if way.rows == "equal lengths" else [order]
+    return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
+
+
+def way_for(
+    lm: "GenerativeModel | WorkerPool",
+    lengths: npt.NDArray[np.integer],
+    new_tokens: npt.NDArray[np.integer],
+    *,
+    options: GenerationOptions,
+) -> BatchWay:
+    """Return which rows of these lengths can be generated together.
+
+    Args:
+        lm: The model.
+        lengths: Prompt lengths in tokens, [rows]; 0 for rows to skip.
+        new_tokens: Limit of generated tokens, [rows].
+        options: Generation options.
+    """
+    return lm.batch_way(options, tokens=int((lengths + new_tokens)[lengths > 0].max(initial=0)))
+
+
+def generate_in_batches(
+    lm: "GenerativeModel",
+    prompts: PromptSource,
+    *,
+    options: GenerationOptions,
+    lengths: Lengths,
+    new_tokens: npt.NDArray[np.integer],
+    key: Callable[[int], bytes],
+    batch_size: int,
+    seed: int,
+    done: npt.NDArray[np.bool_],
+    limit: BatchLimit,
+    stopping: Callable[[], bool] = never,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+) -> Iterator[BatchResult]:
+    """Generate answers for all rows with a length that are not `done`, and yield them batch by batch.
+
+    An interrupt is raised at once; everything yielded is complete.
+
+    Args:
+        lm: The model.
+        prompts: The prompts.
+        options: Generation options.
+        lengths: Prompt lengths in tokens, [rows]; 0 for rows to skip.
+        new_tokens: Limit of generated tokens, [rows].
+        key: Returns the sampling key of a row.
+        batch_size: Rows of a planned batch.
+        seed: Seed for sampling.
+        done: Rows that are answered already, [rows].
+        limit: Upper bound on the batches; lowered when memory runs out.
+        stopping: Once it returns True, no batch is started.
+        process_group: The ranks that share the batches.
+
+    Raises:
+        ModelError: The device failed.
+    """
+    way = way_for(lm, lengths, new_tokens, options=options)
+    batches = plan_batches(lengths, batch_size=batch_size, way=way)
+    for position in drain(WorkQueue(len(batches), process_group=process_group)):
+        rows = batches[position]
+        wanted = ~done[rows]
+        if not wanted.any():
+            continue
+        if stopping():
+            return
+        yield from StaticBatch(
+            lm,
+            prompts.prompts,
+            options,
+            rows=rows,
+            lengths=lengths[rows],
+            new_tokens=new_tokens[rows],
+            wanted=wanted,
+            key=key,
+            seed=seed,
+            limit=limit,
+        ).generate()
+
+
+def requests_in_batches(
+    lm: "GenerativeModel",
+    requests: Sequence[GenerationRequest],
+    *,
+    options: GenerationOptions,
+    capacity: Capacity,
+    seed: int,
+) -> list[Generated]:
+    """Generate answers to all requests, and return them in input order. Raise OutOfMemory if a single one does not fit.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        options: Generation options.
+        capacity: The batch size and its limit.
+        seed: Seed for sampling.
+    """
+    lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
+    new_tokens = np.array([request.max_new_tokens for request in requests], dtype=np.int64)
+    way = way_for(lm, lengths, new_tokens, options=options)
+    answers: dict[int, Generated] = {}
+    for rows in plan_batches(lengths, batch_size=capacity.rows, way=way):
+        batch = [requests[index] for index in rows]
+
+        def work(
+            places: range, batch: list[GenerationRequest] = batch
+        ) -> tuple[list[Generated] | None, Exception | None]:
+            chosen = [batch[place] for place in places]
+            return attempt(lambda: lm.generate(chosen, options, seed=seed))
+
+        def longest(places: range, batch: list[GenerationRequest] = batch) -> int:
+            return max(len(batch[place].input_ids) + batch[place].max_new_tokens for place in places)
+
+        def describe(places: range, batch: list[GenerationRequest] = batch) -> str:
+            return f"{counted(len(places), 'prompt')} of {counted(len(batch[places[0]].input_ids), 'token')}"
+
+        for part in run_with_oom_backoff(len(batch), work, limit=capacity.limit, tokens=longest, describe=describe):
+            if part.result is None:
+                raise OutOfMemory(
+                    f"a prompt of {len(batch[part.places[0]].input_ids):,} tokens does not fit in memory even alone; "
+                    "shorten it, or write a smaller max_new_tokens"
+                ) from part.failure
+            answers.update(zip((int(rows[place]) for place in part.places), part.result, strict=True))
+    return [answers[index] for index in range(len(requests))]
+
+
+@dataclass(frozen=True)
+class StaticBatch:
+    """A batch of the plan. Its rows are addressed by their index in the batch."""
+
+    lm: "GenerativeModel"
+    fetch: Callable[[Sequence[int]], list[list[int]]]
+    """Returns the prompt tokens of rows."""
+    options: GenerationOptions
+    rows: Rows
+    """Index of each row in the dataset."""
+    lengths: npt.NDArray[np.integer]
+    """Tokens of each prompt."""
+    new_tokens: npt.NDArray[np.integer]
+    """Limit of generated tokens of each row."""
+    wanted: npt.NDArray[np.bool_]
+    """Which rows are requested."""
+    key: Callable[[int], bytes]
+    """Returns the sampling key of a row."""
+    seed: int
+    limit: BatchLimit
+    """Upper bound on the rows of a forward pass."""
+
+    def generate(self) -> Iterator[BatchResult]:
+        """Generate the batch, whole or split, and yield the results of the requested rows."""
+        limit = self.limit
+        started, before = time.perf_counter(), limit.out_of_memory
+        for part in run_with_oom_backoff(
+            len(self.rows), self.attempt_part, limit=limit, tokens=self.longest, describe=self.describe
+        ):
+            results = part.result
+            if results is None:
+                results = [self.too_large(part.places[0])]
+                logger.info(
+                    "a row %s; continuing with %s rows at a time",
+                    results[0].error,
+                    f"{limit.at(self.longest(part.places)):,}",
+                )
+            lengths = self.lengths[part.places.start : part.places.stop]
+            yield BatchResult(
+                results=tuple(results),
+                prompt_tokens=int(lengths.sum()),
+                padded_tokens=int(lengths.max()) * len(lengths),
+                seconds=time.perf_counter() - started,
+                batch_size=limit.at(self.longest(part.places)),
+                out_of_memory=limit.out_of_memory - before,
+            )
+            started, before = time.perf_counter(), limit.out_of_memory
+
+    def longest(self, places: range) -> int:
+        """Return the length of a part's longest row, including new tokens."""
+        chosen = slice(places.start, places.stop)
+        return int((self.lengths[chosen] + self.new_tokens[chosen]).max())
+
+    def describe(self, places: range) -> str:
+        """Describe a part for the log."""
+        return f"{counted(len(places), 'row')} of {counted(self.lengths[places[0]], 'prompt token')}"
+
+    def attempt_part(self, places: range) -> tuple[list[RowResult] | None, Exception | None]:
+        """Return the results of a part's requested rows, or the failure if it does not fit."""
+        asked = [place for place in places if self.wanted[place]]
+        if not asked:
+            return None, None
+        try:
+            answers, failure = attempt(lambda: self.answers(places))
+        except Exception as error:
+            stop_if_broken(error)
+            reason = described(error)
+        else:
+            if answers is None:
+                return None, failure
+            return [RowResult(int(self.rows[place]), answers[place - places.start]) for place in asked], None
+        # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
+        logger.info("a batch of %s rows failed and is tried row by row: %s", len(places), reason)
+        return [self.answer_alone(place) for place in asked], None
+
+    def answer_alone(self, place: int) -> RowResult:
+        """Generate one row alone, and return its answer or error."""
+        row = int(self.rows[place])
+        try:
+            answers, _ = attempt(lambda: self.answers([place]))
+        except Exception as error:
+            stop_if_broken(error)
+            return RowResult(row, None, described(error))
+        if answers is not None:
+            return RowResult(row, answers[0])
+        self.limit.out_of_memory += 1
+        return self.too_large(place)
+
+    def answers(self, places: Sequence[int]) -> list[Generated]:
+        """Generate these rows together."""
+        rows = [int(self.rows[place]) for place in places]
+        requests = [
+            GenerationRequest(tokens, int(self.new_tokens[place]), key=self.key(row))
+            for place, row, tokens in zip(places, rows, self.fetch(rows), strict=True)
+        ]
+        answers = self.lm.generate(requests, self.options, seed=self.seed)
+        if len(answers) != len(requests):
+            raise RuntimeError(
+                f"the model gave {counted(len(answers), 'answer')} to {counted(len(requests), 'prompt')}"
+            )
+        return answers
+
+    def too_large(self, place: int) -> RowResult:
+        """Return the error of a row that does not fit alone."""
+        return RowResult(int(self.rows[place]), None, too_large(self.lengths[place], self.new_tokens[place]))

@@ -1,0 +1,69 @@
+"""Streaming: answers piece by piece while they are generated."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partita.generation.engine import answer_of, choose_engine, run_of_requests
+from partita.generation.oom_backoff import Capacity
+from partita.generation.static_batches import requests_in_batches
+from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.continuation import decode_continuation
+
+if TYPE_CHECKING:
+    from partita.lm.base import GenerativeModel
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer decodes incomplete characters to."""
+
+
+def stream_requests(
+    lm: "GenerativeModel",
+    requests: Sequence[GenerationRequest],
+    *,
+    options: GenerationOptions,
+    capacity: Capacity,
+    seed: int,
+) -> Iterator[tuple[int, str]]:
+    """Yield pairs of a request's index and the next piece of its answer; the pieces of a request add up to its answer.
+
+    Without continuous batching, an answer is a single piece. Raises what `generate_requests` raises.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        options: Generation options.
+        capacity: The batch size and its limit.
+        seed: Seed for sampling.
+    """
+    lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
+    most = max((request.max_new_tokens for request in requests), default=0)
+    if not requests or choose_engine(lm, lengths, options=options, max_new_tokens=most) == "static":
+        whole = requests_in_batches(lm, requests, options=options, capacity=capacity, seed=seed)
+        yield from ((place, answer.text) for place, answer in enumerate(whole) if answer.text)
+        return
+    run = run_of_requests(lm, requests, options=options, capacity=capacity, seed=seed)
+    streamed: dict[int, str] = {}
+    for results in run.steps():
+        texts = {
+            row: told_so_far(decode_continuation(lm.tokenizer, ids), options.stop) for row, ids in run.unfinished()
+        }
+        texts |= {result.row: answer_of(result.generated, result.error).text for result in results}
+        for row, text in texts.items():
+            before = streamed.get(row, "")
+            if len(text) > len(before) and text.startswith(before):
+                streamed[row] = text
+                yield row, text[len(before) :]
+
+
+def told_so_far(text: str, stop: Sequence[str]) -> str:
+    """Return the final part of an unfinished answer: no incomplete character, no possible stop text."""
+    complete = text.rstrip(INCOMPLETE)
+    held = max((overlap(complete, end) for end in stop), default=0)
+    return complete[: len(complete) - held]
+
+
+def overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` are a prefix of `stop`."""
+    return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,1 @@
+"""Adapters: LoRA and its family, their initialization, and merging."""

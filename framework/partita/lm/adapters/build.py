@@ -1,0 +1,323 @@
+"""Conversion of the adapter section to a peft config, and its application to a base model.
+
+Errors of peft are converted to a ModelError that names the modules of the model.
+"""
+
+import difflib
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
+from partita.lm.model_checks import check_pickles
+from partita.lm.precision import bridge_types
+from partita.tokenizers.hub import check_intact, loading
+from partita_schema import adapter as schema
+from partita_schema.errors import ModelError
+from partita_trainers.base import Batch
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
+INHERITED = ("peft_type", "task_type", "auto_mapping", "inference_mode", "base_model_name_or_path", "peft_version")
+"""Keys of every peft config that a config cannot set."""
+TARGETED = ("target_modules", "modules_to_save")
+LAYERED = (*TARGETED, "exclude_modules", "layers_to_transform")
+LORA = {"alpha": "lora_alpha", "dropout": "lora_dropout", "bias": "bias"}
+
+
+def same(*keys: str) -> dict[str, str]:
+    """Map keys to themselves, for keys with the same name in peft."""
+    return {key: key for key in keys}
+
+
+NAMES: dict[str, tuple[str, dict[str, str]]] = {
+    "lora": ("LORA", LORA | same("r", "use_rslora", "use_dora")),
+    "adalora": (
+        "ADALORA",
+        LORA | same("target_r", "init_r", "beta1", "beta2", "orth_reg_weight") | {"delta_t": "deltaT"},
+    ),
+    "ia3": ("IA3", {}),
+    "vera": ("VERA", same("r", "d_initial", "projection_prng_key", "save_projection") | {"dropout": "vera_dropout"}),
+    "loha": ("LOHA", same("r", "alpha", "rank_dropout", "module_dropout")),
+    "lokr": ("LOKR", same("r", "alpha", "rank_dropout", "module_dropout", "decompose_both", "decompose_factor")),
+    "boft": ("BOFT", same("boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "boft_dropout", "bias")),
+    "oft": ("OFT", same("r", "oft_block_size", "coft", "eps", "block_share")),
+    "fourierft": ("FOURIERFT", same("n_frequency", "scaling", "random_loc_seed")),
+    "ln_tuning": ("LN_TUNING", {}),
+    "vblora": (
+        "VBLORA",
+        same("r", "num_vectors", "vector_length", "topk", "save_only_topk_weights") | {"dropout": "vblora_dropout"},
+    ),
+    "prompt_tuning": ("PROMPT_TUNING", same("num_virtual_tokens")),
+    "prefix_tuning": ("PREFIX_TUNING", same("num_virtual_tokens", "prefix_projection", "encoder_hidden_size")),
+    "p_tuning": (
+        "P_TUNING",
+        same("num_virtual_tokens", "encoder_reparameterization_type", "encoder_hidden_size", "encoder_num_layers")
+        | same("encoder_dropout"),
+    ),
+}
+"""By type: the name in peft, and our keys mapped to those of peft."""
+
+
+def add_adapter(
+    model: "PreTrainedModel",
+    adapter: schema.Adapter,
+    *,
+    batches: Callable[[], Iterable[Batch]] | None,
+    original_weights: Callable[[], dict[str, Any]],
+    tokenizer: Any,
+) -> "PeftModel":
+    """Add a new adapter to a model; only the adapter requires gradients.
+
+    Random numbers are drawn from torch's global state.
+
+    Args:
+        model: The base model.
+        adapter: The adapter section.
+        batches: Returns training batches, for inits that depend on data.
+        original_weights: Returns the weights before quantization, for LoftQ.
+        tokenizer: Tokenizer, for the init text of prompt tuning.
+
+    Raises:
+        ModelError: The adapter does not fit the model.
+    """
+    from peft import get_peft_model
+
+    settings = peft_config(adapter, model=model)
+    with explained(model, adapter):
+        prepare_init(model, settings, adapter, batches=batches)
+        own = {id(parameter) for parameter in model.parameters()}
+        adapted = get_peft_model(model, settings)
+        hold_in_float32(adapted, own=own)
+        bridge_types(adapted, dtype=model.dtype)
+        try_out(adapted)
+        initialize(adapted, adapter, batches=batches, original_weights=original_weights, tokenizer=tokenizer)
+    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    if not trained:
+        raise ModelError(f"adapter: nothing is trained by type {adapter.type}; the model has {linear_names(model)}")
+    logger.info("adapter %s: %s trained parameters", adapter.type, f"{trained:,}")
+    return adapted
+
+
+@torch.no_grad()
+def try_out(adapted: "PeftModel") -> None:
+    """Run a forward pass over two tokens: some adapters fail only then, for example on 4-bit weights."""
+    device = next(adapted.parameters()).device
+    adapted.eval()
+    adapted(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
+
+
+def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":
+    """Load the adapter of a folder or Hub id onto a model.
+
+    Args:
+        model: The base model.
+        source: Folder or Hub id of the adapter.
+        trainable: Whether the adapter requires gradients.
+        pickles: Whether pickled weights are allowed.
+
+    Raises:
+        ModelError: The adapter cannot be loaded.
+    """
+    from peft import PeftConfig, PeftModel
+    from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+    own = {id(parameter) for parameter in model.parameters()}
+    check_intact(source, key="adapter")
+    check_pickles(source, allowed=pickles, key="adapter", safe="adapter_model.safetensors")
+    with loading(source, part="adapter", key="adapter"), logged_warnings():
+        if getattr(PeftConfig.from_pretrained(source), "megatron_config", None):
+            # peft would import any module that the config names as megatron_core.
+            raise ModelError(
+                f"adapter: {source}: its adapter_config.json has a megatron_config, which is not supported"
+            )
+        adapted = PeftModel.from_pretrained(model, source, is_trainable=trainable)
+        if hold_in_float32(adapted, own=own):  # their values were rounded when loaded
+            set_peft_model_state_dict(adapted, load_peft_weights(source, device="cpu"))
+        bridge_types(adapted, dtype=model.dtype)
+        return adapted
+
+
+def hold_in_float32(adapted: "PeftModel", *, own: set[int]) -> bool:
+    """Convert 16-bit parameters whose ids are not in `own` to float32; return whether there were any."""
+    added = [parameter for parameter in adapted.parameters() if id(parameter) not in own]
+    half = [parameter for parameter in added if parameter.dtype in (torch.bfloat16, torch.float16)]
+    for parameter in half:
+        parameter.data = parameter.data.float()
+    return bool(half)
+
+
+def check_type(adapted: "PeftModel", adapter: schema.Adapter, *, source: str) -> None:
+    """Raise ModelError if a loaded adapter has another type than the config."""
+    loaded = str(adapted.active_peft_config.peft_type.value)
+    wanted = adapter.peft_type.upper() if isinstance(adapter, schema.PeftAdapter) else NAMES[adapter.type][0]
+    if loaded != wanted:
+        types = {name: ours for ours, (name, _) in NAMES.items()}
+        raise ModelError(
+            f"adapter.type: the adapter in {source} is {loaded}; "
+            f"write type: {types.get(loaded, f'peft, peft_type: {loaded}')}"
+        )
+
+
+def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftConfig":
+    """Convert the section to a peft config.
+
+    Raises:
+        ModelError: peft rejects a value.
+    """
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    if isinstance(adapter, schema.PeftAdapter):
+        return any_config(adapter, PEFT_TYPE_TO_CONFIG_MAPPING)
+    name, keys = NAMES[adapter.type]
+    values = {theirs: getattr(adapter, ours) for ours, theirs in keys.items()}
+    values |= {key: listed(getattr(adapter, key)) for key in LAYERED if hasattr(adapter, key)}
+    if values.get("layers_to_transform") is not None and values["target_modules"] == "all-linear":
+        values["target_modules"] = linear_suffixes(model)  # peft requires names to select layers by number
+    values |= special_values(adapter, model=model)
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING[name]
+    with explained(model, adapter):
+        return config_class(task_type="CAUSAL_LM", **values)
+
+
+def special_values(adapter: schema.Adapter, *, model: "PreTrainedModel") -> dict[str, Any]:
+    """Return config values that are not copied key by key."""
+    match adapter:
+        case schema.LoraAdapter():
+            patterns = {"rank_pattern": dict(adapter.rank_pattern), "alpha_pattern": dict(adapter.alpha_pattern)}
+            return {"lora_alpha": alpha(adapter), **patterns, **init_values(adapter)}
+        case schema.AdaloraAdapter():
+            # The number of steps is known only when training starts; see adalora.py.
+            scale = adapter.alpha or 2 * adapter.init_r
+            return {"lora_alpha": scale, "total_step": 2**31, "tinit": 0, "tfinal": 0}
+        case schema.LohaAdapter() | schema.LokrAdapter():
+            return {"alpha": alpha(adapter)}
+        case schema.FourierftAdapter():
+            return {"init_weights": True}  # peft's name for a zero update
+        case schema.Ia3Adapter():
+            return ia3_targets(adapter, model)
+        case schema.LnTuningAdapter():
+            return {"target_modules": listed(adapter.target_modules) or norm_names(model)}
+    return {}
+
+
+def init_values(adapter: schema.LoraAdapter) -> dict[str, Any]:
+    """Return the LoRA init in peft's terms. LoftQ is our own: peft's needs CUDA and ignores the LoRA scale."""
+    if adapter.init in ("default", "loftq"):
+        return {"init_lora_weights": True}
+    if adapter.init == "eva":
+        from peft import EvaConfig
+
+        options = adapter.eva or schema.EvaOptions()
+        return {"init_lora_weights": "eva", "eva_config": EvaConfig(rho=options.rho, tau=options.tau)}
+    if adapter.init == "corda":
+        from peft.tuners.lora.config import CordaConfig
+
+        return {"init_lora_weights": "corda", "corda_config": CordaConfig(corda_method=adapter.corda_method)}
+    return {"init_lora_weights": adapter.init}
+
+
+def alpha(adapter: schema.LoraAdapter | schema.LohaAdapter | schema.LokrAdapter) -> float:
+    """Return alpha, by default 2 r; whole numbers are ints in saved configs."""
+    value = 2 * adapter.r if adapter.alpha is None else adapter.alpha
+    return int(value) if value == int(value) else value
+
+
+def ia3_targets(adapter: schema.Ia3Adapter, model: "PreTrainedModel") -> dict[str, Any]:
+    """Return peft's default target modules if it knows the architecture, else all linear layers."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
+
+    feedforward = listed(adapter.feedforward_modules)
+    if adapter.target_modules is None and feedforward is None and model.config.model_type in KNOWN:
+        return {}
+    targets = listed(adapter.target_modules) or "all-linear"
+    return {"target_modules": targets, "feedforward_modules": feedforward or []}
+
+
+def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any]) -> "PeftConfig":
+    """Create a peft config by the name of its method. Raise ModelError for an unknown name or key."""
+    names = {str(name.value): name for name in known}
+    wanted = adapter.peft_type.upper()
+    if wanted not in names:
+        raise ModelError(f"adapter.peft_type: peft has no {adapter.peft_type}; {nearest(wanted, names)}")
+    config_class = known[names[wanted]]
+    allowed = {field.name for field in fields(config_class) if field.init} - set(INHERITED)
+    for key in adapter.parameters:
+        if key not in allowed:
+            raise ModelError(f"adapter.parameters: {wanted} has no key {key}; {nearest(key, allowed)}")
+    defaults = {"target_modules": "all-linear"} if "target_modules" in allowed else {}
+    try:
+        return config_class(task_type="CAUSAL_LM", **(defaults | adapter.parameters))
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"adapter.parameters: {wanted}: {error}") from error
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Suggest the most similar known name, or list all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+
+
+def listed(value: Any) -> Any:
+    """Convert tuples to lists, which peft writes to JSON."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def norm_names(model: nn.Module) -> list[str]:
+    """Return the last name parts of all normalization layers."""
+    return sorted(
+        {name.rpartition(".")[2] for name, layer in model.named_modules() if "norm" in type(layer).__name__.lower()}
+    )
+
+
+def linear_suffixes(model: "PreTrainedModel") -> list[str]:
+    """Return the last name parts of all linear layers except the output layer."""
+    return sorted({name.rpartition(".")[2] for name in linear_targets(model)})
+
+
+def linear_names(model: nn.Module) -> str:
+    """Describe the linear layers by their last name parts, for messages."""
+    names = {name.rpartition(".")[2] for name, layer in model.named_modules() if type(layer).__name__ in LINEAR}
+    return f"the linear layers {', '.join(sorted(names))}"
+
+
+@contextmanager
+def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
+    """Convert exceptions of peft into a ModelError, and log its warnings."""
+    linear_layers = linear_names(model)
+    try:
+        with logged_warnings():
+            yield
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, AssertionError) as error:
+        text = " ".join(str(error).split())
+        if "not found in the base model" in text or "No modules were targeted" in text:
+            key = "target_modules" if not getattr(adapter, "layers_to_transform", None) else "layers_to_transform"
+            value = getattr(adapter, key, None)
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ModelError(f"adapter.{key}: {shown} matches no module; the model has {linear_layers}") from error
+        raise ModelError(f"adapter: {adapter.type} does not fit this model: {text[:400]}") from error
+
+
+@contextmanager
+def logged_warnings() -> Iterator[None]:
+    """Log warnings, except those addressed to library authors."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            shown = [one for one in caught if not issubclass(one.category, FutureWarning | DeprecationWarning)]
+            for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in shown):
+                logger.info("%s", text)

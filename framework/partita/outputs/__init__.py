@@ -1,0 +1,1 @@
+"""Output types: how an answer becomes values, and how values are scored."""

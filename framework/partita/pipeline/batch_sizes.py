@@ -1,0 +1,377 @@
+"""Batch sizes of a loaded model: set in the config, cached, or found by probing."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.lm.base import GenerationOptions, GenerativeModel
+from partita.pipeline.probes import EvaluationProbe, GenerationProbe
+from partita.pipeline.training_shape import TrainingShape
+from partita.runs.manifest import versions
+from partita_schema.config import Config
+from partita_schema.errors import OtherRankError
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.batch_size.cache import Cache, bucket
+from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.probe import BatchSize, Probe, Purpose
+from partita_trainers.batch_size.probe_runner import ProbeRunner
+from partita_trainers.batch_size.search import candidate_sizes, predicted_bytes
+from partita_trainers.batch_size.tune import Sizes, tune, verify
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+FRAGMENTATION = 2.2
+"""Ratio of process memory to allocated memory with the default malloc; measured on Linux."""
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
+ROWS_THAT_COUNT = 4096
+"""Data with more rows than this is treated alike when a size is chosen."""
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Batch sizes by purpose; None if there is no such work."""
+
+    generation: BatchSize | None = None
+    evaluation: BatchSize | None = None
+    training: BatchSize | None = None
+
+    def found(self) -> dict[str, BatchSize]:
+        """Return the sizes that are set, by purpose."""
+        named = {"generation": self.generation, "evaluation": self.evaluation, "training": self.training}
+        return {name: size for name, size in named.items() if size is not None}
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Return the sizes as JSON, for the manifest."""
+        return {name: size.record() for name, size in self.found().items()}
+
+
+class TunedPipeline(Protocol):
+    """What sizes are found for, for example a `Pipeline`."""
+
+    @property
+    def config(self) -> Config:
+        """The config."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder that relative paths refer to."""
+
+    @property
+    def lm(self) -> GenerativeModel:
+        """The model."""
+
+    @property
+    def generation(self) -> GenerationOptions:
+        """Generation settings."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Maximum number of new tokens."""
+
+
+@dataclass(frozen=True)
+class KnownBatchSize:
+    """A size that is known in this process."""
+
+    size: BatchSize
+    rows: int
+    """Number of rows it was found for."""
+    key: Mapping[str, Any]
+    """Its key in the cache."""
+
+
+class BatchSizeTuner:
+    """Finds batch sizes for one model, and remembers them.
+
+    A size found for longer prompts is reused for shorter ones. A size that ran out of memory is lowered to what fitted.
+    """
+
+    def __init__(
+        self,
+        pipeline: TunedPipeline,
+        *,
+        cache: Cache,
+        fresh: bool = False,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+    ) -> None:
+        """Set up the tuner.
+
+        Args:
+            pipeline: Config, model and generation settings.
+            cache: Stores sizes between runs.
+            fresh: Whether to ignore cached sizes.
+            process_group: The ranks that look for a size together and get the same one.
+        """
+        self.pipeline, self.cache, self.fresh = pipeline, cache, fresh
+        self.config, self.lm = pipeline.config, pipeline.lm
+        self.process_group = process_group
+        self.memory = device_memory(
+            self.lm.device, memory_budget=self.config.trainer.memory_budget, processes=process_group.local_world_size
+        )
+        self.device = str(self.lm.device)
+        self.known: dict[Purpose, KnownBatchSize] = {}
+        self.limits: dict[Purpose, BatchLimit] = {}
+        """Limits of running jobs, lowered when memory runs out."""
+        self.beside_training = False
+        """Whether the optimizer state is on the device."""
+
+    # Origin of sizes
+
+    def generation(
+        self,
+        lengths: np.ndarray,
+        *,
+        shared_tokens: int = 0,
+        rows: int | None = None,
+        max_new_tokens: int | None = None,
+    ) -> BatchSize:
+        """Return the batch size of generation.
+
+        Args:
+            lengths: Length of each prompt in tokens, 0 for rows that are not generated for.
+            shared_tokens: Number of prompt tokens shared by all rows.
+            rows: Size set by the caller, which overrides the config.
+            max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
+        """
+        asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
+        fixed = self.written("generation", rows) or self.single_row(len(asked))
+        if fixed is not None:
+            return fixed
+        wanted = max_new_tokens or self.pipeline.max_new_tokens
+        trial = GenerationProbe(
+            self.lm, self.pipeline.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
+        )
+        options = self.pipeline.generation
+        kind = [options.arguments, len(options.stop), options.logprobs, trial.engine, bucket(shared_tokens)]
+        return self.find(trial, options=kind)
+
+    def evaluation(self, lengths: np.ndarray, most_learned: int, *, rows: int | None = None) -> BatchSize:
+        """Return the batch size of evaluation, a forward pass without gradients.
+
+        Args:
+            lengths: Length of each row in tokens, including its answer.
+            most_learned: Maximum number of loss tokens of a row.
+            rows: Size set by the caller, which overrides the config.
+        """
+        fixed = self.written("evaluation", rows) or self.single_row(len(lengths))
+        if fixed is not None:
+            return fixed
+        trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned)
+        return self.find(trial, options=[bucket(most_learned)])
+
+    def training(self, probe: Probe, shape: TrainingShape) -> BatchSize:
+        """Return the batch size of training; it divides the rows per step if the config sets those.
+
+        With batches filled by tokens, a batch has on average no more rows than a step.
+        """
+        trainer = self.config.trainer
+        step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
+        if step_rows is not None:
+            step_rows = shape.rows_of_a_rank(step_rows)
+        limit = None if step_rows is None else shape.most_for(step_rows)
+        batching = shape.batching.model_dump(mode="json")
+        options = [shape.most_learned, step_rows, batching]
+        if step_rows is None or shape.counts_tokens:
+            return self.find(probe, options=options, max_rows=limit)
+        sizes = divisors_of(step_rows)
+        size = self.find(probe, options=options, sizes=sizes, max_rows=limit)
+        if size.max_fitting:
+            largest, could = max(sizes(size.max_fitting)), min(size.max_fitting, step_rows)
+            if 2 * largest <= could:
+                logger.warning(
+                    "effective_batch_size %s can be cut into batches of %s at most, and %s would fit; "
+                    "a number with more divisors would be faster",
+                    *(f"{count:,}" for count in (step_rows, largest, could)),
+                )
+        return size
+
+    def written(self, purpose: Purpose, rows: int | None) -> BatchSize | None:
+        """Return the size if the caller or the config sets a number, else None."""
+        trainer = self.config.trainer
+        chosen: int | str = trainer.batch_size
+        if purpose != "training" and trainer.eval_batch_size is not None:
+            chosen = trainer.eval_batch_size
+        chosen = rows if rows is not None else chosen
+        return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
+
+    def single_row(self, rows: int) -> BatchSize | None:
+        """Return size 1 for at most one row, which needs no probe; else None."""
+        return BatchSize(rows=1, origin="default", device=self.device) if rows <= 1 else None
+
+    def find(
+        self,
+        probe: Probe,
+        *,
+        options: Sequence[Any],
+        sizes: Sizes = candidate_sizes,
+        max_rows: int | None = None,
+    ) -> BatchSize:
+        """Return the known size, else the verified size of an earlier run, else a new one.
+
+        Args:
+            probe: Measures sizes.
+            options: Further settings that affect the size.
+            sizes: Returns the candidate sizes.
+            max_rows: Upper limit of the size.
+
+        Raises:
+            OtherRankError: Rank 0 failed to find a size.
+        """
+        # Limits lowered by jobs may differ between ranks, and so may the known sizes.
+        known = self.process_group.run_on_rank_zero(lambda: self.remembered(probe, options), "a known batch size")
+        if known is not None:
+            return known
+        limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
+        limit = min(limits, default=None)
+        key = self.key(probe, options=options, max_rows=limit)
+        bench = ProbeRunner(probe, self.memory, process_group=self.process_group)
+        size = self.search(bench, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else bench.follow()
+        self.memory.clear()
+        if size is None:
+            raise OtherRankError("rank 0 failed to find a batch size; its own message says why")
+        self.known[probe.purpose] = KnownBatchSize(size, rows=probe.max_rows, key=key)
+        self.limits.pop(probe.purpose, None)
+        return size
+
+    def search(self, bench: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
+        """Return the verified size of an earlier run, else a new one; broadcast it to the other ranks.
+
+        Args:
+            bench: Runs the probe.
+            key: Key of the size in the cache.
+            max_rows: Upper limit of the size.
+            sizes: Returns the candidate sizes.
+        """
+        size = None
+        try:
+            earlier = None if self.fresh else self.cache.load(key)
+            size = verify(bench, earlier, max_rows=max_rows, sizes=sizes) if earlier is not None else None
+            if size is None:
+                size = tune(bench, device=self.device, max_rows=max_rows, sizes=sizes)
+                self.cache.save(key, size)
+            return size
+        finally:
+            bench.end(size)
+
+    def remembered(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
+        """Return a known size for work of the same kind that is not harder and not far larger."""
+        known = self.known.get(probe.purpose)
+        if known is None:
+            return None
+        size = known.size
+        harder = probe.prompt_tokens > (size.prompt_tokens or 0) or probe.new_tokens > (size.new_tokens or 0)
+        larger = min(probe.max_rows, ROWS_THAT_COUNT) > 2 * known.rows
+        held_down = size.rows >= known.rows and probe.max_rows > known.rows
+        other = list(options) != known.key["options"]
+        return None if harder or larger or held_down or other else size
+
+    def key(self, probe: Probe, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
+        """Return everything that determines a size, as JSON."""
+        config = self.config
+        sections = ("base_model", "model_parameters", "adapter", "quantization", "trust_remote_code")
+        trainer = config.trainer.model_dump(mode="json", include={"memory_budget", "gradient_checkpointing"})
+        if probe.purpose == "training":
+            trainer = config.trainer.model_dump(mode="json", exclude={"batch_size", "eval_batch_size"})
+        module = self.lm.module
+        volume = probe.volume(1)
+        usual = volume.tokens // max(1, volume.rows or volume.batches)
+        installed = versions()
+        return {
+            "purpose": probe.purpose,
+            "model": config.model_dump(mode="json", include=set(sections)),
+            "folder": str(self.pipeline.folder),
+            "parameters": sum(parameter.numel() for parameter in module.parameters()),
+            "dtypes": sorted({str(parameter.dtype) for parameter in module.parameters()}),
+            "trainer": trainer,
+            "beside_training": self.beside_training,
+            "device": self.memory.identity,
+            "threads": torch.get_num_threads() if self.lm.device.type == "cpu" else None,
+            "versions": {name: installed.get(name) for name in PACKAGES},
+            "prompt_tokens": bucket(probe.prompt_tokens),
+            "usual_tokens": bucket(usual),
+            "new_tokens": probe.new_tokens,
+            "rows": min(probe.max_rows, ROWS_THAT_COUNT).bit_length(),
+            "max_rows": max_rows,
+            "options": list(options),
+        }
+
+    # Use of sizes
+
+    def limit(self, purpose: Purpose, size: BatchSize) -> BatchLimit:
+        """Return the limit that splits batches of jobs; it stays lowered after memory ran out."""
+        known = self.limits.get(purpose)
+        if known is None or not known.out_of_memory or known.rows > size.rows:
+            known = self.limits[purpose] = BatchLimit(size.rows)
+        return known
+
+    def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
+        """Return the batch budget of a job."""
+        room = None
+        if size.max_fitting is not None and size.rows >= size.max_fitting and size.prompt_tokens is not None:
+            room = size.rows * (size.prompt_tokens + (size.new_tokens or 0))
+        return Capacity(
+            size.rows,
+            self.limit(purpose, size),
+            room_tokens=room,
+            guard=lambda: self.guard(size),
+        )
+
+    @contextmanager
+    def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[Capacity]:
+        """Guard memory during work of a purpose and yield its budget; a size must have been found."""
+        if size is None:
+            raise AssertionError(f"no batch size was looked for, for {purpose}")
+        capacity = self.capacity(purpose, size)
+        with capacity.guard():
+            yield capacity
+
+    def guard(self, size: BatchSize) -> AbstractContextManager[None]:
+        """Return a context manager that guards memory, with exact memory management if memory is short."""
+        fitting = [probe for probe in size.probes if probe.verdict == "fits"]
+        short = False
+        if fitting and size.budget_bytes is not None:
+            short = FRAGMENTATION * predicted_bytes(fitting, size.rows) > size.budget_bytes
+        return self.memory.guard(exact=short)
+
+    def after(self, sizes: BatchSizes) -> BatchSizes:
+        """Return the sizes after work: those that ran out of memory are lowered to what fitted.
+
+        Later jobs start with the lowered sizes, in this process and in others.
+        """
+        return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.found().items()})
+
+    def training_was_cut(self, size: BatchSize, *, rows: int) -> BatchSize:
+        """Mark a training size whose batches were split: the plan keeps it, later runs start with what fitted."""
+        known = self.known.get("training")
+        if known is not None and known.size == replace(size, max_tokens=None):
+            self.cache.save(known.key, replace(known.size, rows=min(size.rows, rows), out_of_memory=True))
+        return replace(size, out_of_memory=True)
+
+    def settled(self, purpose: Any, size: BatchSize) -> BatchSize:
+        """Return a size, lowered and cached if memory ran out since."""
+        limit = self.limits.get(purpose)
+        if limit is None or not limit.out_of_memory:
+            return size
+        lowered = replace(size, rows=min(size.rows, limit.rows), out_of_memory=True)
+        known = self.known.get(purpose)
+        if known is not None and known.size == size != lowered:
+            self.known[purpose] = replace(known, size=lowered)
+            self.cache.save(known.key, lowered)
+        return lowered
+
+
+def divisors_of(step_rows: int) -> Sizes:
+    """Return candidate sizes that divide the rows of a step, so that batches fill it exactly."""
+
+    def sizes(largest: int) -> list[int]:
+        return [rows for rows in range(1, min(largest, step_rows) + 1) if step_rows % rows == 0]
+
+    return sizes

@@ -1,0 +1,45 @@
+"""Metadata of a saved model, and the upload to the Hub."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from partita.pipeline.build import Labels
+from partita.runs.files import write_atomically
+from partita.runs.manifest import MANIFESTS
+from partita_schema.config import Config
+from partita_schema.records import FORMAT_VERSION
+from partita_schema.sealed import sealed
+
+
+def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
+    """Write partita.json, the description of a saved model.
+
+    Args:
+        folder: Folder of the saved model.
+        config: The configuration.
+        labels: Labels by category output.
+        origin: Folder that relative paths of the file are resolved against; None for the saved folder.
+    """
+    card = {
+        "format_version": FORMAT_VERSION,
+        "status": "done",
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "folder": str(origin.resolve()) if origin is not None else ".",
+        "labels": {name: list(values) for name, values in labels.items()},
+    }
+    write_atomically(folder / MANIFESTS[1], json.dumps(sealed(card), indent=2) + "\n")
+
+
+def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
+    """Upload what `write` writes into a folder to a Hub repository, created if missing, and return its URL."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    repository = api.create_repo(name, private=private, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
+    return str(repository)

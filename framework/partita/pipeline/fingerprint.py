@@ -1,0 +1,48 @@
+"""Fingerprints of everything that determines an answer, and the journal path derived from them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from partita.data.rows import Rows, digest
+from partita.pipeline.build import EndpointPipeline, Pipeline, RayPipeline
+from partita.tokenizers.fingerprint import folder_digest
+from partita_schema.config import Config
+
+
+def answer_fingerprint(
+    pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, config: Config, result: Path | None
+) -> dict[str, str]:
+    """Return fingerprints of everything that determines the answers to these rows, by part.
+
+    Args:
+        pipeline: The parts of the run.
+        rows: The rows to answer.
+        config: The configuration.
+        result: Folder of the trained weights, or None.
+    """
+    settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
+    form = pipeline.generation.form
+    return {
+        "model": model_fingerprint(pipeline, config=config, result=result),
+        "dataset": rows.fingerprint,
+        **{name: digest(json.dumps(value)) for name, value in settings.items()},
+        "output_features": digest(
+            *(f"{output.name}:{output.type}" for output in config.output_features), *([form] if form else ())
+        ),
+    }
+
+
+def model_fingerprint(
+    pipeline: Pipeline | EndpointPipeline | RayPipeline, *, config: Config, result: Path | None
+) -> str:
+    """Return the fingerprint of the model: the same after training and after loading it from its run."""
+    if result is None:
+        return pipeline.lm.fingerprint
+    return digest(folder_digest(result), config.model_dump_json(include={"model_parameters", "quantization"}))
+
+
+def journal_path(folder: Path, *, output: Path | None, fingerprint: Mapping[str, str]) -> Path:
+    """Return the path of the journal under `folder`: named for the output file, or without one for the fingerprint."""
+    place = digest(str(output.resolve()) if output is not None else json.dumps(fingerprint))[:12]
+    return folder / "journal" / f"{output.stem if output is not None else 'rows'}-{place}.jsonl"

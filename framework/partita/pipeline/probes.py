@@ -1,0 +1,186 @@
+"""Probes for generation and evaluation: completions of the longest prompt, and the loss of the longest row.
+
+Training is probed by its trainer.
+
+Shapes: B rows, S tokens of the longest prompt, N new tokens.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from partita.generation.engine import Engine
+from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerativeModel
+from partita_trainers.batch_size.clock import now
+from partita_trainers.batch_size.probe import Purpose, Timing, Volume
+from partita_trainers.batch_size.worst_batch import worst_batch
+
+MOST_ELEMENTS = 2**31 - 1
+"""Maximum number of elements of a tensor for kernels with 32-bit indices."""
+
+
+@dataclass(frozen=True)
+class GenerationProbe:
+    """Generation for B prompts of S tokens, N new tokens each."""
+
+    lm: GenerativeModel
+    options: GenerationOptions
+    lengths: np.ndarray
+    """Length of each prompt in tokens, never 0."""
+    wanted_tokens: int
+    """Maximum number of new tokens."""
+    shared_tokens: int = 0
+    """Number of tokens shared by all prompts."""
+
+    purpose: Purpose = "generation"
+
+    @property
+    def engine(self) -> Engine:
+        """The generation engine."""
+        reason = self.lm.why_no_slots(self.options, tokens=self.prompt_tokens + self.new_tokens)
+        return "slots" if reason is None else "static"
+
+    @cached_property
+    def way(self) -> BatchWay:
+        """Which rows can share a sorted batch."""
+        return self.lm.batch_way(self.options, tokens=self.prompt_tokens + self.new_tokens)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the data that can be generated together, limited by the size of a logits tensor."""
+        wide = self.lm.vocabulary_size * self.options.beams
+        most = most_together(self.lengths, self.way) if self.engine == "static" else len(self.lengths)
+        return max(1, min(most, MOST_ELEMENTS // wide))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """S."""
+        return int(self.lengths.max())
+
+    @property
+    def new_tokens(self) -> int:
+        """N; less if the model's positions end before."""
+        return self.lm.reachable_tokens(self.prompt_tokens, self.wanted_tokens)
+
+    def warm_up(self) -> None:
+        """Generate a few tokens for a short prompt."""
+        self.decode_step(1)
+
+    def run(self, rows: int) -> Timing:
+        """Prefill prompts and generate the last tokens."""
+        return self.lm.generate_worst_case(
+            rows,
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens,
+            options=self.options,
+            shared_tokens=self.read_once,
+        )
+
+    @property
+    def read_once(self) -> int:
+        """Number of shared prompt tokens; the last token of a prompt is always prefilled."""
+        return min(self.shared_tokens, int(self.lengths.min()) - 1)
+
+    def estimated_bytes(self, rows: int) -> int:
+        """Estimate the memory of a batch in bytes, each beam as a row."""
+        wide = rows * self.options.beams
+        return self.lm.estimated_bytes(
+            "generation", wide, tokens=self.prompt_tokens, new_tokens=self.new_tokens, learned=0
+        )
+
+    def decode_step(self, rows: int) -> float:
+        """Return the seconds of a decode step in the middle of a completion, at the average padded length."""
+        length = round(self.usual_tokens(rows)) + self.new_tokens // 2
+        return self.lm.time_decode_step(rows, length=max(4, length), shared_tokens=self.read_once, options=self.options)
+
+    def usual_tokens(self, rows: int) -> float:
+        """Return the average tokens of a prompt in a batch, with padding."""
+        if self.engine == "slots":
+            return float(self.lengths.mean())
+        return sorted_volume(self.lengths, rows, way=self.way).tokens / len(self.lengths)
+
+    def volume(self, rows: int) -> Volume:
+        """Return batches and tokens of all prompts, the longest first; slots need no padding."""
+        if self.engine == "static":
+            return sorted_volume(self.lengths, rows, way=self.way)
+        shared = self.read_once if self.read_once >= SHORTEST_PREFIX else 0
+        tokens = int(self.lengths.sum()) - (len(self.lengths) - 1) * shared
+        return Volume(batches=-(-len(self.lengths) // rows), tokens=max(len(self.lengths), tokens))
+
+
+@dataclass(frozen=True)
+class EvaluationProbe:
+    """The loss of B rows of maximum length, without gradients."""
+
+    lm: GenerativeModel
+    lengths: np.ndarray
+    """Length of each row in tokens."""
+    most_learned: int
+    """Maximum number of loss tokens of a row."""
+
+    purpose: Purpose = "evaluation"
+    new_tokens: int = 0
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the data, limited by the size of a logits tensor."""
+        return countable_rows(len(self.lengths), vocabulary_size=self.lm.vocabulary_size, learned=self.most_learned)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the longest row in tokens."""
+        return int(self.lengths.max())
+
+    def warm_up(self) -> None:
+        """Compute the loss of one row."""
+        self.run(1)
+
+    def run(self, rows: int) -> Timing:
+        """Run one forward pass."""
+        batch = worst_batch(rows, tokens=self.prompt_tokens, learned=self.most_learned, token_ids=self.lm.token_ids)
+        self.lm.module.eval()
+        started = now(self.lm.device)
+        with torch.no_grad():
+            self.lm.loss(self.lm.module, batch)
+        return Timing(prefill_seconds=now(self.lm.device) - started)
+
+    def estimated_bytes(self, rows: int) -> int:
+        """Estimate the memory of a batch in bytes."""
+        return self.lm.estimated_bytes(
+            "evaluation", rows, tokens=self.prompt_tokens, new_tokens=0, learned=self.most_learned
+        )
+
+    def decode_step(self, rows: int) -> float:
+        """Return 0: nothing is generated."""
+        return 0.0
+
+    def volume(self, rows: int) -> Volume:
+        """Return batches and tokens of all rows, the longest first."""
+        return sorted_volume(self.lengths, rows)
+
+
+def countable_rows(rows: int, *, vocabulary_size: int, learned: int) -> int:
+    """Return `rows`, limited so that kernels with 32-bit indices can address the logits."""
+    return max(1, min(rows, MOST_ELEMENTS // (vocabulary_size * max(1, learned))))
+
+
+def sorted_volume(lengths: np.ndarray, rows: int, *, way: BatchWay = PADDED) -> Volume:
+    """Return batches and padded tokens of rows sorted by descending length, batched as `way` allows."""
+    ordered = np.sort(lengths.astype(np.int64))[::-1]
+    if way.rows != "padded":
+        _, counts = np.unique(ordered, return_counts=True)
+        most = 1 if way.rows == "one row" else rows
+        return Volume(batches=int((-(-counts // most)).sum()), tokens=int(ordered.sum()))
+    heads = ordered[::rows]
+    counts = np.full(len(heads), rows)
+    counts[-1] = len(ordered) - rows * (len(heads) - 1)
+    return Volume(batches=len(heads), tokens=int((heads * counts).sum()))
+
+
+def most_together(lengths: np.ndarray, way: BatchWay) -> int:
+    """Return the number of rows of the largest batch that `way` allows."""
+    if way.rows == "equal lengths":
+        return int(np.unique(lengths, return_counts=True)[1].max())
+    return 1 if way.rows == "one row" else len(lengths)

@@ -1,0 +1,189 @@
+"""The batch sizes of a run: recorded by the run, or found before its first step."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from partita.data.ledger import Ledger
+from partita.data.rows import Rows
+from partita.data.splits import has_answers
+from partita.data.tokenized import TokenizedDataset
+from partita.generation.prompts import EncodedPrompts
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import Pipeline, PipelineParts
+from partita.pipeline.evaluate import EvalDataset, build_eval_dataset
+from partita.pipeline.probes import countable_rows
+from partita.pipeline.training_shape import TrainingShape
+from partita_schema.batching import PackBatching
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.rows import row_schema
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.base import ProbeContext, Trainer
+from partita_trainers.batch_size.probe import BatchSize, Probe
+from partita_trainers.batch_size.probe_runner import ProbeRunner
+from partita_trainers.batch_size.tune import warm_up
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+
+def run_sizes(
+    trainer: Trainer,
+    pipeline: Pipeline,
+    sizing: BatchSizeTuner,
+    *,
+    shape: TrainingShape | None,
+    examinations: Mapping[str, EvalDataset],
+    begun: Mapping[str, Any],
+) -> BatchSizes:
+    """Return the batch sizes of everything that a run does.
+
+    Training is probed first. Evaluation and generation are then probed while the optimizer state is on the device, as
+    they will run next to it.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The pipeline of the run.
+        sizing: Finds batch sizes.
+        shape: Lengths and batching of the training rows; None without training.
+        examinations: Evaluation datasets by name.
+        begun: Recorded sizes of a run that has taken steps, which are reused; otherwise empty.
+
+    Raises:
+        OutOfMemory: Not even one row fits.
+        ConfigError: A custom trainer does not define a probe.
+    """
+    sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
+    needed = needs_trial(pipeline, begun)
+    with training_trial(trainer, pipeline, shape, needed=needed, process_group=sizing.process_group) as trial:
+        if shape is not None and sizes.training is None:
+            written = sizing.written("training", shape.written)
+            if written is None and trial is not None:
+                written = sizing.training(trial, shape)
+            elif trial is not None:
+                warm_up(ProbeRunner(trial, sizing.memory))
+            elif written is None:
+                message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.probe gave None"
+                raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
+            sizes = replace(sizes, training=None if written is None else shape.with_tokens(written))
+        sizing.beside_training = trial is not None
+        try:
+            return evaluation_sizes(pipeline, sizing, examinations, sizes=sizes)
+        finally:
+            sizing.beside_training = False
+
+
+def needs_trial(pipeline: Pipeline, begun: Mapping[str, Any]) -> bool:
+    """Return whether any size has to be found."""
+    trainer = pipeline.config.trainer
+    return not begun and "auto" in (trainer.batch_size, trainer.eval_batch_size)
+
+
+@contextmanager
+def training_trial(
+    trainer: Trainer, pipeline: Pipeline, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
+) -> Iterator[Probe | None]:
+    """Set up the trainer's probe in this context, if a size is to be found for training or next to it.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The pipeline of the run.
+        shape: Lengths and batching of the training rows; None without training.
+        needed: Whether any size has to be found.
+        process_group: The ranks that probe together.
+    """
+    if shape is None or not needed:
+        yield None
+        return
+    config, lm = pipeline.config, pipeline.lm
+    longest, learned = shape.longest, shape.most_learned
+
+    def estimated_bytes(rows: int) -> int:
+        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=learned)
+
+    work = ProbeContext(
+        config=config,
+        lm=lm,
+        device=lm.device,
+        max_row_tokens=longest,
+        max_loss_tokens=learned,
+        token_ids=lm.token_ids,
+        max_rows=countable_rows(shape.most_rows, vocabulary_size=lm.vocabulary_size, learned=learned),
+        volume=shape.volume,
+        estimated_bytes=estimated_bytes,
+        packed=isinstance(shape.batching, PackBatching),
+        process_group=process_group,
+    )
+    # A custom trainer may lack the method; evaluation is then probed without training state on the device.
+    declare = getattr(trainer, "probe", None)
+    with (declare(work) if declare is not None else None) or nullcontext() as trial:
+        yield trial
+
+
+def evaluation_sizes(
+    pipeline: Pipeline, sizing: BatchSizeTuner, examinations: Mapping[str, EvalDataset], *, sizes: BatchSizes
+) -> BatchSizes:
+    """Return `sizes` completed by those of evaluation and generation, if there are any.
+
+    Args:
+        pipeline: The pipeline of the run.
+        sizing: Finds batch sizes.
+        examinations: Evaluation datasets by name.
+        sizes: The sizes found so far.
+    """
+    if not examinations or evaluates_never(pipeline):
+        return sizes
+    held = [examination.encoded for examination in examinations.values()]
+    if sizes.evaluation is None:
+        lengths = np.concatenate([encoded.lengths for encoded in held])
+        sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
+    if sizes.generation is None and generates(pipeline):
+        asked = [examination.rows for examination in examinations.values()]
+        lengths, shared = asked_prompts(pipeline, asked, process_group=sizing.process_group)
+        sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
+    return sizes
+
+
+def answering_sizes(pipeline: Pipeline, rows: Rows, *, sizing: BatchSizeTuner) -> BatchSizes:
+    """Return the sizes for generation, and for evaluation if the rows have answers."""
+    lengths, shared = asked_prompts(pipeline, [rows], process_group=sizing.process_group)
+    sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
+    if not has_answers(rows, pipeline.config):
+        return sizes
+    encoded = build_eval_dataset(pipeline, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
+    return replace(sizes, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
+
+
+def evaluates_never(pipeline: Pipeline) -> bool:
+    """Return whether the config disables evaluation."""
+    trainer = pipeline.config.trainer
+    return isinstance(trainer, FinetuneTrainer) and trainer.skip_all_evaluation
+
+
+def generates(pipeline: Pipeline) -> bool:
+    """Return whether the run generates, in between or at its end."""
+    trainer = pipeline.config.trainer
+    if not isinstance(trainer, FinetuneTrainer):
+        return True
+    return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
+
+
+def asked_prompts(
+    pipeline: PipelineParts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
+) -> tuple[np.ndarray, int]:
+    """Return the prompt length of each row in tokens (0 without a prompt), and the length of the shared prefix.
+
+    The ranks of `process_group` share the work.
+    """
+    schema = row_schema(pipeline.config, supervised=False)
+    prompts = [EncodedPrompts(rows, pipeline.encoder, schema, process_group=process_group) for rows in sources]
+    return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
+
+
+def most_learned(sources: Sequence[TokenizedDataset]) -> int:
+    """Return the maximum number of loss tokens of a row."""
+    return max(int(encoded.loss_tokens.max(initial=0)) for encoded in sources)

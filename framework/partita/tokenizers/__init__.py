@@ -1,0 +1,1 @@
+"""Tokenizers: loading, training, the Hub, and fingerprints of files."""

@@ -1,0 +1,199 @@
+"""Tokenizers: loaded from a model, or trained for a new model.
+
+The tokenizer of a new model depends only on texts and settings, so the same config and data give the same ids. All
+tokenizers are fast, have an end token if the model has one, and a pad token that needs no new embedding.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.tokenizers.fingerprint import digest
+from partita.tokenizers.hub import check_intact, find_base, loading
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_schema.model import NewModel, ScratchModel
+from partita_trainers.file_sums import write_sums
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+CHARACTER = r"[\s\S]"
+WORD = r" ?\w+| ?[^\w\s]|\s"
+"""A word or a punctuation mark with the space before it, so that decoding restores the text."""
+
+
+def load_tokenizer(
+    config: Config,
+    *,
+    folder: Path,
+    texts: Callable[[], Iterable[str]],
+    saved: Path | None = None,
+    kept: Path | None = None,
+) -> "PreTrainedTokenizerFast":
+    """Load the tokenizer of `saved` or of the base model, or train one for a new model.
+
+    Args:
+        config: The config.
+        folder: Folder that a relative `base_model` refers to.
+        texts: Returns the training texts.
+        saved: Folder of a saved model.
+        kept: Folder in which a trained tokenizer is saved, and from which it is loaded afterwards, since weights work
+            with one tokenizer only.
+
+    Raises:
+        ModelError: The tokenizer cannot be loaded or trained.
+    """
+    if saved is not None:
+        return read_tokenizer(str(saved))
+    base = config.base_model
+    if isinstance(base, NewModel):
+        if kept is None:
+            return train_tokenizer(base, texts())
+        if not kept.exists():
+            beside = kept.with_name(f".{kept.name}.writing")
+            train_tokenizer(base, texts()).save_pretrained(beside)
+            write_sums(beside)
+            beside.replace(kept)
+        return read_tokenizer(str(kept))
+    revision = config.model_parameters.revision
+    return read_tokenizer(find_base(base, folder=folder), revision=revision, trust_remote_code=config.trust_remote_code)
+
+
+def read_tokenizer(
+    source: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> "PreTrainedTokenizerFast":
+    """Load the fast tokenizer of a folder or Hub id, with a pad token. Raise ModelError."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    check_intact(source, weights=False)
+    # AutoTokenizer replaces this class by that of some architectures, such as qwen2, with other splitting rules.
+    reader = PreTrainedTokenizerFast if declared_class(source) == "TokenizersBackend" else AutoTokenizer
+    with loading(source, part="tokenizer"):
+        tokenizer = reader.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"{source}: its tokenizer has no fast form; save one with tokenizer.json beside the model")
+    return with_pad_token(tokenizer, source=source)
+
+
+def declared_class(source: str) -> str | None:
+    """Return the tokenizer class named in a local folder; None if there is none or the file is damaged."""
+    try:
+        settings = json.loads((Path(source) / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return settings.get("tokenizer_class") if isinstance(settings, dict) else None
+
+
+def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "PreTrainedTokenizerFast":
+    """Set the end or unknown token as pad token if there is none; the vocabulary stays unchanged."""
+    if tokenizer.pad_token_id is None:
+        pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+        if pad_token is None:
+            raise ModelError(f"{source}: its tokenizer has no pad, end or unknown token; set pad_token in its files")
+        tokenizer.pad_token = pad_token
+    return tokenizer
+
+
+def train_tokenizer(base: NewModel, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+    """Create a tokenizer of the configured type, with at most `vocab_size` tokens."""
+    longest = base.context_length if isinstance(base, ScratchModel) else None
+    if base.tokenizer == "byte":
+        return byte_tokenizer(max_length=longest)
+    if base.tokenizer == "bpe":
+        return wrap(byte_pair_backend(texts, vocab_size=base.vocab_size), max_length=longest)
+    pattern = CHARACTER if base.tokenizer == "char" else WORD
+    backend = piece_backend(texts, pattern=pattern, vocab_size=base.vocab_size)
+    return wrap(backend, max_length=longest, unknown=UNKNOWN)
+
+
+def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast":
+    """Create a tokenizer with one token per UTF-8 byte, `<pad>` and `</s>`."""
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    pieces = [PAD, END, *sorted(ByteLevel.alphabet())]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    return wrap(byte_level(BPE(vocab=vocabulary, merges=[])), max_length=max_length)
+
+
+def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
+    """Train byte-level byte-pair encoding (Radford et al. 2019, section 2.2)."""
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+
+    alphabet = sorted(ByteLevel.alphabet())
+    least = len(alphabet) + 2
+    if vocab_size < least:
+        raise ModelError(
+            f"base_model.vocab_size: {vocab_size} holds no byte-level vocabulary; "
+            f"write at least {least}, or tokenizer: char"
+        )
+    backend = byte_level(BPE())
+    trainer = BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def byte_level(model: Any) -> "Backend":
+    """Wrap a model of the tokenizers library with byte-level splitting and decoding."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, pre_tokenizers
+
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Backend":
+    """Create one token for each of the most frequent pieces of `pattern`; ties in alphabetical order."""
+    from tokenizers import Regex, decoders
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+
+    splitter = Split(Regex(pattern), behavior="isolated")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+    special = [PAD, END, UNKNOWN]
+    room = vocab_size - len(special)
+    if not counts or room < 1:
+        raise ModelError(
+            f"base_model.tokenizer: {len(counts)} different pieces in the training texts and a vocab_size of "
+            f"{vocab_size}; a tokenizer needs texts, and a vocab_size of at least {len(special) + 1}"
+        )
+    pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))[:room]
+    vocabulary = {piece: number for number, piece in enumerate([*special, *pieces])}
+    backend = Backend(WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def wrap(backend: "Backend", *, max_length: int | None, unknown: str | None = None) -> "PreTrainedTokenizerFast":
+    """Wrap a backend, whose vocabulary contains the special tokens, in a transformers tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = {"pad_token": PAD, "eos_token": END} | ({"unk_token": unknown} if unknown else {})
+    backend.add_special_tokens(list(names.values()))
+    limit = {"model_max_length": max_length} if max_length else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, padding_side="right", **names, **limit
+    )
+
+
+def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Return a hash of everything that affects token ids: vocabulary, rules, special tokens, chat template."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # These two are settings of the last call, not of the tokenizer.
+    rules = {key: value for key, value in backend.items() if key not in ("padding", "truncation")}
+    return digest(rules, tokenizer.special_tokens_map, str(tokenizer.chat_template or ""))

@@ -1,0 +1,1 @@
+"""A training run: its datasets, its batches, and the rounds of self-training."""

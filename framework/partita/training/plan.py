@@ -1,0 +1,134 @@
+"""The data plan of a run: batches, steps and padding, also before a model is loaded (`partita explain --data`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
+from partita.data.dialogue.expand import expanded
+from partita.data.ledger import Ledger
+from partita.data.loader import Loader
+from partita.data.preview import preview_encoder
+from partita.data.run_data import open_run_data
+from partita.data.sources.mixed import mixed_order
+from partita.data.streams.loader import count_lanes
+from partita.data.streams.shard_group import ShardPlan
+from partita.data.tokenized import TokenizedDataset
+from partita.pipeline.training_shape import TrainingShape, training_shape
+from partita_schema.config import Config
+from partita_schema.counted import counted
+from partita_schema.errors import DataError
+from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.schedule import DEFAULT_EPOCHS
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A data plan and the assumptions it was computed with."""
+
+    plan: DataPlan
+    assumed: str
+    """Assumed batch size as text; empty if the file sets it."""
+
+
+def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePlan:
+    """Compute the data plan of a configuration without loading the model.
+
+    All training rows are read and tokenized; of a stream, only the first rows. An automatic batch size is assumed to
+    be 16 rows. Raises DataError if the file trains nothing.
+    """
+    if config.trainer.type == "none":
+        raise DataError("nothing is trained with trainer: {type: none}, so there is no plan for its data")
+    data = open_run_data(config, folder=folder, dataset=dataset)
+    rows = data.training
+    assert rows is not None
+    encoder = preview_encoder(config, rows, folder=folder, supervised=True)
+    expanded_rows = expanded(rows, encoder.expander)
+    ledger = Ledger(None, max_bad_rows=1.0)
+    encoded = TokenizedDataset.build(expanded_rows, encoder, ledger=ledger, options=config.data.loader)
+    mixed = mixed_order(config.data, encoded.keys) if data.mixed and data.streams is None else None
+    order = mixed.order if mixed is not None else None
+    shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
+    size, assumed = size_of(config, shape)
+    if data.streams is not None:
+        lanes = count_lanes(shape.batches_per_step(config.trainer, size), sources=len(data.streams.sources))
+        lane_plan = data.streams.plan(shape.policy(size.rows, max_tokens=size.max_tokens), lanes=lanes)
+        return FilePlan(plan_streams(config, shape, size, lane_plan), assumed)
+    loader = Loader(
+        encoded,
+        batching=shape.batching,
+        batch_size=size.rows,
+        batches_per_step=shape.batches_per_step(config.trainer, size),
+        seed=config.seed,
+        pad_token_id=0,
+        max_tokens=size.max_tokens,
+        order=shape.order,
+    )
+    return FilePlan(plan_rows(config, shape, size, loader), assumed)
+
+
+def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader) -> DataPlan:
+    """Compute the plan for rows that are already tokenized.
+
+    Args:
+        config: The configuration.
+        shape: How the rows are batched.
+        size: The batch size.
+        loader: The loader of the rows.
+    """
+    return plan_of_rows(
+        shape.lengths_of_epoch(),
+        batching=shape.batching,
+        policy=shape.policy(size.rows, max_tokens=size.max_tokens),
+        batches_per_step=shape.batches_per_step(config.trainer, size),
+        steps_per_epoch=loader.steps_per_epoch,
+        steps=total_steps(config, loader),
+        reason=shape.reason,
+    )
+
+
+def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: ShardPlan) -> DataPlan:
+    """Compute the plan for streamed rows.
+
+    Args:
+        config: The configuration.
+        shape: How the first rows are batched.
+        size: The batch size.
+        plan: The plan of the shards.
+    """
+    trainer = config.trainer
+    return plan_of_stream(
+        shape.lengths,
+        batching=shape.batching,
+        policy=plan.policy,
+        batches_per_step=shape.batches_per_step(trainer, size),
+        steps=trainer.max_steps if isinstance(trainer, FinetuneTrainer) else None,
+        shards=sum(len(stream.shards) for stream in plan.streams),
+        lanes=plan.lanes,
+        reason=shape.reason,
+    )
+
+
+def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
+    """Return the batch size set in the file, or an assumed one with a sentence that says so."""
+    written = shape.written if shape.counts_tokens else None
+    if isinstance(config.trainer.batch_size, int):
+        written = config.trainer.batch_size
+    if written is not None:
+        return shape.with_tokens(BatchSize(rows=written, origin="file", device="none")), ""
+    assumed_rows = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
+    size = shape.with_tokens(BatchSize(rows=assumed_rows, origin="default", device="none"))
+    size_text = counted(size.max_tokens, "token") if size.max_tokens is not None else counted(assumed_rows, "row")
+    return size, f"batch_size is auto and found when the run begins (partita tune); taken as {size_text} here"
+
+
+def total_steps(config: Config, loader: Loader) -> int | None:
+    """Return the number of optimizer steps of the run, or None for a custom trainer."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer):
+        return None
+    if trainer.epochs is None and trainer.max_steps is not None:
+        return trainer.max_steps
+    steps = loader.total_steps(DEFAULT_EPOCHS if trainer.epochs is None else trainer.epochs)
+    return steps if trainer.max_steps is None else min(steps, trainer.max_steps)

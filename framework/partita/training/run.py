@@ -1,0 +1,349 @@
+"""A training run inside its directory: load the model, tokenize, choose batch sizes, train."""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from partita.data.ledger import Ledger
+from partita.data.run_data import RunData
+from partita.outputs.metrics import metric_names
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import Pipeline
+from partita.pipeline.evaluate import mean_loss, remove_tokens, score, tokens_made_once
+from partita.pipeline.tune import run_sizes
+from partita.runs.directory import RunDirectory
+from partita.training.datasets import TrainingDatasets, build_training_datasets, training_loader
+from partita_schema.config import Config
+from partita_schema.counted import counted
+from partita_schema.errors import ConfigError, Problem, ResumeError
+from partita_schema.metrics import direction_of
+from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import ProcessGroup, main_process_first, synchronized_errors
+
+logger = logging.getLogger(__name__)
+
+WORTH_TELLING = 10.0
+"""Seconds spent waiting for rows above which a warning is logged."""
+LONG_WAIT = 0.1
+"""Share of the time spent waiting above which a warning is logged."""
+
+
+def train_in(
+    directory: RunDirectory,
+    data: RunData,
+    *,
+    trainer: Trainer,
+    process_group: ProcessGroup,
+    assemble: Callable[[Path], Pipeline],
+) -> tuple[Pipeline, BatchSizeTuner, TrainResult]:
+    """Run training inside the run directory: load the model and train. The caller sets the final status.
+
+    Args:
+        directory: The open run.
+        data: The rows of the run.
+        trainer: The trainer.
+        process_group: The ranks that train.
+        assemble: Builds the pipeline; called with the folder in which the tokenizer of a new model is kept.
+    """
+    folder = directory.folder
+    tokenizer = folder / "tokenizer"
+    with main_process_first(process_group, "loading the model"):
+        if process_group.rank == 0:
+            remove_tokens(folder)
+        if process_group.rank == 0 and not directory.has_checkpoints:
+            shutil.rmtree(tokenizer, ignore_errors=True)  # left by a start without a checkpoint
+        pipeline = assemble(tokenizer)
+    sizing = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
+    with tokens_made_once(process_group, pipeline, folder=folder) as parts:
+        result = run_trainer(trainer, parts, data, directory, sizing=sizing, process_group=process_group)
+    return pipeline, sizing, result
+
+
+def run_trainer(
+    trainer: Trainer,
+    pipeline: Pipeline,
+    data: RunData,
+    directory: RunDirectory,
+    *,
+    sizing: BatchSizeTuner,
+    process_group: ProcessGroup,
+) -> TrainResult:
+    """Tokenize the rows, choose the batch sizes, and run the trainer.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        directory: The open run.
+        sizing: The batch-size tuner.
+        process_group: The ranks that train.
+    """
+    config = pipeline.config
+    streamed = data.streams is not None
+    # Every rank counts all rows; rank 0 writes the quarantine.
+    quarantine_folder = directory.folder if process_group.rank == 0 else None
+    ledger = Ledger(quarantine_folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
+    with synchronized_errors(process_group, "reading the rows"):
+        material = build_training_datasets(
+            pipeline,
+            data,
+            ledger,
+            progress=directory.progress,
+            ranks=process_group.world_size,
+            begun=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
+        )
+    tell_left_out(ledger, directory)
+    begun = begun_sizes(directory, material)
+    sizes = run_sizes(trainer, pipeline, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
+    loader = training_loader(pipeline, material, ledger, size=sizes.training, process_group=process_group)
+    if material.shape is not None and sizes.training is not None:
+        directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
+    note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **begun})
+
+    work = TrainerContext(
+        config=config,
+        lm=pipeline.lm,
+        batches=loader,
+        evaluate=Evaluations(pipeline, data, material, directory, sizing, sizes, process_group),
+        splits=tuple(data.record()),
+        run=directory,
+        device=pipeline.lm.device,
+        process_group=process_group,
+    )
+    try:
+        with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
+            result = trainer.train(work)
+        if streamed:
+            ledger.check()
+        if loader is not None:
+            note_batches(directory, loader.statistics, workers=config.data.loader.workers, streamed=streamed)
+    finally:
+        note_cuts(directory, sizing, sizes)
+        if streamed:  # streamed rows are checked while training reads them
+            ledger.save()
+            note_left_out(directory, ledger)
+            tell_left_out(ledger, directory)
+    if config.trainer.type == "custom":
+        process_group.run_on_rank_zero(lambda: save_unless_saved(pipeline, directory.folder / "model"), "the model")
+    return result
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Evaluates a split during training: a `partita_trainers.base.Evaluate`."""
+
+    pipeline: Pipeline
+    data: RunData
+    material: TrainingDatasets
+    directory: RunDirectory
+    sizing: BatchSizeTuner
+    sizes: BatchSizes
+    process_group: ProcessGroup
+
+    def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
+        """Compute the loss, and with `generated` metrics of generated answers.
+
+        Batch sizes that ran out of memory are recorded in the run.
+        """
+        examination = self.material.examinations.get(split)
+        if examination is None:
+            return {}
+        with self.sizing.work("evaluation", self.sizes.evaluation) as capacity:
+            metrics = mean_loss(
+                self.pipeline,
+                examination.encoded,
+                batch_size=capacity.rows,
+                limit=capacity.limit,
+                data=self.pipeline.config.data if self.data.mixed else None,
+                process_group=self.process_group,
+            )
+        if generated:
+            with self.sizing.work("generation", self.sizes.generation) as capacity:
+                scores = score(
+                    self.pipeline,
+                    examination.rows,
+                    batch_size=capacity.rows,
+                    limit=capacity.limit,
+                    max_rows=max_rows,
+                    progress=self.directory.progress,
+                    process_group=self.process_group,
+                )
+            metrics |= scores.flat
+        after = self.sizing.after(self.sizes)
+        if after != self.sizes:
+            self.directory.note(batch_sizes=after.records())
+        return metrics
+
+
+def save_unless_saved(pipeline: Pipeline, folder: Path) -> None:
+    """Save the model if a custom trainer has not saved it."""
+    if not folder.is_dir():
+        pipeline.lm.save(folder)
+
+
+def finished_result(directory: RunDirectory) -> TrainResult:
+    """Return the result of a run that was finished earlier."""
+    manifest = directory.manifest
+    return TrainResult(
+        run=directory.folder,
+        metrics=manifest.get("metrics", {}),
+        steps=manifest.get("steps", 0),
+        stopped_early=manifest.get("stopped_early", False),
+        batch_sizes=manifest.get("batch_sizes", {}),
+        dialogues=manifest.get("dialogues", []),
+    )
+
+
+def check_same_rows(directory: RunDirectory, data: RunData) -> None:
+    """Raise ResumeError if a finished run was trained on other rows."""
+    learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
+    if data.training is not None and learned not in (None, data.training.fingerprint):
+        raise ResumeError(
+            f"the run in {directory.folder} is finished, and it learned from other rows; "
+            "give this run another folder with --run"
+        )
+
+
+def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: int, streamed: bool) -> None:
+    """Record batch statistics since the last start, and warn if the loader was too slow.
+
+    Args:
+        directory: The open run.
+        made: Statistics of the loader.
+        workers: Number of data workers.
+        streamed: Whether rows are read during training.
+    """
+    directory.note(batches=made)
+    if streamed and made["waited_seconds"] > WORTH_TELLING and made["wait_share"] > LONG_WAIT:
+        logger.warning(
+            "%.0f %% of the time was spent waiting for rows: write data.loader.workers: %d, or more",
+            *(100 * made["wait_share"], max(2, 2 * workers)),
+        )
+
+
+def begun_sizes(directory: RunDirectory, material: TrainingDatasets) -> dict[str, Any]:
+    """Return the batch sizes that the run started with; not that of training if longer rows were added since."""
+    begun: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
+    measured = begun.get("training", {}).get("prompt_tokens")
+    if material.shape is not None and measured is not None and material.shape.longest > measured:
+        return {name: record for name, record in begun.items() if name != "training"}
+    return begun
+
+
+def note_cuts(directory: RunDirectory, sizing: BatchSizeTuner, sizes: BatchSizes) -> None:
+    """Record the reduced training batch size after an out-of-memory error, also for later runs."""
+    cuts = directory.manifest.get("out_of_memory")
+    if cuts and sizes.training is not None and not sizes.training.out_of_memory:
+        cut = sizing.training_was_cut(sizes.training, rows=rows_that_fitted(sizes.training, cuts[-1]))
+        directory.note(batch_sizes={**directory.manifest["batch_sizes"], "training": cut.record()})
+
+
+def rows_that_fitted(size: BatchSize, cut: Mapping[str, int]) -> int:
+    """Return the batch size that fitted; with a token budget, convert from many short rows to the longest."""
+    rows, tokens, longest = int(cut["now"]), int(cut["tokens"]), size.prompt_tokens
+    return rows if size.max_tokens is None or longest is None else max(1, rows * tokens // longest)
+
+
+def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) -> None:
+    """Raise ConfigError if a custom trainer would train each process of a group separately."""
+    if (
+        process_group.world_size > 1
+        and config.trainer.type == "custom"
+        and not getattr(trainer, "sums_gradients", False)
+    ):
+        name = type(trainer).__name__
+        message = (
+            f"{name} would train each of {process_group.world_size} processes by itself: sum its gradients with "
+            "context.process_group.all_reduce_sum_ and "
+            "say so in the class by sums_gradients = True, or start one process"
+        )
+        raise ConfigError([Problem("trainer.target", message)])
+
+
+def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
+    """Return the batch sizes that a run would start with.
+
+    Args:
+        trainer: The trainer.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        sizing: The batch-size tuner.
+    """
+    ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows)
+    with synchronized_errors(sizing.process_group, "reading the rows"):
+        material = build_training_datasets(pipeline, data, ledger, ranks=sizing.process_group.world_size)
+    return run_sizes(trainer, pipeline, sizing, shape=material.shape, examinations=material.examinations, begun={})
+
+
+def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
+    """Log the number of rows left out and truncated, the path of the quarantine, and the share of unknown tokens."""
+    ledger.warn_of_unknown_tokens()
+    for split, counts in ledger.splits.items():
+        if counts.left_out:
+            details = (split, counts.left_out, counted(counts.rows, "row"), counts.reasons.most_common(1)[0][0])
+            logger.warning("%s: %d of %s left out (%s); see %s", *details, directory.folder / "quarantine.jsonl")
+        if counts.cut:
+            cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
+            logger.warning("%s: %s cut to the length limit, %s lost", split, cut, lost)
+
+
+def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
+    """Record the number of rows left out, by split."""
+    directory.note(ledger={split: counts.left_out for split, counts in ledger.splits.items()})
+
+
+def check_validation_metric(config: Config) -> None:
+    """Raise ConfigError if trainer.validation_metric names no metric of the outputs."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.validation_metric == "loss":
+        return
+    # A bare name is a metric of the first output, even if all outputs together have a metric of that name.
+    known = [
+        name for name in metric_names(config) if direction_of(name) is not None and ("." in name or name == "loss")
+    ]
+    first = f"{config.output_features[0].name}."
+    wanted = trainer.validation_metric
+    full = wanted if "." in wanted else first + wanted
+    if full in known or ".field." in full:
+        return
+    short = [name.removeprefix(first) for name in known]
+    near = get_close_matches(wanted, [*short, *known], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {wanted}; {hint}")])
+
+
+def note_work(
+    directory: RunDirectory,
+    pipeline: Pipeline,
+    data: RunData,
+    ledger: Ledger,
+    *,
+    batch_sizes: dict[str, Any],
+) -> None:
+    """Record in the manifest the device, data, labels, batch sizes and number of parameters.
+
+    Args:
+        directory: The open run.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        ledger: Counts of the rows left out.
+        batch_sizes: Records of the batch sizes, by purpose.
+    """
+    note_left_out(directory, ledger)
+    directory.note(
+        device=str(pipeline.lm.device),
+        data=data.record(),
+        labels={name: list(labels) for name, labels in pipeline.labels.items()},
+        batch_sizes=batch_sizes,
+        token_cache=pipeline.tokens.record() if pipeline.tokens is not None else {},
+        parameters=sum(parameter.numel() for parameter in pipeline.lm.module.parameters()),
+        trained_parameters=sum(p.numel() for p in pipeline.lm.module.parameters() if p.requires_grad),
+    )

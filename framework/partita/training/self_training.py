@@ -1,0 +1,339 @@
+"""Rounds of dialogues and training: what `simulation.self_training` asks for, behind the training on data.
+
+Round N stands in `rounds/N` of the run. Its dialogues are had with the weights of the round before, and once all have
+ended, `simulation.json` says what they came to. Then that folder is a run of its own, whose rows are a mix of data and
+the transcripts, and whose model begins with those weights. Whatever is killed goes on at the first of these steps that
+has not come to its end: dialogues and training steps that were done are not done again.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.data.episode import derived_seed
+from partita.data.run_data import RunData, open_run_data
+from partita.data.sources.sources import open_rows
+from partita.pipeline.batch_sizes import BatchSizeTuner
+from partita.pipeline.build import Pipeline, build_pipeline
+from partita.pipeline.fingerprint import model_fingerprint
+from partita.runs.directory import RunDirectory
+from partita.runs.files import strict_json, without_infinities, write_atomically
+from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
+from partita.simulation.participants import AgentModel, build_programs
+from partita.simulation.run import simulate
+from partita.training.run import finished_result, train_in
+from partita_schema.config import Config
+from partita_schema.counted import counted
+from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
+from partita_schema.sealed import DamagedError, sealed, unsealed, unsealed_line
+from partita_schema.self_training import SelfTrainingConfig
+from partita_schema.simulation import Simulation, Tasks
+from partita_schema.sources import SimulationSource, default_name
+from partita_trainers.base import TrainResult
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.memory import free_everything
+from partita_trainers.process_group import ProcessGroup, synchronized_errors
+from partita_trainers.registry import build_trainer
+
+logger = logging.getLogger(__name__)
+
+HISTORY = "predicted"
+"""In the dialogues of a round the model sees its own words."""
+
+OpenRun = Callable[[Path, Config], AbstractContextManager[RunDirectory]]
+"""Opens a run directory for a file."""
+
+
+def rounds_of(config: Config) -> SelfTrainingConfig | None:
+    """What the file says of rounds; None where it asks for none."""
+    return config.simulation.self_training if config.simulation is not None else None
+
+
+def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
+    """Raises ConfigError or DataError now, and not behind hours of training, where rounds could not be begun."""
+    plan = rounds_of(config)
+    if plan is None:
+        return
+    if dataset is not None:
+        message = "rounds are mixed with the rows of data.source; write them there, not beside the file"
+        raise ConfigError([Problem("simulation.self_training", message)])
+    section = dialogues_of_rounds(config, plan)
+    with ExitStack() as held:
+        build_world(section, folder=folder, held=held)
+    build_programs(section, folder=folder)
+    find_keepers(section, folder=folder)
+    if section.tasks != Tasks():
+        open_tasks(config, section, folder=folder)
+
+
+def dialogues_of_rounds(config: Config, plan: SelfTrainingConfig) -> Simulation:
+    """The file's simulation as rounds have it: about their own tasks, once each, with the model's own words in view."""
+    changes = {
+        "tasks": Tasks(count=plan.tasks.count, source=plan.tasks.source),
+        "history": (HISTORY,),
+        "repeats": 1,
+        "self_training": None,
+    }
+    return section_of(config).model_copy(update=changes)
+
+
+@dataclass(frozen=True)
+class SelfTraining:
+    """The rounds of a run, whose directory is open."""
+
+    config: Config
+    plan: SelfTrainingConfig
+    origin: Path
+    """Where relative paths of the file start."""
+    directory: RunDirectory
+    process_group: ProcessGroup
+    seed: int
+    """Of sampling."""
+    data: RunData
+    """The rows of the file."""
+    open_run: OpenRun
+    others: Callable[[], Mapping[str, AgentModel]]
+    """Loads other models that speak in the dialogues, by agent."""
+
+    def train(self) -> TrainResult:
+        """All rounds that are missing; the last weights are the run's in the end."""
+        result = finished_result(self.directory)
+        ended: list[dict[str, Any]] = list(self.directory.manifest.get("rounds", []))
+        while len(ended) < self.plan.rounds and (not ended or ended[-1]["kept"]):
+            dialogues = self.simulate_round(len(ended) + 1)
+            if not self.should_continue(dialogues, ended):
+                break
+            result = self.train_round(len(ended) + 1)
+            ended.append({"dialogues": dialogues, "steps": result.steps, "metrics": result.metrics, "kept": True})
+            self.directory.note(rounds=ended)
+        else:
+            if self.plan.guard is not None and ended and ended[-1]["kept"]:
+                dialogues = self.simulate_round(len(ended) + 1)
+                ended[-1]["kept"] = not self.is_worse(dialogues, ended)
+        self.directory.note(rounds=ended)
+        return self.finish(ended, result)
+
+    def should_continue(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
+        """Whether there is a round to train; one before it that has made it worse is marked."""
+        if ended and self.is_worse(dialogues, ended):
+            ended[-1]["kept"] = False
+            return False
+        return self.can_learn(len(ended) + 1)
+
+    # One round
+
+    def folder(self, number: int) -> Path:
+        """Folder of a round."""
+        return self.directory.folder / "rounds" / str(number)
+
+    def weights(self, number: int) -> Path | None:
+        """The weights that a round has come to; of round 0 those of before all rounds, None for the base model's."""
+        kept = self.folder(number) / "model"
+        if number or kept.is_dir():
+            return kept
+        return self.directory.folder / "model" if self.trained_on_data else None
+
+    @property
+    def trained_on_data(self) -> bool:
+        """Whether the file has rows to train on before the rounds."""
+        return self.data.training is not None
+
+    def simulate_round(self, number: int) -> dict[str, Any]:
+        """The dialogues of a round, and what they came to."""
+        done = self.folder(number) / "simulation.json"
+        before = self.process_group.run_on_rank_zero(lambda: self.read_dialogues(number), "a simulation")
+        if before is not None:
+            return before
+        section = dialogues_of_rounds(self.config, self.plan)
+        config = self.config.model_copy(update={"simulation": section})
+        with synchronized_errors(self.process_group, "loading the model"):
+            pipeline = self.build_pipeline(config, number, trainable=False)
+        report, _ = simulate(
+            pipeline,
+            folder=self.folder(number) / "transcripts",
+            sizing=BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.process_group),
+            seed=derived_seed(self.seed, "round", str(number)),
+            model=model_fingerprint(pipeline, config=config, result=self.weights(number - 1)),
+            others=self.others(),
+            batch_size=None,
+            fresh=False,
+            progress=self.directory.progress,
+            rows=self.data.training if section.tasks == Tasks() else None,
+            process_group=self.process_group,
+        )
+        found = report.flat()[HISTORY]
+        text = strict_json(sealed(without_infinities(found)), indent=2) + "\n"
+        self.process_group.run_on_rank_zero(lambda: write_atomically(done, text), "a simulation")
+        logger.info("round %d: %s", number, told_of(found))
+        return found
+
+    def read_dialogues(self, number: int) -> dict[str, Any] | None:
+        """What the dialogues of a round came to; None where they have not ended, or what they left is damaged."""
+        done, lines = self.folder(number) / "simulation.json", Path(self.source(number).path)
+        try:
+            found = unsealed(done.read_bytes(), required=True)
+            for line in (self.origin / lines).read_bytes().splitlines():
+                unsealed_line(line)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            logger.warning("round %d: a file of its dialogues %s; damaged dialogues are run again", number, error)
+            return None
+        return found
+
+    def is_worse(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
+        """Whether fewer dialogues succeed behind the last of the rounds that have ended than the guard allows."""
+        share, earlier = dialogues.get("success"), ended[-1]["dialogues"].get("success")
+        if self.plan.guard is None or share is None or earlier is None or share >= earlier - self.plan.guard:
+            return False
+        logger.warning(
+            "round %d has made it worse: %.3f of its dialogues succeed, %.3f did before, and self_training.guard "
+            "allows "
+            "%.3f less; the weights of before are kept",
+            *(len(ended), share, earlier, self.plan.guard),
+        )
+        return True
+
+    def can_learn(self, number: int) -> bool:
+        """Whether a round's dialogues give rows; where they give none, that is said."""
+
+        def why_not() -> str | None:
+            try:
+                open_rows(self.source(number), folder=self.origin)
+            except NothingToLearnError as error:
+                return str(error)
+            return None
+
+        reason = self.process_group.run_on_rank_zero(why_not, "the rows of a round")
+        if reason is not None:
+            logger.info("round %d produced no training rows; stopping: %s", number, reason)
+        return reason is None
+
+    def train_round(self, number: int) -> TrainResult:
+        """Train on the dialogues of the newest rounds, mixed with the rows of the file."""
+        config = self.round_config(number)
+        with self.open_run(self.folder(number), config) as directory:
+            if directory.finished:
+                return finished_result(directory)
+            with synchronized_errors(self.process_group, "opening the data"):
+                data = open_run_data(config, folder=self.origin)
+            _, _, result = train_in(
+                directory,
+                data,
+                trainer=build_trainer(config.trainer, folder=self.origin),
+                process_group=self.process_group,
+                assemble=lambda _: self.build_pipeline(config, number, trainable=True),
+            )
+            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
+        self.process_group.run_on_rank_zero(
+            lambda: shutil.rmtree(directory.checkpoints, ignore_errors=True), "the end of a round"
+        )
+        return result
+
+    def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> Pipeline:
+        """The model of the round before, once what there is in memory of another one is gone."""
+        free_everything()
+        return build_pipeline(
+            config,
+            folder=self.origin,
+            labels={},
+            training=self.data.training,
+            saved=self.weights(number - 1),
+            trainable=trainable,
+        )
+
+    def round_config(self, number: int) -> Config:
+        """The file of a round's training: what is written there can be trained by itself."""
+        plan, settings = self.plan, self.config.model_dump(mode="json")
+        settings["simulation"] = None
+        settings["data"] |= self.round_data(number)
+        trainer = settings["trainer"]
+        if plan.epochs is not None or plan.max_steps is not None:
+            trainer |= {"epochs": plan.epochs, "max_steps": plan.max_steps}
+        else:
+            trainer |= {"epochs": 1.0, "max_steps": None}
+        if plan.learning_rate is not None:
+            trainer["learning_rate"] = plan.learning_rate
+        return Config.model_validate(settings)
+
+    def round_data(self, number: int) -> dict[str, Any]:
+        """Sources of a round with their weights."""
+        data, plan = self.config.data, self.plan
+        parts: list[dict[str, Any]] = []
+        if data.mix is not None and plan.mix < 1:
+            total = sum(part.weight for part in data.mix)
+            for name, part in zip(data.mix_names, data.mix, strict=True):
+                weight = (1 - plan.mix) * part.weight / total
+                parts.append(part.model_dump(mode="json") | {"name": name, "weight": weight})
+        elif data.source is not None and plan.mix < 1:
+            source = data.source if isinstance(data.source, str) else data.source.model_dump(mode="json")
+            parts.append({"source": source, "name": default_name(data.source), "weight": 1 - plan.mix})
+        first = max(1, number - plan.keep_rounds + 1)
+        weight = (plan.mix if parts else 1.0) / (number - first + 1)
+        for kept in range(first, number + 1):
+            parts.append(
+                {"source": self.source(kept).model_dump(mode="json"), "name": f"round-{kept}", "weight": weight}
+            )
+        if len(parts) == 1:
+            return {"source": parts[0]["source"], "mix": None}
+        return {"source": None, "mix": parts}
+
+    def source(self, number: int) -> SimulationSource:
+        """The rows of a round's dialogues."""
+        path = self.folder(number) / "transcripts" / f"{HISTORY}.jsonl"
+        return SimulationSource(
+            type="simulation",
+            path=os.path.relpath(path.resolve(), self.origin.resolve()),
+            select=self.plan.select,
+            target=self.plan.target,
+        )
+
+    # The end
+
+    def finish(self, ended: list[dict[str, Any]], result: TrainResult) -> TrainResult:
+        """Give the run the weights of the last round that is kept, and their metrics."""
+        number = max((number for number, round_ in enumerate(ended, start=1) if round_["kept"]), default=0)
+        self.process_group.run_on_rank_zero(lambda: self.take(number), "the result")
+        before = self.directory.manifest["before_rounds"]
+        metrics = ended[number - 1]["metrics"] if number else before["metrics"]
+        steps = before["steps"] + sum(round_["steps"] for round_ in ended)
+        had = self.process_group.run_on_rank_zero(self.all_dialogues, "the dialogues of all rounds")
+        self.directory.note(metrics=metrics, dialogues=had)
+        return replace(result, run=self.directory.folder, metrics=metrics, steps=steps, dialogues=had)
+
+    def all_dialogues(self) -> list[dict[str, Any]]:
+        """What the dialogues of each round have come to, those with the result included."""
+        places = (self.folder(number) / "simulation.json" for number in range(1, self.plan.rounds + 2))
+        found = []
+        for place in (place for place in places if place.exists()):
+            try:
+                found.append(unsealed(place.read_bytes(), required=True))
+            except DamagedError as error:
+                raise ResumeError(f"{place} {error}; restore it from a copy") from None
+        return found
+
+    def take(self, number: int) -> None:
+        """Put the weights of a round where those of the run are; those of before all rounds go to round 0."""
+        chosen, final, first = self.weights(number), self.directory.folder / "model", self.folder(0) / "model"
+        if chosen is None or chosen == final:
+            return
+        beside = self.directory.folder / ".model.writing"
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.copytree(chosen, beside)
+        if final.exists() and not first.exists() and self.trained_on_data:
+            first.parent.mkdir(parents=True, exist_ok=True)
+            final.rename(first)
+        shutil.rmtree(final, ignore_errors=True)
+        beside.rename(final)
+
+
+def told_of(dialogues: dict[str, Any]) -> str:
+    """What dialogues came to, in a line."""
+    success = dialogues.get("success")
+    share = "" if success is None else f", {success:.3f} of them succeed"
+    return f"{counted(dialogues['dialogues.n'], 'dialogue')}{share}"

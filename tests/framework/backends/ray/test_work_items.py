@@ -1,0 +1,79 @@
+"""What is handed to workers: all that is asked for, once, and in batches what decides the others as well."""
+
+import numpy as np
+
+from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan
+from partita.generation.results import RowResult
+from partita.generation.scheduler import RowRequests
+from partita.lm.base import PADDED
+
+LENGTHS = np.array([3, 5, 0, 5, 2, 4])
+"""Row 2 is not asked."""
+
+
+def work(*, equal: tuple[int, int] | None = None) -> RowRequests:
+    digests = np.array([bytes([row + 1]) for row in range(len(LENGTHS))], dtype="V1")
+    if equal is not None:
+        digests[equal[1]] = digests[equal[0]]
+    return RowRequests(
+        LENGTHS,
+        np.full(len(LENGTHS), 7),
+        fetch=lambda rows: [[row] * int(LENGTHS[row]) for row in rows],
+        key=lambda row: bytes([row]),
+        digests=digests,
+    )
+
+
+def all_but(*rows: int) -> np.ndarray:
+    left = np.ones(len(LENGTHS), dtype=np.bool_)
+    left[list(rows)] = False
+    return left
+
+
+def test_rows_come_longest_first_with_their_prompts() -> None:
+    plan = RowWorkPlan(work(), all_but(0))
+
+    work_items = plan.work_items(range(plan.total))
+
+    assert [work_item.rows for work_item in work_items] == [(1,), (3,), (5,), (4,)]
+    assert work_items[2].prompts == ([5, 5, 5, 5],)
+    assert (work_items[2].new_tokens, work_items[2].keys, work_items[2].max_new_tokens) == ((7,), (b"\x05",), (True,))
+
+
+def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> None:
+    plan = RowWorkPlan(work(equal=(1, 3)), all_but())
+    plan.work_items(range(plan.total))
+
+    place, results = plan.answered(RowResult(1, None, "no"))
+
+    assert plan.total == 4
+    assert place == 0
+    assert results == [RowResult(1, None, "no"), RowResult(3, None, "no")]
+
+
+def test_a_batch_is_answered_with_its_last_row() -> None:
+    plan = BatchWorkPlan(work(), all_but(1), batch_size=2, way=PADDED)
+    [first, _, last] = plan.work_items(range(plan.total))
+
+    assert (first.rows, first.max_new_tokens) == ((1, 3), (False, True))
+    assert (last.place, last.rows) == (2, (4,))
+    assert plan.answered(RowResult(5, None)) == (None, [RowResult(5, None)])
+    assert plan.answered(RowResult(0, None))[0] == 1
+    assert plan.answered(RowResult(3, None))[0] == 0
+
+
+def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
+    plan = BatchWorkPlan(work(), all_but(), batch_size=3, way=PADDED)
+    [first, _] = plan.work_items(range(plan.total))
+    plan.answered(RowResult(first.rows[0], None))
+
+    [again] = plan.work_items([0])
+
+    assert again.rows == first.rows
+    assert again.max_new_tokens == (False, True, True)
+
+
+def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:
+    plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
+
+    assert [work_item.place for work_item in plan.work_items(range(plan.total))] == [1, 2]

@@ -1,0 +1,32 @@
+"""Labels of batches where every token is learned; those of answers alone are tested with the loader."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.data.batching.collate import collate
+from partita.data.batching.plan import PlannedBatch
+from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.ledger import Ledger
+from partita.data.sources.sources import open_rows
+from partita.data.tokenized import TokenizedDataset
+
+
+@pytest.mark.parametrize("lines", [[0, 1, 2], [0, 0, 0], [0, 1, 1]])
+def test_no_row_learns_its_first_token_from_what_stands_before_it(
+    make_config: Any, tokenizer: Any, lines: list[int]
+) -> None:
+    config = make_config(trainer={"type": "finetune", "completion_only_loss": False})
+    rows = open_rows([{"question": text, "answer": "c"} for text in ("ab", "d", "efg")], folder=Path())
+    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=64)
+    encoded = TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0))
+    assert [encoded.loss_spans(row).tolist()[0][0] for row in range(3)] == [0, 0, 0]
+
+    batch = collate(encoded, PlannedBatch(np.arange(3), np.array(lines)), pad_token_id=0)
+
+    found = [label for line in batch.labels_BT.tolist() for label in line]
+    learned = [token for row in range(3) for token in encoded.ids(row).tolist()[1:]]
+    assert [label for label in found if label != -100] == learned
+    assert batch.loss_tokens == len(learned)

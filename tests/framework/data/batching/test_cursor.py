@@ -1,0 +1,187 @@
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.data.batching.cursor import Cursor, batching_parts, continued, plan_hash, short_parts
+from partita_schema.batching import BucketBatching, TokenBudgetBatching
+from partita_schema.errors import ResumeError
+
+PARTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
+
+
+PLACES = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
+
+
+@given(
+    parts=st.dictionaries(st.text(), st.text()),
+    epoch=st.integers(0, 10**9),
+    step=st.integers(0, 10**9),
+    place=PLACES,
+)
+def test_a_position_survives_json(parts: dict[str, str], epoch: int, step: int, place: Any) -> None:
+    cursor = Cursor(parts, epoch, step, place)
+
+    loaded = Cursor.from_json(json.loads(json.dumps(cursor.to_json())))
+
+    assert loaded == cursor
+    loaded.check(parts)
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(min_size=80), min_size=15, max_size=15))
+def test_a_position_stays_small_whatever_its_plan_is_made_of(parts: dict[str, str]) -> None:
+    short = short_parts({name: text.encode("ascii", "replace").decode() for name, text in parts.items()})
+
+    saved = Cursor(short, 10**6, 10**9, [10**9, 10**6]).to_json()
+
+    assert len(json.dumps(saved, ensure_ascii=False).encode()) < 4096
+
+
+def test_long_parts_are_cut_and_still_differ() -> None:
+    one, other = short_parts({"columns": "a" * 300}), short_parts({"columns": "a" * 299 + "b"})
+
+    assert one != other
+    assert {len(text) for text in (one["columns"], other["columns"])} == {96}
+    assert short_parts({"columns": "a" * 96}) == {"columns": "a" * 96}
+
+
+names = st.text(max_size=60)
+
+
+@given(st.dictionaries(names, st.text(max_size=120), max_size=60))
+def test_any_parts_become_small_and_keep_the_tokenizer(parts: dict[str, str]) -> None:
+    short = short_parts(parts | {"tokenizer": "t" * 32})
+
+    assert len(json.dumps(short)) <= 1500
+    assert "tokenizer" in short
+    assert short == short_parts(parts | {"tokenizer": "t" * 32})
+
+
+def test_parts_of_many_sources_are_shorter_and_still_differ() -> None:
+    parts = {f"stream {number}": f"{number:040}" for number in range(80)} | {"tokenizer": "t"}
+    short = short_parts(parts)
+
+    assert list(short)[:2] == ["tokenizer", "stream 0"]
+    assert list(short)[-1] == "and others"
+    for number in (0, 50, 79):
+        assert short_parts(parts | {f"stream {number}": "changed"}) != short
+    few = short_parts(dict(list(parts.items())[:30]))
+    assert list(few) == [f"stream {number}" for number in range(30)]
+    assert {len(text) for text in few.values()} == {32}
+
+
+@given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()))
+def test_equal_parts_alone_have_equal_hashes(one: dict[str, str], other: dict[str, str]) -> None:
+    assert (plan_hash(one) == plan_hash(other)) == (one == other)
+
+
+def test_another_plan_is_refused_with_what_changed() -> None:
+    with pytest.raises(ResumeError) as error:
+        Cursor(PARTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
+
+    assert str(error.value) == (
+        "the run cannot continue, since its batches would be others than before. Changed (old -> new):\n"
+        "  tokenizer: t1 -> t2\n"
+        "  seed: 42 -> 43\n"
+        "  window: none -> 8\n"
+        "Undo the change, or start a new run (another --run)"
+    )
+
+
+def test_a_position_of_another_version_is_refused() -> None:
+    with pytest.raises(
+        ResumeError, match=r"has version 3, this partita reads 2; continue with the version that wrote it"
+    ):
+        Cursor.from_json(Cursor(PARTS).to_json() | {"version": 3})
+
+
+@pytest.mark.parametrize(
+    "damage", [{"epoch": -1}, {"step": "3"}, {"step": True}, {"parts": 7}, {"plan_hash": "x"}, {"parts": {"seed": "1"}}]
+)
+def test_a_damaged_position_is_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(ResumeError, match=r"the data position is damaged; continue from an older checkpoint"):
+        Cursor.from_json(Cursor(PARTS, 1, 2).to_json() | damage)
+
+
+SAVED = Cursor(PARTS, 3, 7, [1, 2]).to_json()
+CHANGED = PARTS | {"seed": "43"}
+
+
+def test_a_position_of_the_same_plan_is_continued_whatever_the_setting() -> None:
+    for resume in ("strict", "restart_epoch", "fresh"):
+        assert continued(SAVED, PARTS, resume=resume) == Cursor(PARTS, 3, 7, [1, 2])
+
+
+def test_strict_refuses_another_plan_and_names_the_other_settings() -> None:
+    with pytest.raises(ResumeError) as error:
+        continued(SAVED, CHANGED, resume="strict")
+
+    assert str(error.value) == (
+        "the run cannot continue, since its batches would be others than before. Changed (old -> new):\n"
+        "  seed: 42 -> 43\n"
+        "Undo the change, or start a new run (another --run), or keep the weights and write data.resume: restart_epoch "
+        "to begin epoch 3 again, or data.resume: fresh to begin the data again"
+    )
+
+
+@pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 3), ("fresh", 0)])
+def test_another_plan_goes_on_where_the_setting_says_with_a_warning(
+    resume: Any, epoch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = continued(SAVED, CHANGED, resume=resume)
+
+    assert found == Cursor(CHANGED, epoch)
+    [told] = caplog.messages
+    assert told == (
+        "the data or its plan have changed (old -> new):\n  seed: 42 -> 43\n"
+        f"As data.resume: {resume} says, the run continues at the beginning of epoch {epoch}"
+    )
+
+
+def test_a_position_that_cannot_be_read_is_left_behind_by_fresh_alone(caplog: pytest.LogCaptureFixture) -> None:
+    damaged = SAVED | {"epoch": -1}
+    for resume in ("strict", "restart_epoch"):
+        with pytest.raises(
+            ResumeError, match=r"is damaged; continue from an older checkpoint; or write data\.resume: f"
+        ):
+            continued(damaged, PARTS, resume=resume)
+
+    assert continued(damaged, PARTS, resume="fresh") == Cursor(PARTS)
+    [told] = caplog.messages
+    assert told == (
+        "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data "
+        "starts from the beginning"
+    )
+
+
+def test_what_decides_the_cuts_is_named_as_in_the_file() -> None:
+    numbers: Any = {"batch_size": 4, "batches_per_step": 2, "seed": 5}
+
+    assert batching_parts(BucketBatching(type="bucket", window=99), max_tokens=None, **numbers) == {
+        "batching": "bucket",
+        "batching.window": "99",
+        "batching.noise": "0.0",
+        "batching.longest_first": "False",
+        "batching.length_spread": "None",
+        "batching.drop_last": "False",
+        "batch size": "4",
+        "batches a step": "2",
+        "seed": "5",
+    }
+    budget = batching_parts(TokenBudgetBatching(type="token_budget"), max_tokens=512, **numbers)
+    assert budget["batching.max_tokens"] == "512"
+    assert "batch size" not in budget
+
+
+@pytest.mark.parametrize("resume", ["strict", "restart_epoch", "fresh"])
+def test_another_tokenizer_ends_a_run_whatever_the_file_says(resume: Any) -> None:
+    saved = Cursor({"files": "a", "tokenizer": "x"}, epoch=1).to_json()
+
+    with pytest.raises(
+        ResumeError, match=r"(?s)tokenizer: x -> y.*Weights know the tokens of one tokenizer only, what"
+    ):
+        continued(saved, {"files": "b", "tokenizer": "y"}, resume=resume)

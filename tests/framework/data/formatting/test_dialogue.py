@@ -1,0 +1,303 @@
+"""Dialogues as text and tokens: what is learned, and that it is asked as it was learned."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from marshmallow import ValidationError
+
+from partita.data.dialogue.expand import for_scores
+from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
+from partita.tokenizers.load import byte_tokenizer
+from partita_schema.errors import RowError
+from partita_schema.rows import row_schema
+
+Make = Callable[..., Any]
+FEATURES = {
+    "input_features": [{"name": "messages", "type": "dialogue"}],
+    "output_features": [{"name": "reply", "type": "text"}],
+}
+SAID = ("x1", "y1", "x2", "y2")
+ROW = {"messages": [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(SAID)]}
+
+
+def encoder_of(made: Make, tokenizer: Any, *, limit: int | None = None, **sections: Any) -> RowTokenizer:
+    return build_row_tokenizer(made(**(FEATURES | sections)), tokenizer=tokenizer, context_length=limit)
+
+
+def examples(encoder: RowTokenizer, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
+    expander = encoder.expander
+    assert expander is not None
+    made = (for_scores(expander) if scored else expander).expand(row, "k")
+    schema = row_schema(encoder.formatter.config, supervised=True)
+    return encoder.encode_rows([schema.load(row) for _, row in made], [key for key, _ in made])
+
+
+def marked(example: Example | RowError, tokenizer: Any) -> str:
+    assert isinstance(example, Example), example
+    text, done = "", 0
+    for start, end in example.spans:
+        text += tokenizer.decode(example.input_ids[done:start]) + f"[{tokenizer.decode(example.input_ids[start:end])}]"
+        done = end
+    return text + str(tokenizer.decode(example.input_ids[done:]))
+
+
+def asked(encoder: RowTokenizer, messages: list[dict[str, Any]]) -> list[int]:
+    row = row_schema(encoder.formatter.config, supervised=False).load({"messages": messages})
+    prompt = encoder.encode_prompt(row, key="k")
+    assert prompt.error is None
+    return prompt.input_ids
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def test_a_chat_template_learns_each_answer_with_its_end(make_config: Make, chat_tokenizer: Any) -> None:
+    encoder = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
+
+    [packed] = examples(encoder, ROW)
+
+    answer = "<|im_start|>assistant\n[{}<|im_end|>]\n"
+    assert marked(packed, chat_tokenizer) == (
+        turn("system", "s") + turn("user", "x1") + answer.format("y1") + turn("user", "x2") + answer.format("y2")
+    )
+    rows = [marked(example, chat_tokenizer) for example in examples(encoder, ROW, scored=True)]
+    assert rows == [
+        turn("system", "s") + turn("user", "x1") + answer.format("y1"),
+        turn("system", "s") + turn("user", "x1") + turn("assistant", "y1") + turn("user", "x2") + answer.format("y2"),
+    ]
+
+
+def test_a_dialogue_with_a_system_message_keeps_its_own(make_config: Make, chat_tokenizer: Any) -> None:
+    encoder = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
+
+    ids = asked(encoder, [{"role": "system", "content": "own"}, *ROW["messages"][:1]])
+
+    assert chat_tokenizer.decode(ids) == turn("system", "own") + turn("user", "x1") + "<|im_start|>assistant\n"
+
+
+def test_without_a_template_pieces_stand_behind_their_speakers(make_config: Make, tokenizer: Any) -> None:
+    squash = {"dialogue": {"delimiter": " | ", "speakers": {"user": "U: ", "assistant": "A: "}}}
+    packed = {"dialogue": squash["dialogue"] | {"mode": "packed_dialogue"}}
+
+    encoder = encoder_of(make_config, tokenizer, data=squash)
+    assert [marked(example, tokenizer) for example in examples(encoder, ROW)] == [
+        "U: x1 | A: [y1</s>]",
+        "U: x1 | A: y1 | U: x2 | A: [y2</s>]",
+    ]
+    encoder = encoder_of(make_config, tokenizer, data=packed)
+    [whole] = examples(encoder, ROW)
+    assert marked(whole, tokenizer) == "U: x1 | A: [y1</s>] | U: x2 | A: [y2</s>]"
+    assert tokenizer.decode(asked(encoder, ROW["messages"])) == "U: x1 | A: y1</s> | U: x2 | A: "
+
+
+def test_a_context_is_cut_in_training_and_in_prediction(make_config: Make, tokenizer: Any) -> None:
+    for dialogue, shown in (
+        ({"context_length": 2}, "y1\nx2\n"),
+        ({"context_turns": 1}, "x2\n"),
+        ({"context_tokens": 4}, "y1\nx2\n"),
+        ({"include_labels": False}, "x1\nx2\n"),
+    ):
+        encoder = encoder_of(make_config, tokenizer, data={"dialogue": dialogue})
+        assert marked(examples(encoder, ROW)[-1], tokenizer) == shown + "[y2</s>]"
+        assert tokenizer.decode(asked(encoder, ROW["messages"])) == shown
+
+
+def test_last_turn_learns_the_last_answer_alone(make_config: Make, chat_tokenizer: Any) -> None:
+    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "last_turn"}})
+
+    [example] = examples(encoder, ROW)
+
+    assert marked(example, chat_tokenizer).count("[") == 1
+    assert marked(example, chat_tokenizer).endswith("[y2<|im_end|>]\n")
+
+
+def test_an_answer_of_weight_0_is_shown_and_not_learned(make_config: Make, chat_tokenizer: Any) -> None:
+    messages: list[dict[str, Any]] = [dict(message) for message in ROW["messages"]]
+    messages[1]["weight"] = 0
+
+    [example] = examples(encoder_of(make_config, chat_tokenizer), {"messages": messages})
+
+    text = marked(example, chat_tokenizer)
+    assert turn("assistant", "y1") in text
+    assert text.count("[") == 1
+
+
+REWRITING = "{% if message['role'] == 'assistant' and not loop.last %}(old){% endif %}{{ message['content'] }}"
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_message(
+    make_config: Make, chat_tokenizer: Any
+) -> None:
+    chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace("{{ message['content'] }}", REWRITING)
+    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "packed_dialogue"}})
+
+    [refused] = examples(encoder, ROW)
+
+    assert str(refused) == (
+        "the chat template writes message 2 or what stands before it in another way once the dialogue goes on, so not "
+        "all answers can be learned in one row; write data.dialogue: {mode: squash}, or last_turn"
+    )
+    whole = turn("user", "x1") + turn("assistant", "(old)y1") + turn("user", "x2") + "<|im_start|>assistant\n"
+    assert chat_tokenizer.decode(asked(encoder, ROW["messages"])) == whole
+    squash = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}})
+    assert marked(examples(squash, ROW)[1], chat_tokenizer) == whole + "[y2<|im_end|>]\n"
+
+
+def test_auto_squashes_where_the_template_rewrites_or_the_context_is_cut(
+    make_config: Make, chat_tokenizer: Any
+) -> None:
+    def mode(**dialogue: Any) -> str:
+        expander = encoder_of(make_config, chat_tokenizer, data={"dialogue": dialogue}).expander
+        assert expander is not None
+        return expander.mode
+
+    assert mode() == "packed_dialogue"
+    assert mode(context_turns=3) == mode(include_labels=False) == mode(labels="all") == "squash"
+    chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace("{{ message['content'] }}", REWRITING)
+    assert mode() == "squash"
+
+
+def test_a_date_that_changes_is_a_rewriting(make_config: Make, chat_tokenizer: Any) -> None:
+    chat_tokenizer.chat_template = "{{ messages|length }}" + chat_tokenizer.chat_template
+    chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace(
+        "{{ messages|length }}", "{% if messages|length > 2 %}late{% endif %}"
+    )
+
+    [refused] = examples(encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "packed_dialogue"}}), ROW)
+
+    assert "writes message 2 or what stands before it in another way" in str(refused)
+
+
+def test_a_template_that_refuses_a_dialogue_leaves_it_out(make_config: Make, chat_tokenizer: Any) -> None:
+    chat_tokenizer.chat_template = (
+        "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + chat_tokenizer.chat_template
+    )
+    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"context_length": 2}})
+
+    first, second = examples(encoder, ROW)
+
+    assert isinstance(first, Example)
+    assert str(second) == (
+        "roles must alternate: the chat template refuses the dialogue; context_turns cuts between questions"
+    )
+
+
+def test_a_template_without_an_end_gets_the_end_token_behind_every_answer(make_config: Make, tokenizer: Any) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    encoder = encoder_of(make_config, tokenizer)
+
+    [packed] = examples(encoder, ROW)
+
+    assert marked(packed, tokenizer) == "u:x1\na:[y1\n</s>]u:x2\na:[y2\n</s>]"
+    assert tokenizer.decode(asked(encoder, ROW["messages"])) == "u:x1\na:y1\n</s>u:x2\na:"
+
+
+def test_a_cut_dialogue_ends_with_its_last_learned_token(make_config: Make, tokenizer: Any) -> None:
+    packed = {"dialogue": {"mode": "packed_dialogue"}}  # x1 \n [y1 end] \n x2 \n [y2 end]: 3 + 3 + 4 + 3 tokens
+
+    for limit, text, cut in ((12, "x1\n[y1</s>]\nx2\n[y2]", 1), (9, "x1\n[y1</s>]", 7), (5, "x1\n[y1]", 8)):
+        [example] = examples(encoder_of(make_config, tokenizer, limit=limit, data=packed), ROW)
+        assert marked(example, tokenizer) == text
+        assert isinstance(example, Example)
+        assert example.cut_tokens == cut
+    [refused] = examples(encoder_of(make_config, tokenizer, limit=3, data=packed), ROW)
+    assert str(refused) == (
+        "the prompt has 3 tokens, which leaves no room for an answer within 3; "
+        "data.dialogue: {context_tokens: ...} shows less of it"
+    )
+
+
+def test_too_long_an_answer_ends_the_row_unfinished(make_config: Make, tokenizer: Any) -> None:
+    outputs = [{"name": "reply", "type": "text", "preprocessing": {"max_sequence_length": 2}}]
+    encoder = encoder_of(
+        make_config, tokenizer, output_features=outputs, data={"dialogue": {"mode": "packed_dialogue"}}
+    )
+    row = {
+        "messages": [*ROW["messages"][:2], {"role": "user", "content": "z"}, {"role": "assistant", "content": "abc"}]
+    }
+    row["messages"] += ROW["messages"]
+
+    [example] = examples(encoder, row)
+
+    assert marked(example, tokenizer) == "x1\n[y1</s>]\nz\n[ab]"
+    assert isinstance(example, Example)
+    assert example.cut_tokens == 1 + len("\nx1\n" + "y1" + "\nx2\n" + "y2")
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(min_size=1, max_size=6)), min_size=1, max_size=8
+)
+
+
+def stripped(text: str) -> bool:
+    return bool(text.strip())
+
+
+@given(said=MESSAGES, chat=st.booleans())
+def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said: Any, chat: bool) -> None:
+    messages = [{"role": role, "content": text} for role, text in said if stripped(text)]
+    tokenizer = CHAT if chat else PLAIN
+    packed, squash = (encoder_of(make, tokenizer, data={"dialogue": {"mode": mode}}) for mode in MODES)
+    schema = row_schema(packed.formatter.config, supervised=True)
+    made = packed.expander.expand({"messages": messages}, "k") if packed.expander else []
+    try:
+        clean = schema.load(made[0][1])
+    except ValidationError:
+        assert not any(message.get("learned") for message in messages)
+        return
+    [whole] = packed.encode_rows([clean], ["k"])
+    rows = examples(squash, {"messages": messages})
+    scored = examples(packed, {"messages": messages}, scored=True)
+
+    assert isinstance(whole, Example)
+    assert not any(isinstance(row, RowError) for row in rows + scored)
+    targets = [row.input_ids[start:end] for row in rows for start, end in row.spans]  # type: ignore[union-attr]
+    parts = [token for start, end in whole.spans for token in whole.input_ids[start:end]]
+    assert parts == [token for target in targets for token in target]
+    # What is asked in prediction is what was learned: the packed row up to the answer.
+    for row in scored:
+        assert isinstance(row, Example)
+        [(start, end)] = row.spans
+        assert whole.input_ids[:end] == row.input_ids[:end]
+        assert set(whole.labels[start:end]) != {-100}
+    question = messages[: 1 + max(n for n, m in enumerate(messages) if m["role"] == "assistant")]
+    [(start, _)] = scored[-1].spans  # type: ignore[union-attr]
+    if messages[-1]["role"] == "assistant" and messages[-2]["role"] != "assistant":
+        assert asked(packed, question) == whole.input_ids[:start]
+
+
+def test_an_encoder_of_dialogues_can_be_sent_to_other_processes(make_config: Make, chat_tokenizer: Any) -> None:
+    encoder = encoder_of(make_config, chat_tokenizer)
+
+    [example] = examples(pickle.loads(pickle.dumps(encoder)), ROW)
+
+    assert example == examples(encoder, ROW)[0]
+    assert (
+        encoder.parts()["dialogue"]
+        != encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}}).parts()["dialogue"]
+    )
+
+
+MODES = ("packed_dialogue", "squash")
+PLAIN = byte_tokenizer()
+CHAT = byte_tokenizer()
+CHAT.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+CHAT.chat_template = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make(**sections: Any) -> Any:
+    from partita_schema.config import Config
+
+    return Config.model_validate({"base_model": "unused", "trainer": {"type": "finetune"}} | sections)

@@ -1,0 +1,63 @@
+"""Values that Python cannot hold make one bad row, by index and as a stream."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from partita.data.sources.sources import open_rows
+from partita.data.streams.open import open_stream
+from partita_schema.sources import FileSource
+
+FAR = [0, 1, 10**14, 3, 4]
+COLUMNS = {
+    "timestamp": lambda: pyarrow.array(FAR, pyarrow.timestamp("s")),
+    "zone": lambda: pyarrow.array(FAR, pyarrow.timestamp("s", tz="Europe/Berlin")),
+    "date": lambda: pyarrow.array([0, 1, 10**8, 3, 4], pyarrow.int32()).cast(pyarrow.date32()),
+    "duration": lambda: pyarrow.array([0, 1, 2**62, 3, 4], pyarrow.duration("s")),
+    "nested": lambda: pyarrow.array(
+        [[], None, [{"t": 10**14}], [{"t": 1}], []], pyarrow.list_(pyarrow.struct([("t", pyarrow.timestamp("s"))]))
+    ),
+}
+
+
+def write(path: Path, column: Any) -> None:
+    table = pyarrow.table({"text": list("vwxyz"), "when": column})
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_value_that_python_cannot_hold_is_one_bad_row(name: str, kind: str, tmp_path: Path) -> None:
+    write(tmp_path / f"a.{kind}", COLUMNS[name]())
+
+    rows = open_rows(f"a.{kind}", folder=tmp_path)
+    stream = open_stream(FileSource(type=kind, path=f"a.{kind}"), folder=tmp_path, least_shards=1)
+    streamed = [row for row, _ in stream.read(0, None)]
+
+    assert [row["text"] for row in rows.get(range(len(rows)))] == ["v", "w", "y", "z"]
+    assert list(rows.keys) == [f"a.{kind}:{number}" for number in (1, 2, 4, 5)]
+    assert [(bad.key, bad.number, bad.place) for bad in rows.bad] == [(f"a.{kind}:3", 3, 2)]
+    assert rows.bad[0].reason.startswith("column when: ")
+    assert "has no value in Python" in rows.bad[0].reason
+    assert "'text': 'x'" in rows.bad[0].raw
+    assert [(row.number, bool(row.reason)) for row in streamed] == [(n, n == 3) for n in range(1, 6)]
+
+
+def test_damaged_offsets_are_bad_rows_and_do_not_end_the_process(tmp_path: Path) -> None:
+    text = pyarrow.array(["a", "bb", "c"])
+    offsets = pyarrow.py_buffer(text.buffers()[1].to_pybytes()[:4] + (2**30).to_bytes(4, "little") + bytes(8))
+    damaged = pyarrow.StringArray.from_buffers(3, offsets, text.buffers()[2])
+    table = pyarrow.table({"text": damaged})
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+    stream = open_stream(FileSource(type="arrow", path="a.arrow"), folder=tmp_path, least_shards=1)
+
+    assert any(row.reason for row, _ in stream.read(0, None))

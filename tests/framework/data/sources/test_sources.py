@@ -1,0 +1,417 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+
+from partita.data.rows import Rows
+from partita.data.sources.sources import open_rows
+from partita.data.sources.tables import quiet_datasets
+from partita_schema.errors import DataError
+from partita_schema.sources import FileSource
+
+ROWS = [{"question": f"why {i}?", "answer": f"because {i}"} for i in range(5)]
+
+
+def all_of(rows: Rows) -> list[dict[str, Any]]:
+    return rows.get(range(len(rows)))
+
+
+def write(path: Path, kind: str) -> Path:
+    with quiet_datasets():
+        table = datasets.Dataset.from_list(ROWS)
+        if kind == "csv":
+            path.write_text("question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in ROWS))
+        elif kind == "tsv":
+            path.write_text("question\tanswer\n" + "".join(f"{r['question']}\t{r['answer']}\n" for r in ROWS))
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))
+        elif kind == "json":
+            path.write_text(json.dumps(ROWS, indent=2))
+        elif kind == "parquet":
+            table.to_parquet(path)
+        else:
+            table.save_to_disk(path.parent / "saved")
+            next((path.parent / "saved").glob("*.arrow")).rename(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet", "arrow"])
+def test_every_format_gives_the_same_rows(kind: str, tmp_path: Path) -> None:
+    write(tmp_path / f"rows.{kind}", kind)
+
+    rows = open_rows(f"rows.{kind}", folder=tmp_path)
+
+    assert all_of(rows) == ROWS
+    assert rows.columns == ("question", "answer")
+    assert rows.get([3, 0]) == [ROWS[3], ROWS[0]]
+    assert rows.bad == ()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ROWS,
+        tuple(ROWS),
+        {"question": [r["question"] for r in ROWS], "answer": np.array([r["answer"] for r in ROWS])},
+        pd.DataFrame(ROWS),
+        datasets.Dataset.from_list(ROWS),
+    ],
+    ids=["list", "tuple", "dict", "frame", "dataset"],
+)
+def test_what_lies_in_memory_gives_the_same_rows_and_fingerprint(dataset: Any, tmp_path: Path) -> None:
+    rows = open_rows(dataset, folder=tmp_path)
+
+    assert all_of(rows) == ROWS
+    assert [rows.key(i) for i in (0, 4)] == ["dataset:1", "dataset:5"]
+    assert rows.fingerprint == open_rows(ROWS, folder=tmp_path).fingerprint
+
+
+def test_a_text_file_gives_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbffirst\n\n  second \r\nbad \xff\n")
+
+    rows = open_rows(tmp_path / "a.txt", folder=Path("elsewhere"))
+
+    assert all_of(rows) == [{"text": "first"}, {"text": "  second "}]
+    assert [bad.key for bad in rows.bad] == ["a.txt:4"]
+
+
+def test_cells_stay_the_text_that_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        '\ufeffid,day,note\n007,2020-01-01,"two\nlines, ""quoted"""\n1e3,,NA\n', encoding="utf-8"
+    )
+
+    rows = open_rows("a.csv", folder=tmp_path)
+
+    assert all_of(rows) == [
+        {"id": "007", "day": "2020-01-01", "note": 'two\nlines, "quoted"'},
+        {"id": "1e3", "day": "", "note": "NA"},
+    ]
+    assert [rows.key(0), rows.key(1)] == ["a.csv:2", "a.csv:4"]
+
+
+def test_json_rows_keep_their_own_keys_and_types(tmp_path: Path) -> None:
+    written = [{"a": {"x": 1}}, {"a": {"y": 1.5}}, {"a": "2020-01-01T00:00:00", "b": [1, "two"]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in written))
+
+    rows = open_rows("a.jsonl", folder=tmp_path)
+
+    assert all_of(rows) == written
+    assert rows.columns == ("a", "b")
+    assert rows.key(2) == "a.jsonl:5"
+
+
+def test_broken_lines_are_reported_and_the_others_kept(tmp_path: Path) -> None:
+    lines = [b'{"a": 1}', b'{"a": ', b"[1]", b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"[" * 100_000, b'{"a": 2}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+
+    rows = open_rows("a.jsonl", folder=tmp_path)
+
+    assert all_of(rows) == [{"a": 1}, {"a": 2}]
+    assert [(bad.key, bad.file, bad.number) for bad in rows.bad] == [
+        (f"a.jsonl:{n}", "a.jsonl", n) for n in range(2, 7)
+    ]
+    reasons = [bad.reason for bad in rows.bad]
+    assert reasons[0] == "not JSON: Expecting value at character 6"
+    assert reasons[1:4] == [
+        "a row is a JSON object, this is a list",
+        "not UTF-8: byte 0xff at place 8",
+        "not Unicode: half of a surrogate pair",
+    ]
+    assert reasons[4] == "nested more than 100 levels deep"
+    assert max(len(bad.raw) for bad in rows.bad) == 500
+
+
+def test_broken_csv_rows_are_reported_and_the_others_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3,4,5\n6\n\xff,7\n8,"x"y\n9,"10\n11,12\n')
+
+    rows = open_rows("a.csv", folder=tmp_path)
+
+    assert all_of(rows) == [{"a": "1", "b": "2"}, {"a": "11", "b": "12"}]
+    assert [(bad.number, bad.reason) for bad in rows.bad] == [
+        (3, "3 cells, the header has 2"),
+        (4, "1 cell, the header has 2"),
+        (5, "not UTF-8"),
+        (6, "broken CSV: ',' expected after '\"'"),
+        (7, "broken CSV: a quote opens here that is never closed"),
+    ]
+
+
+def test_a_quote_that_is_never_closed_costs_one_row_of_a_large_file(tmp_path: Path) -> None:
+    line = "x" * 999 + "\n"
+    (tmp_path / "a.csv").write_text('a\nfirst\n"open\n' + line * 1100)
+
+    rows = open_rows("a.csv", folder=tmp_path, max_row_bytes=1_000_000)
+
+    assert [(bad.number, bad.reason) for bad in rows.bad] == [
+        (3, "broken CSV: a quote opens here that is never closed")
+    ]
+    assert len(rows) == 1101
+
+
+def test_many_broken_csv_rows_do_not_pile_up(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n" + 'good\n"x"y\n' * 20_000)
+
+    rows = open_rows("a.csv", folder=tmp_path)
+
+    assert (len(rows), len(rows.bad)) == (20_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, 2], "b": ["x", "y"]}',
+        '{"data": [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]}',
+        '{"a": 1, "b": "x"}\n{"a": 2, "b": "y"}\n',
+        '  [{"a": 1, "b": "x"},\n {"a": 2, "b": "y"}]',
+    ],
+    ids=["columns", "wrapped", "lines", "array"],
+)
+def test_json_files_of_every_common_shape_are_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+
+    assert all_of(open_rows("a.json", folder=tmp_path)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+
+
+def test_a_json_array_larger_than_a_read_is_whole(tmp_path: Path) -> None:
+    written = [{"a": "é" * (i * 7 % 3000), "n": i} for i in range(1500)]
+    (tmp_path / "a.json").write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
+
+    assert all_of(open_rows("a.json", folder=tmp_path)) == written
+
+
+@pytest.mark.parametrize("compressed", ["a.jsonl.gz", "a.csv.gz"])
+def test_compressed_files_are_read(compressed: str, tmp_path: Path) -> None:
+    text = '{"a": "1"}\n' if "jsonl" in compressed else "a\n1\n"
+    (tmp_path / compressed).write_bytes(gzip.compress(text.encode()))
+
+    assert all_of(open_rows(compressed, folder=tmp_path)) == [{"a": "1"}]
+
+
+def test_a_glob_takes_files_in_order_and_keys_tell_them_apart(tmp_path: Path) -> None:
+    for folder, number in (("y", 2), ("x", 1)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl").write_text(f'{{"n": {number}}}\n')
+
+    rows = open_rows("**/*.jsonl", folder=tmp_path)
+
+    assert all_of(rows) == [{"n": 1}, {"n": 2}]
+    assert list(rows.keys) == ["x/a.jsonl:1", "y/a.jsonl:1"]
+
+
+def test_parquet_files_of_a_glob_have_rows_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.parquet", "parquet")
+
+    rows = open_rows(FileSource(type="parquet", path="*.parquet"), folder=tmp_path)
+
+    assert rows.key(0) == "a.parquet:1"
+    assert rows.key(9) == "b.parquet:5"
+    assert rows.get([9]) == [ROWS[4]]
+
+
+def test_a_folder_in_the_layout_of_the_hub_is_read(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "train.jsonl", "jsonl")
+
+    rows = open_rows({"type": "hub", "name": "set"}, folder=tmp_path)
+
+    assert all_of(rows) == ROWS
+    assert rows.key(1) == "set/train:2"
+    assert all_of(open_rows("set", folder=tmp_path)) == ROWS
+
+
+def test_a_selection_keeps_keys_and_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+    rows = open_rows(ROWS, folder=tmp_path)
+
+    part = rows.select([4, 1, 2]).select([2, 0])
+
+    assert all_of(part) == [ROWS[2], ROWS[4]]
+    assert list(part.keys) == ["dataset:3", "dataset:5"]
+    assert part.fingerprint != rows.fingerprint
+    assert part.fingerprint == rows.select([4, 1, 2]).select([2, 0]).fingerprint
+    assert [len(chunk) for chunk in rows.iterate(start=1, chunk=3)] == [3, 1]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_changed_file_is_read_again_and_has_another_fingerprint(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a.{kind}", kind)
+    before = open_rows(path, folder=tmp_path)
+    same = open_rows(path, folder=tmp_path).fingerprint
+    stat = path.stat()
+    if kind == "parquet":
+        with quiet_datasets():
+            datasets.Dataset.from_list([*ROWS[:4], {"question": "why 9?", "answer": "because 4"}]).to_parquet(path)
+    else:
+        path.write_text(path.read_text().replace("why 4?", "why 9?"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    after = open_rows(path, folder=tmp_path)
+
+    assert before.fingerprint == same
+    assert after.fingerprint != before.fingerprint
+    assert after.get([4])[0]["question"] == "why 9?"
+    assert before.get([4])[0]["question"] == "why 4?"
+
+
+def test_missing_cells_of_a_frame_are_none(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": ["x", None, float("nan")], "b": [1.5, None, 2]}, index=[7, 7, 9])
+
+    assert all_of(open_rows(frame, folder=tmp_path)) == [
+        {"a": "x", "b": 1.5},
+        {"a": None, "b": None},
+        {"a": None, "b": 2.0},
+    ]
+
+
+def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(json.dumps({"question": "why " * 100, "answer": str(i)}) + "\n" for i in range(20_000))
+
+    tracemalloc.start()
+    rows = open_rows("a.jsonl", folder=tmp_path)
+    last = rows.get([19_999])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert last[0]["answer"] == "19999"
+    assert peak < 20_000 * 100 < (tmp_path / "a.jsonl").stat().st_size / 4
+
+
+def test_libraries_are_as_noisy_afterwards_as_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.parquet", "parquet")
+    capfd.readouterr()
+    shown = datasets.are_progress_bars_disabled()
+
+    open_rows(path, folder=tmp_path)
+
+    assert datasets.are_progress_bars_disabled() == shown
+    assert capfd.readouterr() == ("", "")
+
+
+def failure(dataset: Any, folder: Path) -> str:
+    with pytest.raises(DataError) as error:
+        open_rows(dataset, folder=folder)
+    return str(error.value)
+
+
+def test_a_missing_file_is_reported_with_near_names(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}")
+
+    assert failure("trian.jsonl", tmp_path) == (f"trian.jsonl does not exist in {tmp_path}; did you mean train.jsonl?")
+    assert failure("other.csv", tmp_path) == f"other.csv does not exist in {tmp_path}"
+    assert failure("no/a.csv", tmp_path) == f"no/a.csv does not exist: there is no folder {tmp_path / 'no'}"
+    assert failure("*.csv", tmp_path) == f"no file matches *.csv in {tmp_path}"
+
+
+def test_an_unknown_ending_is_reported_with_the_known_ones(tmp_path: Path) -> None:
+    told = failure("data.xlsx", tmp_path)
+
+    assert told.startswith(
+        "data.xlsx: the file extension is not one of a known format; known are arrow, csv, json, jsonl, "
+    )
+    assert told.endswith("For another ending write {type: csv, path: ...} with the format as type")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", b"", "a.jsonl has no rows"),
+        ("a.json", b" \n", "a.json has no rows"),
+        ("a.csv", b"a,b\n", "a.csv has no rows"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "a.csv: the header names 'a' twice; rename one"),
+        (
+            "a.csv",
+            b"text;label\nWell, yes;x\n",
+            (
+                "a.csv has a single column, 'text;label'; its separator looks like ';': save it with a comma between "
+                "cells; rename the column if it really is the only one"
+            ),
+        ),
+        (
+            "a.csv",
+            b"text\tlabel\nyes\tx\n",
+            (
+                "a.csv has a single column, 'text\\tlabel'; its separator looks like a tab: save it with a comma "
+                "between cells, or name it .tsv or write type: tsv for it; rename the column if it "
+                "really is the only one"
+            ),
+        ),
+        (
+            "a.tsv",
+            b"text|label\nyes|x\n",
+            (
+                "a.tsv has a single column, 'text|label'; its separator looks like '|': save it with a tab between "
+                "cells; rename the column if it really is the only one"
+            ),
+        ),
+        (
+            "a.csv",
+            b'"a\n1\n',
+            "a.csv: the header cannot be read: broken CSV: a quote opens here that is never closed",
+        ),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "a.csv is UTF-16; save it as UTF-8"),
+        ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), "a.jsonl is UTF-16; save it as UTF-8"),
+        ("a.jsonl", b"[1]\n[2]\n", "a.jsonl has no good row: a.jsonl:1: a row is a JSON object, this is a list"),
+        ("a.jsonl", b"x\n" * 2000, "a.jsonl: the first 1,000 rows are broken; not JSON: "),
+        ("a.json", b'[{"a": 1}, {"a": 2}', "a.json: the JSON array is not closed after row 2; is the file cut off?"),
+        ("a.json", b'[{"a": 1}, {"a": x}]', "a.json: row 2 of the JSON array is broken: Expecting value"),
+        ("a.json", b'[{"a": "\xff"}]', "a.json is not UTF-8: byte 0xff at place 9; save it as UTF-8, or as JSON lines"),
+        ("a.json", b"hello", "a.json is neither a JSON array nor an object a line: Expecting value"),
+        ("a.json", b"7", "a.json holds a single value; write an array of objects, or an object a line"),
+        ("a.csv.gz", b"no gzip at all", "Not a gzipped file"),
+        ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    assert told in failure(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        ([], "dataset has no rows"),
+        ([{"a": 1}, [2]], "row 2 is a list, not a dict of column to value"),
+        ({"a": [1, 2], "b": [1]}, "the columns have different numbers of rows: a has 2, b has 1"),
+        ({"a": "text"}, "column a is not a list but a str; write a dict of lists"),
+        (7, "a int is not a data set; give a path, a glob, a Hub name, a pandas frame, "),
+        (datasets.DatasetDict(), "a DatasetDict holds several data sets; choose one, such as dataset['train']"),
+        (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "streams are not available yet; write "),
+        ({"type": "csv", "pth": "x"}, "the source {'type': 'csv', 'pth': 'x'} is wrong: csv.path: Field required"),
+    ],
+)
+def test_something_else_in_memory_is_refused(dataset: Any, told: str, tmp_path: Path) -> None:
+    assert told in failure(dataset, tmp_path)
+
+
+def test_an_unreachable_hub_set_is_reported(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path\nfrom partita.data.sources.sources import open_rows\n"
+        "try:\n    open_rows('someone/nothing', folder=Path())\nexcept Exception as error:\n    print(repr(error))"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+
+    assert told.stdout.startswith('DataError("someone/nothing cannot be read: ')
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "set.csv").mkdir()
+
+    assert failure("set.csv", tmp_path) == "set.csv is a folder; write a glob such as set.csv/*.jsonl"
+
+
+def test_odd_keys_in_cells_have_a_stable_fingerprint_too(tmp_path: Path) -> None:
+    first, same, other = (open_rows([{"a": {(1, 2): value}}], folder=tmp_path).fingerprint for value in "xxy")
+
+    assert first == same != other

@@ -1,0 +1,96 @@
+"""Rows of transcripts: which dialogues are learned from, which answers of them, and what stands before these."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.data.episode import Episode
+from partita.data.sources.sources import open_rows
+from partita_schema.errors import DataError
+from partita_schema.sources import SimulationSource
+
+
+def dialogue(key: str, answers: list[tuple[str, str | None]], **outcome: Any) -> Episode:
+    """Questions with answers and the right ones."""
+    made = Episode(key, key, {}, 0)
+    for number, (text, gold) in enumerate(answers):
+        made.observe([{"role": "user", "content": f"question {number}"}], gold=gold)
+        made.act(text, (1,))
+    made.ok, made.target = outcome.get("ok"), outcome.get("target")
+    made.end(outcome.get("status", "done"), outcome.get("reason"))
+    return made
+
+
+RIGHT = dialogue("right", [("a", "a"), ("b", "b")])
+WRONG = dialogue("wrong", [("a", "a"), ("x", "b")])
+JUDGED = dialogue("judged", [("y", "a"), ("x", "b")], ok=False, target="c")
+UNKNOWN = dialogue("unknown", [("a", None)])
+LOST = dialogue("lost", [("x", None)], ok=False)
+FAILED = dialogue("failed", [("x", "a")], status="failed", reason="environment: it broke")
+
+
+def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list[str], list[str]]]:
+    """What each row shows, and what is learned of it."""
+    path = folder / "predicted.jsonl"
+    path.write_text("".join(json.dumps(made.line()) + "\n" for made in dialogues), encoding="utf8")
+    rows = open_rows(SimulationSource(type="simulation", path="predicted.jsonl", **source), folder=folder)
+    found = rows.get(range(len(rows)))
+    assert all(row["learn_all"] is False for row in found)
+    assert [rows.key(number) for number in range(len(rows))] == [f"predicted.jsonl:{n + 1}" for n in range(len(rows))]
+    return [([message["content"] for message in row["messages"]], row["labels"]) for row in found]
+
+
+ALL = (RIGHT, WRONG, JUDGED, UNKNOWN, LOST, FAILED)
+
+
+def test_wrong_last_answers_are_corrected_behind_what_was_really_said(tmp_path: Path) -> None:
+    assert rows_of(tmp_path, *ALL) == [
+        (["question 0", "a", "question 1"], ["b"]),
+        (["question 0", "y", "question 1"], ["c"]),
+    ]
+
+
+def test_every_turn_whose_right_answer_is_known(tmp_path: Path) -> None:
+    assert rows_of(tmp_path, WRONG, JUDGED, LOST, target="every_agent_turn") == [
+        (["question 0"], ["a"]),
+        (["question 0", "a", "question 1"], ["b"]),
+        (["question 0"], ["a"]),
+        (["question 0", "y", "question 1"], ["c"]),
+    ]
+
+
+def test_what_succeeded_is_learned_as_it_was_said(tmp_path: Path) -> None:
+    found = rows_of(tmp_path, *ALL, select="succeeded", target="every_agent_turn")
+
+    assert found == [(["question 0"], ["a"]), (["question 0", "a", "question 1"], ["b"])]
+    assert rows_of(tmp_path, *ALL, select="succeeded") == found[1:]
+
+
+def test_both(tmp_path: Path) -> None:
+    assert [labels for _, labels in rows_of(tmp_path, *ALL, select="all")] == [["b"], ["b"], ["c"]]
+
+
+def test_where_nothing_can_be_learned_it_is_said_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as raised:
+        rows_of(tmp_path, RIGHT, RIGHT, UNKNOWN, LOST, FAILED)
+
+    assert str(raised.value) == (
+        "predicted.jsonl: no dialogue can be trained on with select: corrected; there are 1 failed, "
+        "1 of which nobody knows, 2 succeeded, 1 wrong, with no right answer known"
+    )
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"messages": []}\n', encoding="utf8")
+
+    with pytest.raises(DataError, match=r"chats.jsonl:1 is not a dialogue of a simulation \(KeyError: 'dialogue'\)"):
+        open_rows(SimulationSource(type="simulation", path="chats.jsonl"), folder=tmp_path)
+
+
+def test_rows_of_transcripts_are_the_same_in_every_run(tmp_path: Path) -> None:
+    rows_of(tmp_path, *ALL)
+    source = {"type": "simulation", "path": str(tmp_path / "predicted.jsonl"), "select": "all"}
+
+    assert open_rows(source, folder=tmp_path).fingerprint == open_rows(source, folder=tmp_path).fingerprint

@@ -1,0 +1,300 @@
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.data.batching.cursor import Cursor, short_parts
+from partita.data.streams.base import Position, StreamRow
+from partita.data.streams.interleaved_reader import InterleavedReader
+from partita.data.streams.loader import count_lanes
+from partita.data.streams.packing import pack
+from partita_schema.errors import ResumeError
+
+from ....properties import examples
+
+
+class Numbers:
+    """Shards of so many rows each."""
+
+    fingerprint = ""
+
+    def __init__(self, sizes: list[int], name: str = "numbers") -> None:
+        self.name, self.lengths = name, sizes
+        self.shards = [f"{name}/{shard}" for shard in range(len(sizes))]
+        self.sizes: list[float] = [1.0] * len(sizes)
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        assert start is None or isinstance(start, int)
+        for number in range(start or 0, self.lengths[shard]):
+            yield StreamRow(shard, number, {"row": number}), number + 1
+
+
+class Endless(Numbers):
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        assert start is None or isinstance(start, int)
+        number = start or 0
+        while True:
+            yield StreamRow(shard, number, {"row": number}), number + 1
+            number += 1
+
+
+Seen = tuple[int, int, int]
+
+
+def names(rows: list[tuple[int, StreamRow]]) -> list[Seen]:
+    return [(source, row.shard, row.number) for source, row in rows]
+
+
+def reader(
+    sources: list[Numbers],
+    *,
+    lane: int = 0,
+    lanes: int = 1,
+    stop: str = "all",
+    weights: list[float] | None = None,
+    state: Any = None,
+    seed: int = 7,
+    epoch: int = 0,
+    shuffle: bool = True,
+) -> InterleavedReader:
+    weights = weights or [1.0] * len(sources)
+    return InterleavedReader(
+        sources,
+        weights=weights,
+        stop=stop,
+        lane=lane,
+        lanes=lanes,
+        seed=seed,
+        epoch=epoch,
+        state=state,
+        shuffle=shuffle,
+    )
+
+
+def saved(state: Any) -> Any:
+    """What a checkpoint gives back."""
+    return json.loads(json.dumps(state))
+
+
+sizes = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+sources = st.lists(sizes, min_size=1, max_size=4)
+stops = st.sampled_from(["first", "all", "all_once"])
+weights = st.lists(st.floats(0.1, 20), min_size=4, max_size=4)
+
+
+@settings(deadline=None)
+@given(sizes, st.integers(1, 6), st.integers(0, 3))
+def test_every_row_comes_once_over_all_lanes(sizes: list[int], lanes: int, epoch: int) -> None:
+    stream = Numbers(sizes)
+
+    rows = [
+        row for lane in range(lanes) for row in names(reader([stream], lane=lane, lanes=lanes, epoch=epoch).take(10**6))
+    ]
+
+    assert sorted(rows) == [(0, shard, number) for shard, size in enumerate(sizes) for number in range(size)]
+
+
+@examples(200)
+@given(sources, stops, weights, st.integers(1, 3), st.data())
+def test_a_reader_continues_exactly_from_every_position(
+    sources: list[list[int]], stop: str, weights: list[float], lanes: int, data: st.DataObject
+) -> None:
+    streams = [Numbers(sizes, str(number)) for number, sizes in enumerate(sources)]
+    lane = data.draw(st.integers(0, lanes - 1))
+
+    def at(state: Any = None) -> InterleavedReader:
+        return reader(streams, lane=lane, lanes=lanes, stop=stop, weights=weights[: len(streams)], state=state)
+
+    whole = names(at().take(400))
+    place = data.draw(st.integers(0, len(whole)))
+    first = at()
+    before = names(first.take(place))
+    rest = names(at(saved(first.state())).take(400 - place))
+
+    assert before + rest == whole
+    assert names(first.take(400 - place)) == rest
+
+
+def test_ten_resumes_in_a_row_change_nothing() -> None:
+    streams = [Numbers([5, 0, 9, 3, 8, 1, 7], "a"), Numbers([4, 4], "b")]
+    whole = names(reader(streams, weights=[2, 1]).take(1000))
+    found: list[Seen] = []
+    state = None
+    for _ in range(10):
+        part = reader(streams, weights=[2, 1], state=state)
+        found += names(part.take(4))
+        state = saved(part.state())
+
+    assert found + names(reader(streams, weights=[2, 1], state=state).take(1000)) == whole
+
+
+def test_rows_of_several_shards_stand_beside_each_other_in_an_order_of_each_epoch() -> None:
+    stream = Numbers([50] * 12)
+    first, again, second = (names(reader([stream], epoch=epoch).take(600)) for epoch in (0, 0, 1))
+
+    assert first == again
+    assert first != second
+    assert len({shard for _, shard, _ in first[:8]}) == 4
+    assert names(reader([stream], seed=8).take(600)) != first
+    in_order = names(reader([stream], shuffle=False).take(600))
+    assert [shard for _, shard, _ in in_order] == [shard for shard in range(12) for _ in range(50)]
+
+
+def test_shares_are_exact_after_every_row() -> None:
+    streams: list[Numbers] = [Endless([0, 0, 0], "a"), Endless([0], "b"), Endless([0, 0], "c")]
+    counts: Counter[int] = Counter()
+    lane = reader(streams, weights=[5, 3, 2], stop="first")
+    for taken in range(1, 300):
+        counts[lane.take(1)[0][0]] += 1
+        assert all(abs(counts[source] - taken * share) < 1 for source, share in enumerate((0.5, 0.3, 0.2)))
+
+
+def test_first_ends_with_the_source_that_ends_first() -> None:
+    rows = names(reader([Numbers([10], "a"), Numbers([90], "b")], stop="first").take(1000))
+
+    assert Counter(source for source, _, _ in rows)[0] == 10
+    assert len(rows) in (20, 21)
+
+
+def test_all_begins_shorter_sources_again_until_each_has_ended() -> None:
+    rows = names(reader([Numbers([3, 4], "a"), Numbers([30], "b")], stop="all").take(1000))
+    counts = Counter(rows)
+
+    assert len(rows) in (60, 61)
+    assert {counts[1, 0, number] for number in range(30)} == {1}
+    assert all(counts[0, shard, number] >= 4 for shard, size in ((0, 3), (1, 4)) for number in range(size))
+
+
+def test_all_once_gives_every_row_once() -> None:
+    streams = [Numbers([3, 4], "a"), Numbers([30], "b"), Numbers([0], "c")]
+    rows = names(reader(streams, stop="all_once", weights=[9, 1, 4]).take(1000))
+
+    assert sorted(rows) == sorted(
+        (source, shard, number)
+        for source, stream in enumerate(streams)
+        for shard, size in enumerate(stream.lengths)
+        for number in range(size)
+    )
+
+
+@pytest.mark.parametrize("stop", ["all", "all_once"])
+def test_a_source_without_rows_in_a_lane_does_not_hold_up_the_others(stop: str) -> None:
+    rows = names(reader([Numbers([0, 0], "a"), Numbers([7], "b")], stop=stop).take(1000))
+
+    assert rows == [(1, 0, number) for number in range(7)]
+    assert reader([Numbers([0], "a"), Numbers([], "b")], stop=stop).take(5) == []
+
+
+def test_a_source_with_fewer_rows_than_lanes_has_its_share_in_every_lane() -> None:
+    streams = [Numbers([250] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
+    lanes = [names(reader(streams, lane=lane, lanes=4, stop="all").take(10**6)) for lane in range(4)]
+    rows = Counter(row for lane in lanes for row in lane)
+
+    assert [Counter(source for source, _, _ in lane)[0] for lane in lanes] == [250] * 4
+    assert all(abs(Counter(source for source, _, _ in lane)[1] - 250) <= 1 for lane in lanes)
+    assert {rows[0, shard, number] for shard in range(4) for number in range(250)} == {1}
+    assert all(450 <= rows[1, shard, 0] <= 550 for shard in range(2))
+
+
+def test_a_source_without_any_row_does_not_hold_up_several_lanes() -> None:
+    streams = [Numbers([9] * 4, "big"), Numbers([0] * 4, "none")]
+
+    assert [len(reader(streams, lane=lane, lanes=4).take(999)) for lane in range(4)] == [9] * 4
+
+
+@pytest.mark.parametrize("stop", ["first", "all_once"])
+def test_a_source_with_fewer_rows_than_lanes_is_not_repeated_where_nothing_is(stop: str) -> None:
+    streams = [Numbers([50] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
+    rows = Counter(row for lane in range(4) for row in names(reader(streams, lane=lane, lanes=4, stop=stop).take(999)))
+
+    assert set(rows.values()) == {1}
+    assert sum(source for source, _, _ in rows) == 2
+
+
+def test_lanes_are_even_in_each_epoch_where_shards_are_not() -> None:
+    stream = Numbers([90, 30, 30, 30, 20, 20, 10, 10, 10, 50])
+    stream.sizes = [float(size) for size in stream.lengths]
+
+    for epoch in range(5):
+        lanes = [len(reader([stream], lane=lane, lanes=3, epoch=epoch).take(999)) for lane in range(3)]
+        assert sum(lanes) == 300
+        assert max(lanes) <= 110
+
+
+@pytest.mark.parametrize("damage", [[], 7, "", "~", "not packed", "é"])
+def test_a_state_that_is_none_is_damaged(damage: Any) -> None:
+    with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
+        reader([Numbers([3, 4])], state=damage)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        [[0], [0]],
+        [[0], [0], [0, 0, 0]],
+        [[0, 0], [0], [0, 0, 0, 0]],
+        [[0], [3], [0, 0, 0, 0]],
+        [[0], [0], [0, 4, 0, 0]],
+        [[0], [0], [0, 0, 3, 0]],
+        [[0], [0], [0, 0, 1, 0, 2, 1]],
+        [[0], [0], [0, 0, 1, 0, 0]],
+        [[0], [0], [-1, 0, 0, 0]],
+        [[0], [0], [0, 0, 0, 0, *[0, 1] * 5]],
+    ],
+)
+def test_a_state_that_makes_no_sense_is_damaged(content: Any) -> None:
+    with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
+        reader([Numbers([3, 4])], state=pack(content))
+
+
+def test_a_changed_character_of_a_state_is_seen() -> None:
+    lane = reader([Numbers([30, 40]), Numbers([9])])
+    lane.take(20)
+    state = lane.state()
+    seen = 0
+    for place, character in enumerate(state):
+        changed = state[:place] + ("A" if character != "A" else "B") + state[place + 1 :]
+        try:
+            reader([Numbers([30, 40]), Numbers([9])], state=changed)
+        except ResumeError:
+            seen += 1
+
+    assert seen == len(state)
+
+
+class Far(Numbers):
+    """Rows far behind the beginning of files of a terabyte, dealt to several lanes."""
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        while True:
+            yield StreamRow(shard, 1, {}), [999_999_999_999 - shard, 999_999_999 - shard, 999_999_999]
+
+
+@pytest.mark.parametrize("num_sources", [1, 2, 3, 4, 5, 6, 8, 10, 16, 24, 48])
+@pytest.mark.parametrize("batches", [16, 12])
+def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: int) -> None:
+    lanes = count_lanes(batches, sources=num_sources)
+    streams: list[Numbers] = [Far([1] * 5000, f"a/rather/long/path/to/source_{n}") for n in range(num_sources)]
+    places = []
+    for lane in range(lanes):
+        taken = reader(streams, lane=lane, lanes=lanes, weights=[0.1 + 0.0123456789 * n for n in range(num_sources)])
+        taken.take(300)
+        for own in taken._lanes:
+            own._pass, own._next = 99, 5000 // lanes
+            for shard in own._open:
+                shard.place = 5000 // lanes - 1
+        places.append([taken.state(), 9_999_999, 2047])
+    parts = {f"stream {stream.name}": "f" * 32 for stream in streams} | {
+        f"part number {n}": "f" * 96 for n in range(20)
+    }
+    ledger = dict.fromkeys(("rows_used", "left_out", "cut_rows", "cut_tokens"), 10**11)
+    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"lanes": places, "ledger": ledger})
+
+    assert len(json.dumps(cursor.to_json())) < 4096
+    assert sum(len(own._open) for own in taken._lanes) >= num_sources

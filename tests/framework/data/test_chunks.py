@@ -1,0 +1,89 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.data.chunks import ChunkEncoder, RawChunk, Unreadable, parsed
+from partita.data.dialogue.expand import build_expander
+from partita.data.formatting.row_tokenizer import build_row_tokenizer
+
+SAID = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}]}
+
+
+def test_a_dialogue_of_a_stream_becomes_its_rows_where_it_is_encoded(
+    make_config: Callable[..., Any], tokenizer: Any
+) -> None:
+    config = make_config(
+        input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
+    )
+    encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
+    rows = [json.dumps(SAID).encode(), b'{"messages": []}', json.dumps(SAID).encode()]
+
+    found = encoder(RawChunk(rows, ["a:1", "a:2", "a:3"]))
+
+    assert found.places.tolist() == [0, 0, 2, 2]
+    assert [row.place for row in found.bad] == [1]
+    texts = [tokenizer.decode(ids) for ids in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+    assert texts == ["x1\ny1</s>", "x1\ny1\nx2\ny2</s>"] * 2
+    made = [row for number, row in enumerate(rows) if number != 1]
+    view = [part for row in made for _, part in encoder.encoder.expander.expand(json.loads(row), "k")]  # type: ignore[union-attr]
+    again = encoder(RawChunk(view, [f"a:{number}" for number in range(4)]))
+    assert again.ids.tolist() == found.ids.tolist()
+
+
+def test_the_expander_of_a_chunk_is_made_once(
+    make_config: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
+    )
+    encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
+    made: list[Any] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        made.append(build_expander(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr("partita.data.dialogue.expand.build_expander", counted)
+    encoder(RawChunk([json.dumps(SAID).encode()] * 20, [f"a:{number}" for number in range(20)]))
+
+    assert len(made) == 1
+
+
+def test_json_of_a_row_is_read_once_and_what_is_none_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (read.append(text), loads(text))[1])
+    good, bad = parsed([b'{"a": "b"}', b'{"a": "\\u00e9"}', Unreadable("gone", "x"), {"a": 1}])
+
+    assert good == {0: {"a": "b"}, 1: {"a": "\u00e9"}, 3: {"a": 1}}
+    assert len(read) == 2
+    monkeypatch.undo()
+    _, told = parsed([b"[1]", b'{"a": "\\ud800"}', b"{", b"\xff{}", b"[" * 100_000])
+    assert bad | {number + 4: reasons for number, reasons in told.items()} == {
+        2: ("gone",),
+        4: ("a row is a JSON object, this is a list",),
+        5: ("not Unicode: half of a surrogate pair",),
+        6: ("not JSON: Expecting property name enclosed in double quotes at character 2",),
+        7: ("not UTF-8: byte 0xff at place 1",),
+        8: ("nested more than 100 levels deep",),
+    }
+
+
+def test_rows_with_more_tokens_than_a_batch_are_bad_and_their_other_examples_stay(
+    make_config: Callable[..., Any], tokenizer: Any
+) -> None:
+    config = make_config(
+        input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
+    )
+    made = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None)
+    rows = RawChunk([json.dumps(SAID).encode()], ["a:1"])
+    short, long = ChunkEncoder(made)(rows).lengths.tolist()
+
+    found = ChunkEncoder(made, most_tokens=long - 1)(rows)
+
+    assert found.lengths.tolist() == [short]
+    assert [row.reasons for row in found.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]
+    assert found.used.rows == 0

@@ -1,0 +1,48 @@
+"""The count of what a job came to."""
+
+import pytest
+
+from partita.generation.job import Tally
+from partita.generation.results import BatchResult, RowResult
+from partita.lm.base import Generated
+
+
+def tally(*, tokens: int, seconds: float, read: int, padded: int) -> Tally:
+    """The count of a rank that has answered one batch."""
+    found = Tally()
+    answer = Generated(tuple(range(tokens)), "x", "stop")
+    results = (RowResult(0, answer), RowResult(1, None, "no"))
+    found.add(
+        BatchResult(
+            results=results,
+            prompt_tokens=read,
+            padded_tokens=padded,
+            seconds=seconds,
+            batch_size=4,
+            prefill_seconds=seconds / 4,
+            decode_seconds=seconds / 2,
+            slot_steps=40,
+            row_steps=30,
+        )
+    )
+    return found
+
+
+def test_ranks_that_work_at_the_same_time_make_tokens_together() -> None:
+    ranks = [tally(tokens=100, seconds=2.0, read=30, padded=40), tally(tokens=20, seconds=4.0, read=50, padded=60)]
+    assert [one.tokens_per_second for one in ranks] == [50, 5]
+    together = Tally.together(ranks)
+    assert (together.seconds, together.prefill_seconds, together.decode_seconds) == (3.0, 0.75, 1.5)
+    assert together.generated_tokens == 120
+    assert together.tokens_per_second == pytest.approx(40)
+    assert together.padding == pytest.approx(0.2)
+    assert together.shown == {
+        "tokens_per_second": pytest.approx(40),
+        "slots": "75% of 8",
+        "padding": "20%",
+        "prompt_tokens_per_second": pytest.approx(80 / 3),
+    }
+
+
+def test_nothing_is_shown_before_the_first_batch() -> None:
+    assert (Tally().shown, Tally().tokens_per_second, Tally().padding) == ({}, 0.0, 0.0)

@@ -1,0 +1,111 @@
+"""Journals of several ranks: taken over at the next start, and joined in the end."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from partita.distributed.thread_group import ThreadGroup
+from partita.generation.journal import Journal
+from partita.generation.journals import open_journals, rank_path
+from partita.generation.record import PredictionRecord
+from partita_schema.errors import ResumeError
+from partita_trainers.process_group import ProcessGroup
+
+ROWS = 6
+PARTS = {"model": "m1", "answers": "a1"}
+
+
+def keys() -> npt.NDArray[np.uint8]:
+    return np.arange(ROWS * 16, dtype=np.uint8).reshape(ROWS, 16)
+
+
+def answer(row: int, *, text: str = "yes", key: bytes | None = None) -> PredictionRecord:
+    return PredictionRecord(key=(key or keys()[row].tobytes()).hex(), row=row, status="ok", text=text, attempt=1)
+
+
+def left_behind(path: Path, rank: int, records: list[PredictionRecord], *, parts: dict[str, str] = PARTS) -> Path:
+    """What a rank that was killed had answered."""
+    place = rank_path(path, rank)
+    with Journal.open(place, fingerprint=parts, keys=keys()) as journal:
+        journal.append(records)
+    return place
+
+
+def test_what_killed_ranks_had_answered_is_taken_over_by_any_number_of_processes(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with Journal.open(path, fingerprint=PARTS, keys=keys()) as journal:
+        journal.append([answer(0)])
+    left = [left_behind(path, 1, [answer(2), answer(3)]), left_behind(path, 7, [answer(5)])]
+
+    with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
+        assert journals.before.tolist() == [True, False, True, True, False, True]
+        assert [journals.attempts(row) for row in range(ROWS)] == [1, 0, 1, 1, 0, 1]
+    assert not any(place.exists() for place in left)
+    with Journal.read_only(path) as journal:
+        record = journal.record(3)
+        assert record is not None
+        assert record.text == "yes"
+
+
+def test_a_line_that_was_torn_and_a_row_that_has_changed_are_not_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    place = left_behind(path, 1, [answer(1), answer(2, key=bytes(16)), answer(4)])
+    place.write_bytes(place.read_bytes()[:-10])
+
+    with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
+        assert np.flatnonzero(journals.before).tolist() == [1]
+
+
+def test_what_is_left_of_another_job_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    place = left_behind(path, 1, [answer(1)], parts={"model": "m2", "answers": "a1"})
+
+    with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
+        assert not journals.before.any()
+    assert not place.exists()
+
+
+def test_fresh_forgets_what_ranks_have_left(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    place = left_behind(path, 1, [answer(1)])
+
+    with open_journals(path, fingerprint=PARTS, keys=keys(), fresh=True) as journals:
+        assert not journals.before.any()
+    assert not place.exists()
+
+
+def test_a_rank_that_still_writes_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with (
+        Journal.open(rank_path(path, 1), fingerprint=PARTS, keys=keys()),
+        pytest.raises(ResumeError, match=r"rank-1\.jsonl is being written by another process; wait for it to end"),
+        open_journals(path, fingerprint=PARTS, keys=keys()),
+    ):
+        raise AssertionError("it must not open")
+
+
+def test_ranks_keep_their_own_and_have_one_journal_in_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    left_behind(path, 1, [answer(0)])
+
+    def work(process_group: ProcessGroup) -> tuple[list[bool], str]:
+        with open_journals(path, fingerprint=PARTS, keys=keys(), process_group=process_group) as journals:
+            before: list[bool] = journals.before.tolist()
+            for row in range(1 + process_group.rank, ROWS, process_group.world_size):
+                journals.own.append([answer(row, text=f"of {process_group.rank}")])
+            name = journals.own.path.name
+            journals.join()
+        return before, name
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(work, ThreadGroup.of(3, timeout_seconds=20)))
+
+    assert [before for before, _ in found] == [[True] + [False] * (ROWS - 1)] * 3
+    assert [name for _, name in found] == ["answers.jsonl", "answers.rank-1.jsonl", "answers.rank-2.jsonl"]
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["answers.jsonl"]
+    with Journal.read_only(path) as journal:
+        texts = [record.text for row in range(ROWS) if (record := journal.record(row)) is not None]
+    assert texts == ["yes", "of 0", "of 1", "of 2", "of 0", "of 1"]

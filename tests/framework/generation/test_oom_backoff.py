@@ -1,0 +1,150 @@
+import logging
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.generation.oom_backoff import BatchLimit, BatchPart, halves, run_with_oom_backoff
+
+SIZES = st.lists(st.integers(min_value=1, max_value=30), max_size=40)
+LIMITS = st.integers(min_value=1, max_value=50)
+
+
+class Device:
+    """Holds `room` at once; a batch takes as much for each row as for its largest."""
+
+    def __init__(self, sizes: list[int], *, room: int, unasked: frozenset[int] = frozenset()) -> None:
+        self.sizes, self.room, self.unasked = sizes, room, unasked
+        self.tried: list[range] = []
+
+    def work(self, places: range) -> tuple[list[int] | None, Exception | None]:
+        if self.unasked.issuperset(places):
+            return None, None
+        self.tried.append(places)
+        if self.cost(places) > self.room:
+            return None, torch.OutOfMemoryError("out of memory")
+        return [place for place in places if place not in self.unasked], None
+
+    def largest(self, places: range) -> int:
+        return max(self.sizes[place] for place in places)
+
+    def cost(self, places: range) -> int:
+        return len(places) * self.largest(places)
+
+    def run(self, limit: BatchLimit) -> list[BatchPart[list[int]]]:
+        def describe(places: range) -> str:
+            return f"{len(places)} rows"
+
+        return list(
+            run_with_oom_backoff(len(self.sizes), self.work, limit=limit, tokens=self.largest, describe=describe)
+        )
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (50, 4), (100, 2), (199, 1), (1000, 1)])
+def test_a_limit_of_long_rows_lets_more_short_ones_through_but_never_more_than_at_first(tokens: int, rows: int) -> None:
+    limit = BatchLimit(8)
+    assert limit.at(tokens) == 8
+    limit.rows, limit.tokens = 2, 100
+    assert limit.at(tokens) == rows
+
+
+@given(SIZES, LIMITS, st.integers(min_value=1, max_value=60), st.frozensets(st.integers(0, 39)))
+def test_every_row_that_is_asked_for_is_done_once_in_order_or_does_not_fit_alone(
+    sizes: list[int], start: int, room: int, unasked: frozenset[int]
+) -> None:
+    device, limit = Device(sizes, room=room, unasked=unasked), BatchLimit(start)
+    found: list[int] = []
+    for part in device.run(limit):
+        if part.result is None:
+            assert len(part.places) == 1
+            assert sizes[part.places[0]] > room
+            assert isinstance(part.failure, torch.OutOfMemoryError)
+        found += part.result if part.result is not None else part.places
+    assert found == [place for place in range(len(sizes)) if place not in unasked]
+    assert limit.out_of_memory == sum(device.cost(places) > room for places in device.tried)
+    assert len(device.tried) < 2 * max(1, len(sizes))
+    assert 1 <= limit.rows <= start
+    assert all(len(places) <= start for places in device.tried)
+
+
+@given(st.integers(min_value=1, max_value=100), st.integers(min_value=1, max_value=120), LIMITS)
+def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or_known(
+    rows: int, room: int, start: int
+) -> None:
+    # A smaller limit lets parts run before the one that fails; these are larger than the limit that is found.
+    found, known = BatchLimit(max(start, rows)), BatchLimit(max(start, rows))
+    learned = [part.places for part in Device([1] * rows, room=room).run(found)]
+    known.rows, known.tokens = found.rows, found.tokens
+    again = Device([1] * rows, room=room)
+    assert [part.places for part in again.run(known)] == again.tried == learned
+    assert known.out_of_memory == 0
+
+
+@given(SIZES, LIMITS)
+def test_rows_that_do_not_fit_alone_leave_the_limit_as_it_was(sizes: list[int], start: int) -> None:
+    # Beside those that never fit, all others fit together.
+    limit = BatchLimit(start)
+    Device([1000 if size > 25 else 0 for size in sizes], room=999).run(limit)
+    assert limit.rows == start
+
+
+def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
+    # Eight of the small rows are too many as well, four are not.
+    device, limit = Device([2] * 8 + [99] + [2] * 7, room=8), BatchLimit(16)
+    parts = device.run(limit)
+    assert [(part.places.start, part.places.stop) for part in parts] == [
+        (0, 4),
+        (4, 8),
+        (8, 9),
+        (9, 10),
+        (10, 12),
+        (12, 16),
+    ]
+    assert (limit.rows, limit.tokens, limit.out_of_memory) == (4, 2, 3)
+
+
+def test_a_row_that_fits_only_alone_does_not_slow_shorter_ones() -> None:
+    device, limit = Device([100] + [10] * 31, room=100), BatchLimit(16)
+    assert [len(part.places) for part in device.run(limit)] == [1, 1, 2, 4, 8, 8, 8]
+    assert (limit.rows, limit.tokens) == (1, 100)
+    assert (limit.at(100), limit.at(51), limit.at(50), limit.at(10), limit.at(1), limit.at(999)) == (1, 1, 2, 10, 16, 1)
+
+
+@given(st.integers(min_value=1, max_value=99), st.integers(min_value=0, max_value=999))
+def test_a_limit_that_nothing_broke_holds_for_any_length(rows: int, tokens: int) -> None:
+    assert BatchLimit(rows).at(tokens) == rows
+
+
+def test_a_part_that_nobody_asks_for_proves_nothing_about_the_others() -> None:
+    # The first row never fits and is known as an error already: nothing else is too large.
+    device, limit = Device([99] + [0] * 7, room=9, unasked=frozenset({0})), BatchLimit(8)
+    assert [part.result for part in device.run(limit)] == [[1], [2, 3], [4, 5, 6, 7]]
+    assert limit.rows == 8
+
+
+def test_the_first_half_is_the_larger_one() -> None:
+    assert halves(range(2, 7)) == (range(2, 5), range(5, 7))
+    assert halves(range(2)) == (range(1), range(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (torch.OutOfMemoryError("out of memory"), "out of memory with 4 rows: continuing with 2"),
+        (
+            RuntimeError("CUDA error: invalid configuration argument"),
+            "too large for the device: 4 rows: continuing with 2",
+        ),
+    ],
+)
+def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception, told: str) -> None:
+    def work(places: range) -> tuple[bool | None, Exception | None]:
+        return (None, failure) if len(places) > 2 else (True, None)
+
+    limit = BatchLimit(4)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            list(run_with_oom_backoff(4, work, limit=limit, tokens=len, describe=lambda places: f"{len(places)} rows"))
+    assert caplog.messages == [told]

@@ -1,0 +1,62 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from partita.data.formatting.row_tokenizer import PromptExample
+from partita.generation.prompts import EncodedPrompts
+from partita.lm.scripted import ScriptedModel
+from partita_schema.rows import row_schema
+
+from .conftest import encoder_of
+
+UPPER = ScriptedModel(str.upper)
+ROWS = [{"question": text} for text in ("one", "three", None, "x" * 30, "two")]
+
+
+def prompts_of(rows: Any, encoder: Any, config: Any, **options: Any) -> EncodedPrompts:
+    return EncodedPrompts(rows, encoder, row_schema(config, supervised=False), **options)
+
+
+def test_lengths_keys_and_reasons_are_learned_and_tokens_are_made_when_needed(make_config: Any, make_rows: Any) -> None:
+    encoder = encoder_of(make_config(), UPPER, max_length=20)
+    prompts = prompts_of(make_rows(ROWS), encoder, make_config(), chunk=2)
+    ids = [list(encoder.encode_prompt(row, key="").input_ids) for row in ({"question": "two"}, {"question": "one"})]
+    assert prompts.prompts([4, 0]) == ids
+    assert prompts.lengths.tolist() == [len(ids[1]), len(ids[1]) + 2, 0, 0, len(ids[0])]
+    assert prompts.skipped == {2: "column question is missing or empty"}
+    assert list(prompts.errors) == [3]
+    assert len(set(map(bytes, prompts.keys))) == 5
+
+
+def test_keys_change_with_the_prompt_the_row_and_the_fingerprint(make_config: Any, make_rows: Any) -> None:
+    config = make_config()
+
+    def keys(rows: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+        return prompts_of(make_rows(rows), encoder_of(config, UPPER), config, **options).keys
+
+    same = [{"question": "a"}, {"question": "a"}]
+    first = keys(same, fingerprint="f")
+    assert np.array_equal(first, keys(same, fingerprint="f", chunk=1))
+    assert not np.array_equal(first[0], first[1])
+    assert not np.array_equal(first[0], keys(same, fingerprint="g")[0])
+    assert not np.array_equal(first[0], keys([{"question": "b"}], fingerprint="f")[0])
+
+
+def test_a_prompt_that_cannot_be_made_harms_no_other(make_config: Any, make_rows: Any) -> None:
+    class Picky:
+        def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[PromptExample]:
+            if any(row["question"] == "three" for row in rows):
+                raise RuntimeError("the template refuses it")
+            return [
+                PromptExample(key, "", [1] * (row["question"] != "two")) for row, key in zip(rows, keys, strict=True)
+            ]
+
+    prompts = prompts_of(make_rows(ROWS), Picky(), make_config())
+    assert prompts.lengths.tolist() == [1, 0, 0, 1, 0]
+    assert prompts.errors == {1: "RuntimeError: the template refuses it", 4: "the prompt is empty"}
+
+
+def test_no_rows_are_no_prompts(make_config: Any, make_rows: Any) -> None:
+    prompts = prompts_of(make_rows([]), encoder_of(make_config(), UPPER), make_config())
+    assert (len(prompts), prompts.lengths.tolist()) == (0, [])

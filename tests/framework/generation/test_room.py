@@ -1,0 +1,71 @@
+"""Where memory decides the number of slots, shorter rows get more of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.generation.engine import run_of_requests
+from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.pipeline.batch_sizes import BatchSizeTuner
+from partita_trainers.batch_size.probe import BatchSize
+
+from .conftest import nano_model
+
+GREEDY = GenerationOptions({"do_sample": False})
+NEW = 4
+LENGTHS = [56, 50, 52, 20, 21, 22, 23, 8, 8, 9, 10, 11, 6, 5, 4, 7, 3, 9, 9, 8]
+
+
+@pytest.fixture
+def lm() -> Any:
+    return nano_model()
+
+
+def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple[list[tuple[int, int]], dict[int, Any]]:
+    """(slots, tokens of one) of all pools that were opened, and the answers."""
+    opened = []
+    real = type(lm).open_slots
+
+    def spy(self: Any, options: Any, *, slots: int, tokens: int, **more: Any) -> Any:
+        opened.append((slots, tokens))
+        return real(self, options, slots=slots, tokens=tokens, **more)
+
+    monkeypatch.setattr(type(lm), "open_slots", spy)
+    chance = np.random.default_rng(1)
+    requests = [GenerationRequest(chance.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
+    held = Capacity(2, capacity.pop("limit", BatchLimit(2)), **capacity)
+    run = run_of_requests(lm, requests, options=GREEDY, capacity=held, seed=0)
+    found = {result.row: result.generated for batch in run.completions() for result in batch.results}
+    monkeypatch.undo()
+    return opened, found
+
+
+def test_slots_grow_in_number_as_rows_get_shorter_and_the_answers_stay_the_same(lm: Any, monkeypatch: Any) -> None:
+    usual, before = answered(lm, monkeypatch)
+    assert usual == [(2, 60)]
+    opened, after = answered(lm, monkeypatch, room_tokens=2 * 60)
+    assert after == before
+    assert opened == [(2, 60), (4, 26), (8, 12)]  # rows of 23 and of 9 tokens wait when a pool is drained
+    assert all(slots * tokens <= 2 * 60 for slots, tokens in opened)
+
+
+def test_where_memory_ran_out_it_is_the_room_that_was_left(lm: Any, monkeypatch: Any) -> None:
+    limit = BatchLimit(1, out_of_memory=1, tokens=60, most=2)
+    opened, _ = answered(lm, monkeypatch, room_tokens=2 * 60, limit=limit)
+    assert opened == [(1, 60), (2, 27), (4, 13)]
+
+
+@pytest.mark.parametrize(("rows", "fits", "room"), [(8, 8, 8 * 140), (6, 8, None)])
+def test_only_a_size_that_memory_decided_leaves_room_for_more(rows: int, fits: int, room: int | None) -> None:
+    size = BatchSize(rows=rows, origin="tuned", device="cpu", max_fitting=fits, prompt_tokens=100, new_tokens=40)
+    sizing = object.__new__(BatchSizeTuner)
+    sizing.limits = {}
+    assert sizing.capacity("generation", size).room_tokens == room
+
+
+def test_a_written_number_of_rows_is_kept_to() -> None:
+    sizing = object.__new__(BatchSizeTuner)
+    sizing.limits = {}
+    assert sizing.capacity("generation", BatchSize(rows=8, origin="file", device="cpu")).room_tokens is None

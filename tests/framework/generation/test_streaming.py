@@ -1,0 +1,101 @@
+"""Answers piece by piece."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita import Model
+from partita.generation.streaming import told_so_far
+from partita_schema.errors import DataError
+
+CONFIG: dict[str, Any] = {
+    "base_model": {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64},
+    "input_features": [{"name": "question", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+    "data": {"source": "rows.jsonl"},
+    "trainer": {"type": "none", "batch_size": 2},
+}
+PROMPTS = ["one red ball", "two", "three blue balls and a cat"]
+
+
+def model(**sections: Any) -> Model:
+    made = Model(CONFIG | sections, quiet=True)
+    with torch.no_grad():  # a new model repeats itself; a sharp one says various things, half characters among them
+        for parameter in made._runtime.ready().lm.module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"question": "a", "answer": "b"}\n', encoding="utf8")
+
+
+def test_the_pieces_of_an_answer_put_together_are_the_answer() -> None:
+    made = model()
+    whole = made.generate(PROMPTS[0], max_new_tokens=30)
+    pieces = list(made.generate(PROMPTS[0], max_new_tokens=30, stream=True))
+    assert "".join(pieces) == whole[0]
+    assert len(pieces) > 3
+    assert all(pieces)
+
+
+def test_pieces_of_several_prompts_come_with_their_places_in_turn() -> None:
+    made = model()
+    whole = made.generate(PROMPTS, max_new_tokens=20)
+    told: dict[int, str] = {}
+    places = []
+    for place, piece in made.generate(PROMPTS, max_new_tokens=20, stream=True):
+        told[place] = told.get(place, "") + piece
+        places.append(place)
+    assert [told.get(place, "") for place in range(3)] == whole
+    assert any(before != after for before, after in pairwise(places))
+    assert len(set(places[: len(places) // 2])) > 1
+
+
+def test_a_stop_text_is_never_reported_in_part() -> None:
+    made = model()
+    plain = made.generate(PROMPTS[0], max_new_tokens=30)[0]
+    stop = plain[6:10]
+    stopped = model(generation={"stop": [stop]})
+    pieces = list(stopped.generate(PROMPTS[0], max_new_tokens=30, stream=True))
+    assert "".join(pieces) == plain[: plain.index(stop)] == stopped.generate(PROMPTS[0], max_new_tokens=30)[0]
+
+
+def test_where_rows_are_not_answered_in_slots_an_answer_is_one_piece() -> None:
+    made = model(generation={"num_beams": 2})
+    whole = made.generate(PROMPTS, max_new_tokens=10)
+    assert list(made.generate(PROMPTS, max_new_tokens=10, stream=True)) == [
+        (place, text) for place, text in enumerate(whole) if text
+    ]
+
+
+def test_what_is_wrong_with_a_prompt_is_reported_before_the_first_piece_is_asked_for() -> None:
+    with pytest.raises(DataError, match="a prompt is empty"):
+        model().generate([""], stream=True)
+
+
+def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> None:
+    made = model()
+    whole = made.generate(PROMPTS[0], max_new_tokens=20)
+    pieces = made.generate(PROMPTS[0], max_new_tokens=20, stream=True)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    assert made._runtime.ready().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
+    assert made.generate(PROMPTS[0], max_new_tokens=20) == whole
+
+
+@given(st.text(alphabet="ab�", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
+def test_what_is_reported_is_the_longest_beginning_that_no_further_text_can_change(text: str, stop: list[str]) -> None:
+    told = told_so_far(text, stop)
+    assert text.startswith(told)
+    whole = text.rstrip("�")
+    held = [size for size in range(1, len(whole) + 1) if any(end.startswith(whole[-size:]) for end in stop)]
+    assert len(whole) - len(told) == max(held, default=0)

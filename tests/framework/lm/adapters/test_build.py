@@ -1,0 +1,310 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.lm.adapters.inits import best_low_rank, loftq, normal_float, normal_float_levels
+from partita_schema.errors import ModelError
+from partita_trainers.base import Batch
+
+from ....properties import ends
+
+LORA = [
+    {"type": "lora", "init": init, "r": 4}
+    for init in ("default", "gaussian", "orthogonal", "pissa", "pissa_niter_4", "pissa_niter_16", "olora", "corda")
+]
+OTHERS: list[dict[str, Any]] = [
+    {"type": "lora", "use_dora": True},
+    {"type": "lora", "use_rslora": True, "init": "pissa", "r": 4, "alpha": 3},
+    {"type": "lora", "init": "pissa", "r": 4, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 1}},
+    {"type": "lora", "init": "pissa", "r": 4, "use_dora": True},
+    {"type": "lora", "layers_to_transform": [1], "bias": "all", "dropout": 0.1},
+    {"type": "lora", "modules_to_save": ["lm_head"]},
+    {"type": "adalora"},
+    {"type": "ia3"},
+    {"type": "vera", "r": 16},
+    {"type": "loha"},
+    {"type": "lokr", "decompose_both": True},
+    {"type": "boft"},
+    {"type": "oft"},
+    {"type": "fourierft", "n_frequency": 100},
+    {"type": "ln_tuning"},
+    {"type": "vblora", "vector_length": 16},
+    {"type": "prompt_tuning"},
+    {"type": "prefix_tuning"},
+    {"type": "prefix_tuning", "prefix_projection": True, "encoder_hidden_size": 32},
+    {"type": "p_tuning"},
+    {"type": "p_tuning", "encoder_reparameterization_type": "LSTM", "encoder_hidden_size": 16},
+    {"type": "peft", "peft_type": "miss", "parameters": {"r": 4}},
+    {"type": "peft", "peft_type": "HRA"},
+]
+
+
+def name_of(adapter: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in adapter.values())
+
+
+@pytest.mark.parametrize("adapter", ends([*LORA, *OTHERS]), ids=name_of)
+def test_an_adapter_learns_resumes_bit_for_bit_and_answers_the_same_from_its_files(
+    small, adapter: dict[str, Any], tmp_path: Path
+) -> None:
+    config = small.config(adapter=adapter)
+    lm = small.load(config)
+    lm.prepare_training(6)
+    untouched = {name: p.clone() for name, p in lm.module.named_parameters() if not p.requires_grad}
+    small.take_steps(lm, steps=2)
+    lm.save_checkpoint(tmp_path / "checkpoint")
+    torch.manual_seed(0)
+    straight = small.take_steps(lm, steps=2, first=3)
+
+    resumed = small.load(config)
+    resumed.prepare_training(6)
+    resumed.load_checkpoint(tmp_path / "checkpoint")
+    torch.manual_seed(0)
+    assert small.take_steps(resumed, steps=2, first=3) == straight
+    assert resumed.fingerprint == lm.fingerprint
+    assert all(torch.equal(p, untouched[name]) for name, p in lm.module.named_parameters() if name in untouched)
+
+    start = small.held_out_loss(small.load(config))
+    lm.save(tmp_path / "model")
+    read = small.load(config, saved=tmp_path / "model", trainable=False)
+    assert not any(parameter.requires_grad for parameter in read.module.parameters())
+    learned = small.held_out_loss(lm)
+    assert learned != start
+    assert small.held_out_loss(read) == pytest.approx(learned, abs=max(2e-5, 0.01 * abs(learned - start)))
+    assert read.fingerprint == lm.fingerprint
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "opt", "mixtral", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["lora", "ia3", "ln_tuning", "prefix_tuning"])
+def test_default_targets_fit_every_architecture(small, architecture: str, kind: str) -> None:
+    lm = small.load(small.config(architecture=architecture, adapter={"type": kind}))
+    before = small.held_out_loss(lm)
+    small.take_steps(lm, steps=2)
+    assert small.held_out_loss(lm) != before
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "corda", "eva", "default", "gaussian"])
+def test_an_init_leaves_the_outputs_of_the_model_as_they_were(small, init: str) -> None:
+    batches = repetitive_batches(small)
+    plain = small.load(small.config())
+    lm = load_with(small, {"type": "lora", "init": init, "r": 2}, batches)
+    tolerance = 0.05 if init == "gaussian" else 1e-4  # gaussian starts with B = 0, and so exactly; A has no part in it
+    assert small.held_out_loss(lm) == pytest.approx(small.held_out_loss(plain), abs=tolerance)
+
+
+def repetitive_batches(small) -> list[Batch]:
+    """Batches whose activations have few directions, so that EVA converges."""
+    batches = [small.batch(seed, lengths=(24, 24, 20, 18)) for seed in range(2)]
+    return [Batch(batch.input_ids_BT % 4 + 10, batch.labels_BT, batch.lengths_B, batch.keys) for batch in batches]
+
+
+def load_with(small, adapter: dict[str, Any], batches: list[Batch] | None):
+    from partita.lm.huggingface import load_model
+    from partita.tokenizers.load import load_tokenizer
+
+    config = small.config(adapter=adapter)
+    tokenizer = load_tokenizer(config, folder=Path(), texts=list)
+    given = None if batches is None else (lambda: batches)
+    return load_model(config, folder=Path(), tokenizer=tokenizer, batches=given, trainable=True)
+
+
+def test_eva_starts_from_directions_of_the_activations(small) -> None:
+    lm = load_with(small, {"type": "lora", "init": "eva", "r": 2}, repetitive_batches(small))
+    again = load_with(small, {"type": "lora", "init": "eva", "r": 2}, repetitive_batches(small))
+    a = lm.adapted.base_model.model.model.layers[0].mlp.down_proj.lora_A["default"].weight
+    torch.testing.assert_close(a @ a.T, torch.eye(len(a)), atol=1e-3, rtol=0)
+    assert lm.fingerprint == again.fingerprint
+
+
+@pytest.mark.long
+def test_eva_says_when_batches_are_too_small_or_never_converge(small) -> None:
+    with pytest.raises(ModelError, match=r"eva with r 64 and rho 2.0 needs batches of at least 128 tokens"):
+        load_with(small, {"type": "lora", "init": "eva", "r": 64}, [small.batch()])
+    noisy = [small.batch(seed) for seed in range(3)]
+    with pytest.raises(ModelError, match=r"eva did not converge in 50 passes over 3 batches"):
+        load_with(small, {"type": "lora", "init": "eva", "r": 4}, noisy)
+
+
+@pytest.mark.parametrize("init", ["eva", "corda"])
+def test_an_init_that_looks_at_data_says_that_there_is_none(small, init: str) -> None:
+    with pytest.raises(ModelError, match=rf"adapter\.init: {init} looks at training batches, and there are none here"):
+        load_with(small, {"type": "lora", "init": init}, None)
+
+
+def test_alpha_defaults_to_twice_the_rank(small) -> None:
+    for kind in ("lora", "loha", "lokr"):
+        layer = small.load(small.config(adapter={"type": kind, "r": 4})).adapted.base_model.model.model.layers[0]
+        assert layer.self_attn.q_proj.scaling["default"] == 2
+
+
+def test_an_adapter_that_matches_nothing_names_the_layers_that_there_are(small) -> None:
+    with pytest.raises(
+        ModelError, match=r"adapter\.target_modules: \['query'\] matches no module; .*down_proj.*v_proj"
+    ):
+        small.load(small.config(adapter={"type": "lora", "target_modules": ["query"]}))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "text"),
+    [
+        ({"peft_type": "MIS"}, r"peft has no MIS; did you mean MISS\?"),
+        ({"peft_type": "MISS", "parameters": {"rr": 4}}, r"MISS has no key rr; did you mean r\?"),
+        ({"peft_type": "MISS", "parameters": {"task_type": "X"}}, r"MISS has no key task_type; it has "),
+        ({"peft_type": "LORA", "parameters": {"layers_pattern": "h"}}, r"adapter\.parameters: LORA: "),
+    ],
+)
+def test_other_methods_of_peft_are_checked_by_name_and_key(small, adapter: dict[str, Any], text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        small.load(small.config(adapter={"type": "peft", **adapter}))
+
+
+def test_values_that_do_not_fit_the_model_are_reported_in_words(small) -> None:
+    with pytest.raises(ModelError, match=r"adapter: vblora does not fit this model: .*256"):
+        small.load(small.config(adapter={"type": "vblora"}))
+    with pytest.raises(ModelError, match="olora does not work on layers of gpt2; write init: pissa"):
+        small.load(small.config(architecture="gpt2", adapter={"type": "lora", "init": "olora"}))
+
+
+def test_prefix_tuning_with_activation_checkpointing_is_refused(small) -> None:
+    config = small.config(
+        adapter={"type": "prefix_tuning"}, trainer={"type": "finetune", "gradient_checkpointing": True}
+    )
+    with pytest.raises(ModelError, match="prefix_tuning lives in the cache, which recomputing leaves out"):
+        small.load(config)
+
+
+def test_a_pretrained_adapter_is_trained_on(small, tmp_path: Path) -> None:
+    base = small.config()
+    small.load(base).save(tmp_path / "base")
+    on_base = {"base_model": "base", "adapter": {"type": "lora", "r": 4}}
+    first = small.load(small.config(**on_base), folder=tmp_path)
+    small.take_steps(first, steps=2)
+    first.save(tmp_path / "first")
+    adapter = {"type": "lora", "pretrained_adapter_weights": "first"}
+    second = small.load(small.config(base_model="base", adapter=adapter), folder=tmp_path)
+    assert small.held_out_loss(second) == small.held_out_loss(first)
+    before = second.fingerprint
+    small.take_steps(second, steps=1)
+    assert second.fingerprint != before
+    other = {"type": "vera", "pretrained_adapter_weights": "first"}
+    with pytest.raises(ModelError, match=r"adapter\.type: the adapter in .*first is LORA; write type: lora"):
+        small.load(small.config(base_model="base", adapter=other), folder=tmp_path)
+
+
+def test_a_pretrained_adapter_that_is_not_there_is_reported(small, tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "first").mkdir(parents=True)
+    for name, text in (
+        ("./adapters/frist", r"pretrained_adapter_weights: there is no folder .*frist; did you mean first\?"),
+        ("./adapters/first", r"pretrained_adapter_weights: .*first holds no adapter_config\.json"),
+    ):
+        config = small.config(adapter={"type": "lora", "pretrained_adapter_weights": name})
+        with pytest.raises(ModelError, match=text):
+            small.load(config, folder=tmp_path)
+
+
+def test_an_untrained_adapter_is_left_out_where_nothing_is_trained(small) -> None:
+    config = small.config(adapter={"type": "lora"}, trainer={"type": "none"})
+    assert small.load(config, trainable=False).adapted is None
+
+
+def test_prompt_tuning_starts_from_the_words_of_a_text_or_of_the_vocabulary(small) -> None:
+    adapter = {"type": "prompt_tuning", "num_virtual_tokens": 5}
+    lm = small.load(small.config(adapter=adapter | {"init_text": "abc"}))
+    words = lm.base.get_input_embeddings().weight
+    learned = lm.adapted.prompt_encoder["default"].embedding.weight
+    assert torch.equal(learned, words[torch.tensor(lm.tokenizer.encode("abcab"))])
+    drawn = small.load(small.config(adapter=adapter)).adapted.prompt_encoder["default"].embedding.weight
+    assert all((words == vector).all(dim=1).any() for vector in drawn)
+
+
+def test_layers_that_are_not_there_are_reported(small) -> None:
+    with pytest.raises(ModelError, match=r"adapter\.layers_to_transform: \[7\] matches no module"):
+        small.load(small.config(adapter={"type": "lora", "layers_to_transform": [7]}))
+
+
+def test_adalora_prunes_to_its_budget_and_penalises_what_is_not_orthogonal(small) -> None:
+    adapter = {"type": "adalora", "init_r": 6, "target_r": 2, "tinit": 0.1, "tfinal": 2, "orth_reg_weight": 0.3}
+    lm = small.load(small.config(adapter=adapter))
+    lm.prepare_training(10)
+    factors = {n: p.detach() for n, p in lm.module.named_parameters() if "lora_A" in n or "lora_B" in n}
+    distance = [
+        torch.linalg.norm((f @ f.T if "lora_A" in n else f.T @ f) - torch.eye(6)).item() for n, f in factors.items()
+    ]
+    assert lm.auxiliary_loss().item() == pytest.approx(0.3 * sum(distance) / len(distance), rel=1e-5)
+    small.take_steps(lm, steps=10)
+    kept = sum(sum(ranks) for ranks in lm.adapted.active_peft_config.rank_pattern.values())
+    assert kept == 2 * 14
+    alive = sum(int((p != 0).sum()) for n, p in lm.module.named_parameters() if "lora_E" in n)
+    assert alive <= kept
+
+
+def test_alpha_of_adalora_defaults_to_twice_the_rank_that_it_begins_with(small) -> None:
+    ranks = {"type": "adalora", "init_r": 6, "target_r": 2}
+    for adapter, alpha in ((ranks, 12), ({**ranks, "alpha": 5}, 5)):
+        assert small.load(small.config(adapter=adapter)).adapted.active_peft_config.lora_alpha == alpha
+
+
+def test_the_phases_of_adalora_leave_a_step_for_pruning_where_there_is_one(small) -> None:
+    lm = small.load(small.config(adapter={"type": "adalora", "init_r": 6, "target_r": 2, "tinit": 0.3, "tfinal": 8}))
+    settings, found = lm.adapted.active_peft_config, {}
+    for steps in (1, 2, 10, 40):
+        lm.prepare_training(steps)
+        found[steps] = (settings.tinit, settings.tfinal, settings.total_step)
+    assert found == {1: (0, 0, 2), 2: (1, 0, 2), 10: (3, 6, 10), 40: (12, 8, 40)}
+
+
+@pytest.mark.parametrize(("steps", "tfinal"), [(1, 0), (3, 2), (3, 9)])
+def test_adalora_has_measured_importance_before_it_prunes_in_a_short_run(small, steps: int, tfinal: int) -> None:
+    adapter = {"type": "adalora", "init_r": 4, "target_r": 2, "tfinal": tfinal}
+    lm = small.load(small.config(adapter=adapter))
+    lm.prepare_training(steps)
+    assert len(small.take_steps(lm, steps=steps)) == steps
+
+
+def test_adalora_without_a_plan_is_our_own_mistake(small) -> None:
+    lm = small.load(small.config(adapter={"type": "adalora"}))
+    with pytest.raises(AssertionError, match="prepare_training"):
+        lm.after_step(1)
+
+
+def test_normal_float_levels_at_four_bits_are_those_of_the_paper() -> None:
+    paper = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0]
+    paper += [0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+    torch.testing.assert_close(normal_float_levels(4), torch.tensor(paper), atol=2e-4, rtol=0)
+    assert len(normal_float_levels(2)) == 4
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_loftq_comes_nearer_than_rounding_alone_and_nearer_with_more_steps(bits: int) -> None:
+    weight = torch.randn(48, 40, generator=torch.Generator().manual_seed(0))
+    rounding = (weight - normal_float(weight, bits=bits)).norm()
+    errors = []
+    for iterations in (1, 4):
+        rounded, a, b = loftq(weight, bits=bits, rank=8, iterations=iterations)
+        errors.append((weight - rounded - b @ a).norm())
+        assert a.shape == (8, 40)
+        assert b.shape == (48, 8)
+    assert errors[0] < 0.9 * rounding
+    assert errors[1] < errors[0]
+
+
+def test_the_best_low_rank_matrix_is_the_matrix_where_the_rank_is_enough() -> None:
+    weight = torch.randn(9, 2) @ torch.randn(2, 7)
+    a, b = best_low_rank(weight, rank=2)
+    torch.testing.assert_close(b @ a, weight)
+
+
+def test_a_model_with_rounded_weights_is_saved_merged(small, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = small.config(adapter={"type": "lora", "init": "loftq", "r": 4, "loftq_bits": 2})
+    plain, lm = small.load(small.config()), small.load(config)
+    assert small.held_out_loss(lm) != pytest.approx(small.held_out_loss(plain), abs=1e-3)
+    small.take_steps(lm, steps=2)
+    with caplog.at_level("INFO"):
+        lm.save(tmp_path)
+    assert "init loftq changed the base weights: the result is saved as a plain, merged model" in caplog.text
+    assert not (tmp_path / "adapter_config.json").exists()
+    read = small.load(config, saved=tmp_path, trainable=False)
+    assert read.adapted is None
+    assert small.held_out_loss(read) == pytest.approx(small.held_out_loss(lm), abs=1e-4)

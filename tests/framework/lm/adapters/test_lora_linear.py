@@ -1,0 +1,237 @@
+"""LoRA layers in one piece give what peft's own forward gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partita.lm.adapters.lora_linear import LoraLinear, fuse_lora, fused_class, plain_adapter
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 40, bias=True)
+        self.second = nn.Linear(40, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def adapted(**options: Any) -> Any:
+    """Two layers under LoRA whose B is not zero; the same at each call."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    settings = LoraConfig(target_modules=["first", "second"], lora_alpha=16, **({"r": 4} | options))
+    module = get_peft_model(Layers(), settings)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def outcome(module: Any, *, x: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The result, then gradients of the input and of all that is trained."""
+    if x is None:
+        x = torch.randn(3, 7, 24, generator=torch.Generator().manual_seed(1))
+    x = x.detach().requires_grad_()
+    torch.manual_seed(2)
+    y = module(x)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *trained])]
+
+
+def layers(module: Any) -> list[Any]:
+    return [module.base_model.model.first, module.base_model.model.second]
+
+
+def is_plain(module: Any, *, x: torch.Tensor | None = None) -> bool:
+    found = {plain_adapter(layer, torch.zeros(2, 24) if x is None else x) is not None for layer in layers(module)}
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_rslora": True}, {"r": 1}, {"r": 16}, {"rank_pattern": {"first": 3}}, {"lora_dropout": 0.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(3, 7, 24), (5, 24), (1, 1, 24)])
+def test_results_and_all_gradients_equal_those_of_peft(options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    own = outcome(adapted(**options), x=x)
+    module = adapted(**options)
+    assert fuse_lora(module) == 2
+    assert is_plain(module)
+    for found, wanted in zip(outcome(module, x=x), own, strict=True):
+        assert found.shape == wanted.shape
+        assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def test_an_input_that_is_not_contiguous_and_needs_no_gradient() -> None:
+    x = torch.randn(24, 9, 3, generator=torch.Generator().manual_seed(3)).permute(2, 1, 0)
+    found = []
+    for fused in (False, True):
+        module = adapted()
+        if fused:
+            fuse_lora(module)
+        module(x).sum().backward()
+        found.append([parameter.grad for parameter in module.parameters() if parameter.requires_grad])
+    for fused, own in zip(found[1], found[0], strict=True):
+        assert (fused - own).norm() <= 1e-5 * own.norm()
+
+
+def test_in_float64_nothing_is_left_to_rounding() -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def tensor(*shape: int, learned: bool = True) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_(learned)
+
+    inputs = (tensor(2, 3, 5), tensor(4, 5, learned=False), tensor(4, learned=False), tensor(2, 5), tensor(4, 2), 1.7)
+    assert torch.autograd.gradcheck(LoraLinear.apply, inputs)
+
+
+def train_with_dropout(module: Any) -> None:
+    module.train()
+
+
+def switch_off(module: Any) -> None:
+    module.base_model.disable_adapter_layers()
+
+
+def add_second(module: Any) -> None:
+    from peft import LoraConfig
+
+    settings = LoraConfig(target_modules=["first", "second"], r=2, init_lora_weights=False)
+    module.add_adapter("other", settings)
+    module.base_model.set_adapter(["default", "other"])
+
+
+def train_base(module: Any) -> None:
+    for layer in layers(module):
+        layer.get_base_layer().weight.requires_grad_()
+
+
+def hook_base(module: Any) -> None:
+    for layer in layers(module):
+        layer.get_base_layer().register_forward_hook(lambda layer, inputs, output: output * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "prepare"),
+    [
+        ({"lora_dropout": 0.5}, train_with_dropout),
+        ({"use_dora": True}, None),
+        ({"lora_bias": True}, None),
+        ({}, switch_off),
+        ({}, add_second),
+        ({}, train_base),
+        ({}, hook_base),
+    ],
+    ids=["dropout", "dora", "bias", "off", "two", "base trained", "hook"],
+)
+def test_what_is_not_plain_goes_the_way_of_peft_bit_for_bit(
+    options: dict[str, Any], prepare: Callable[[Any], None] | None
+) -> None:
+    results = []
+    for fused in (False, True):
+        module = adapted(**options)
+        if fused:
+            fuse_lora(module)
+        if prepare is not None:
+            prepare(module)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            results.append([module(torch.ones(2, 24))])
+            continue
+        results.append(outcome(module))
+    assert not is_plain(module)
+    for found, wanted in zip(results[1], results[0], strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_dropout_in_evaluation_mode_is_plain() -> None:
+    module = adapted(lora_dropout=0.5)
+    fuse_lora(module)
+    module.eval()
+    assert is_plain(module)
+
+
+def test_merged_weights_count_once_and_are_taken_out_again() -> None:
+    module, x = adapted(), torch.ones(2, 24)
+    before = module(x)
+    fuse_lora(module)
+    module.merge_adapter()
+    assert not is_plain(module)
+    torch.testing.assert_close(module(x), before, rtol=1e-5, atol=1e-5)
+    module.unmerge_adapter()
+    assert is_plain(module)
+    torch.testing.assert_close(module(x), before, rtol=1e-5, atol=1e-5)
+    merged = module.merge_and_unload()
+    torch.testing.assert_close(merged(x), before, rtol=1e-5, atol=1e-5)
+
+
+def test_without_gradients_under_autocast_and_in_sixteen_bits_it_is_peft_that_computes() -> None:
+    module = adapted()
+    fuse_lora(module)
+    with torch.no_grad():
+        assert not is_plain(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_plain(module)
+    assert is_plain(module)
+    assert not is_plain(module, x=torch.zeros(2, 24, dtype=torch.bfloat16))
+    assert not is_plain(module.bfloat16(), x=torch.zeros(2, 24, dtype=torch.bfloat16))
+
+
+def test_state_and_names_are_those_of_peft(tmp_path: Any) -> None:
+    from peft import PeftModel
+
+    module, plain = adapted(), adapted()
+    fuse_lora(module)
+    assert list(module.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in module.named_modules()] == [name for name, _ in plain.named_modules()]
+    module.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    loaded = PeftModel.from_pretrained(Layers(), tmp_path)
+    x = torch.ones(2, 24)
+    torch.testing.assert_close(loaded(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    from copy import deepcopy
+
+    module, x = adapted(), torch.ones(2, 24)
+    fuse_lora(module)
+    copied = deepcopy(module)
+    before = copied(x).detach()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    assert torch.equal(copied(x).detach(), before)
+    assert not module(x).any()
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_language_model_learns_with_its_lora_layers_in_one_piece(small, base_folder: Any, quantised: bool) -> None:
+    from peft.tuners.lora.layer import Linear
+
+    sections = {"quantization": {"bits": 4}} if quantised else {}
+    lm = small.load(small.config(base_model=str(base_folder), adapter={"type": "lora", "init": "gaussian"}, **sections))
+    fused = [layer for layer in lm.module.modules() if isinstance(layer, fused_class())]
+    assert len(fused) == (0 if quantised else 14)
+    small.take_steps(lm, steps=2)
+    batch = small.batch()
+    with lm.training():
+        found = gradients(lm, batch)
+        for layer in fused:
+            layer.__class__ = Linear
+        wanted = gradients(lm, batch)
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+    assert quantised or not torch.equal(found, wanted)
+
+
+def gradients(lm: Any, batch: Any) -> torch.Tensor:
+    trained = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
+    return torch.cat([each.flatten() for each in torch.autograd.grad(lm.loss(lm.module, batch), trained)])

@@ -1,0 +1,80 @@
+"""What outputs hold answers to reaches the model, or the run says why not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.data.formatting.formatter import Formatter
+from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.generation.engine import choose_engine
+from partita.lm.base import GenerationOptions, Label
+from partita.lm.scripted import ScriptedModel
+from partita.outputs.form import in_form
+from partita.tokenizers.load import PAD, UNKNOWN, WORD, byte_tokenizer, piece_backend, wrap
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+
+MakeConfig = Callable[..., Config]
+PLAIN = GenerationOptions({"do_sample": False})
+LABEL: dict[str, Any] = {"name": "label", "type": "category", "decoder": {"scoring": True}}
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def formed(config: Config, tokenizer: Any, labels: dict[str, tuple[str, ...]]) -> GenerationOptions:
+    return in_form(PLAIN, config, labels=labels, encoder=RowTokenizer(Formatter(config, tokenizer=tokenizer)))
+
+
+def test_outputs_that_ask_for_nothing_leave_answers_free(make_config: MakeConfig) -> None:
+    config = make_config({"name": "label", "type": "category"}, {"name": "value", "type": "json"})
+    assert formed(config, byte_tokenizer(), {"label": ("a", "b")}) == PLAIN
+
+
+def test_labels_to_score_are_those_of_the_file_or_of_the_data(make_config: MakeConfig) -> None:
+    tokenizer = byte_tokenizer()
+    found = formed(make_config(LABEL), tokenizer, {"label": ("no", "yes")}).labels
+    assert found == tuple(Label(text, tuple(tokenizer.encode(text))) for text in ("no", "yes"))
+    named = {**LABEL, "decoder": {"scoring": True, "labels": ["No", "YES", "no"]}, "preprocessing": {"lowercase": True}}
+    assert [label.text for label in formed(make_config(named), tokenizer, {}).labels] == ["no", "yes"]
+
+
+def test_labels_end_as_the_chat_template_ends_an_answer(make_config: MakeConfig) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    found = formed(make_config(LABEL), tokenizer, {"label": ("no",)}).labels
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert found == (Label("no", (*tokenizer.encode("no"), end)),)
+
+
+def test_labels_that_are_the_same_tokens_are_refused(make_config: MakeConfig) -> None:
+    tokenizer = wrap(piece_backend(["yes"], pattern=WORD, vocab_size=9), max_length=None, unknown=UNKNOWN)
+    assert tokenizer.convert_ids_to_tokens([0]) == [PAD]
+    with pytest.raises(
+        ModelError, match=r"decoder\.scoring: the labels 'left' and 'right' are the same tokens to this model; rename"
+    ):
+        formed(make_config(LABEL), tokenizer, {"label": ("yes", "left", "right")})
+
+
+@pytest.mark.parametrize(
+    ("output", "key"),
+    [
+        ({"name": "value", "type": "json", "decoder": {"constrain": True}}, "decoder.constrain"),
+        (LABEL, "decoder.scoring"),
+    ],
+)
+def test_a_model_that_does_not_answer_in_slots_is_reported_to_the_user(
+    make_config: MakeConfig, output: dict[str, Any], key: str
+) -> None:
+    lm = ScriptedModel({})
+    options = formed(make_config(output), lm.tokenizer, {"label": ("a", "b")})
+    with pytest.raises(ModelError) as caught:
+        choose_engine(lm, np.array([3], dtype=np.int32), options=options, max_new_tokens=4)
+    assert str(caught.value) == (
+        f"{key} needs answers that are made in slots, and here they are not: the answers are scripted; remove {key}"
+    )
+    assert choose_engine(lm, np.array([3], dtype=np.int32), options=options.free, max_new_tokens=4) == "static"

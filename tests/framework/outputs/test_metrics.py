@@ -1,0 +1,247 @@
+import json
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.generation.predictions import answer_of
+from partita.generation.record import PredictionRecord
+from partita.outputs.decode import Decoder
+from partita.outputs.metrics import OutputScores, Scorer, canonical, metric_names
+
+LABELS = ["cat", "dog", "fish"]
+CATEGORY = {"name": "kind", "type": "category", "decoder": {"labels": LABELS}}
+NUMBER = {"name": "age", "type": "number"}
+JSON = {"name": "order", "type": "json"}
+WORDS = ["the", "a", "dog", "cat", "sat", "on", "under", "mat,", "and", "ran", "far", "away."]
+
+
+@pytest.fixture(scope="module")
+def score(make_config: Any) -> Any:
+    """Scores of (truth by output, answer or None for an error) pairs."""
+
+    def call(*pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any]) -> OutputScores:
+        config = make_config(*outputs)
+        decoder, scorer = Decoder(config, labels={}), Scorer(config)
+        for row, (truth, text) in enumerate(pairs):
+            status: Any = "ok" if text is not None else "error"
+            scorer.add(truth, answer_of(PredictionRecord(key="", row=row, status=status, text=text), decoder))
+        return scorer.scores()
+
+    return call
+
+
+def test_no_rows_have_no_scores(score: Any) -> None:
+    scores = score(outputs=[CATEGORY, NUMBER])
+    assert (scores, scores.flat) == (OutputScores(), {})
+
+
+def test_category_scores_equal_scikit_learns_over_all_rows(score: Any) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    dice = random.Random(1)
+    truths = dice.choices(LABELS, weights=[5, 3, 1], k=200)
+    answers = [truth if dice.random() < 0.7 else dice.choice([*LABELS, "bird"]) for truth in truths]
+    scores = score(*(({"kind": truth}, text) for truth, text in zip(truths, answers, strict=True)), outputs=[CATEGORY])
+    assert scores.outputs["kind"] == {
+        "accuracy": pytest.approx(accuracy_score(truths, answers)),
+        "macro_f1": pytest.approx(f1_score(truths, answers, labels=LABELS, average="macro")),
+        "weighted_f1": pytest.approx(f1_score(truths, answers, labels=LABELS, average="weighted")),
+        "invalid": answers.count("bird") / 200,
+        "errors": 0.0,
+        "n": 200.0,
+    }
+
+
+def test_an_unreadable_answer_misses_its_label_in_f1_and_is_no_label_of_its_own(score: Any) -> None:
+    from sklearn.metrics import f1_score
+
+    truths, answers = ["cat", "cat", "dog", "dog"], ["cat", "bird", "dog", None]
+    found = score(*(({"kind": t}, a) for t, a in zip(truths, answers, strict=True)), outputs=[CATEGORY]).outputs["kind"]
+    read = ["cat", "unreadable", "dog", "unreadable"]
+    for average in ("macro", "weighted"):
+        expected = f1_score(truths, read, labels=["cat", "dog"], average=average, zero_division=0.0)
+        assert found[f"{average}_f1"] == pytest.approx(expected)
+    assert found["macro_f1"] == pytest.approx(2 / 3)
+
+
+def test_unreadable_and_missing_answers_are_wrong_and_counted(score: Any) -> None:
+    pairs = [({"kind": "cat"}, "cat"), ({"kind": "cat"}, "a bird"), ({"kind": "cat"}, None), ({"kind": "cat"}, "dog")]
+    found = score(*pairs, outputs=[CATEGORY]).flat
+    assert {name: found[f"kind.{name}"] for name in ("accuracy", "invalid", "errors", "n")} == {
+        "accuracy": 0.25,
+        "invalid": 0.25,
+        "errors": 0.25,
+        "n": 4,
+    }
+    assert (found["exact_match"], found["n"]) == (0.25, 4)
+
+
+def test_number_scores_equal_scikit_learns(score: Any) -> None:
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
+
+    dice = random.Random(2)
+    truths = [dice.randint(0, 9) for _ in range(100)]
+    answers = [truth + dice.choice([0, 0, 1, -2.5]) for truth in truths]
+    pairs = [({"age": truth}, f"about {answer}") for truth, answer in zip(truths, answers, strict=True)]
+    scores = score(*pairs, ({"age": 3}, "no number"), outputs=[NUMBER]).outputs["age"]
+    assert scores["mae"] == pytest.approx(mean_absolute_error(truths, answers))
+    assert scores["mse"] == pytest.approx(mean_squared_error(truths, answers))
+    assert scores["rmse"] == pytest.approx(root_mean_squared_error(truths, answers))
+    assert scores["r2"] == pytest.approx(r2_score(truths, answers))
+    right = sum(truth == answer for truth, answer in zip(truths, answers, strict=True))
+    assert scores["exact_match"] == pytest.approx(right / 101)
+    assert scores["invalid"] == pytest.approx(1 / 101)
+
+
+def test_errors_are_infinite_where_no_answer_is_a_number(score: Any) -> None:
+    scores = score(({"age": 3}, "old"), outputs=[NUMBER]).outputs["age"]
+    assert (scores["mae"], scores["mse"], scores["rmse"], scores["exact_match"]) == (math.inf, math.inf, math.inf, 0)
+    assert scores["r2"] == -math.inf
+
+
+@pytest.mark.parametrize("answers", [[3, 3], [3, 4], [3]])
+def test_r2_of_equal_right_values_is_1_without_errors_and_else_0(score: Any, answers: list[int]) -> None:
+    from sklearn.metrics import r2_score
+
+    scores = score(*(({"age": 3}, str(answer)) for answer in answers), outputs=[NUMBER]).outputs["age"]
+    assert scores["r2"] == float(answers != [3, 4])
+    if len(answers) > 1:
+        assert scores["r2"] == r2_score([3] * len(answers), answers)
+
+
+def test_numbers_as_large_as_floats_go_do_not_overflow(score: Any) -> None:
+    scores = score(({"age": -1e308}, "1e308"), outputs=[NUMBER]).outputs["age"]
+    assert scores["rmse"] == math.inf
+    assert scores["r2"] == -math.inf
+    right = score(({"age": -1e308}, "-1e308"), ({"age": 1e308}, "1e308"), outputs=[NUMBER]).outputs["age"]
+    assert (right["mse"], right["r2"]) == (0, 1)
+
+
+def test_json_is_compared_by_value_and_by_field(score: Any) -> None:
+    truth = {"order": {"city": "Oslo", "count": 2}}
+    texts: list[str | None] = [
+        '{"count": 2.0, "city": "Oslo"}',
+        '{"city": "Oslo", "count": true, "x": 1}',
+        "none",
+        None,
+    ]
+    assert score(*((truth, text) for text in texts), outputs=[JSON]).outputs["order"] == {
+        "exact_match": 0.25,
+        "valid": 0.5,
+        "field_accuracy": 3 / 8,
+        "field.city": 0.5,
+        "field.count": 0.25,
+        "invalid": 0.25,
+        "errors": 0.25,
+        "n": 4.0,
+    }
+
+
+def test_a_json_field_that_is_null_is_not_one_that_is_left_out(score: Any) -> None:
+    truth = {"order": {"city": None, "count": 2}}
+    texts = ['{"city": null, "count": 2}', '{"count": 2}', '{"city": "", "count": 2}']
+    found = score(*((truth, text) for text in texts), outputs=[JSON]).outputs["order"]
+    assert (found["field.city"], found["field.count"]) == (pytest.approx(1 / 3), 1)
+    assert found["field_accuracy"] == pytest.approx(4 / 6)
+    assert found["exact_match"] == pytest.approx(1 / 3)
+
+
+def test_a_json_field_that_nobody_asked_for_is_wrong_as_a_whole_but_no_field(score: Any) -> None:
+    found = score(({"order": {"count": 2}}, '{"count": 2, "city": null}'), outputs=[JSON]).outputs["order"]
+    assert (found["exact_match"], found["field_accuracy"]) == (0, 1)
+    assert "field.city" not in found
+
+
+def test_json_that_is_no_object_has_no_fields(score: Any) -> None:
+    assert set(score(({"order": [1]}, "[1]"), outputs=[JSON]).outputs["order"]) == {
+        "exact_match",
+        "valid",
+        "invalid",
+        "errors",
+        "n",
+    }
+
+
+def test_text_scores_equal_those_of_the_libraries_over_the_whole_corpus(score: Any) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+    from sacrebleu import corpus_bleu
+
+    dice = random.Random(3)
+    truths = [" ".join(dice.choices(WORDS, k=dice.randint(4, 12))) for _ in range(30)]
+    answers = [truth if dice.random() < 0.3 else " ".join(dice.choices(WORDS, k=8)) for truth in truths]
+    pairs = [({"answer": truth}, text) for truth, text in zip(truths, answers, strict=True)]
+    scores = score(*pairs, outputs=[]).outputs["answer"]
+    rouge = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    found = [rouge.score(truth, text) for truth, text in zip(truths, answers, strict=True)]
+    for name, kind in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
+        assert scores[name] == pytest.approx(sum(one[kind].fmeasure for one in found) / 30)
+    assert scores["bleu"] == pytest.approx(corpus_bleu(answers, [truths]).score)
+    assert 0 < scores["exact_match"] < 1
+
+
+@pytest.mark.parametrize(
+    ("truths", "answers"),
+    [
+        (["yes", "no", "red"], ["yes", "no", "red"]),
+        (["yes", "light red"], ["no", "dark red"]),
+        (["yes", "a b c d e"], ["yes", "a b c e d"]),
+        (["yes"], ["no"]),
+    ],
+)
+def test_bleu_of_short_answers_takes_the_orders_that_they_have(
+    score: Any, truths: list[str], answers: list[str]
+) -> None:
+    from sacrebleu.metrics import BLEU
+
+    pairs = [({"answer": truth}, text) for truth, text in zip(truths, answers, strict=True)]
+    found = score(*pairs, outputs=[]).outputs["answer"]["bleu"]
+    assert found == pytest.approx(BLEU(effective_order=True).corpus_score(answers, [truths]).score)
+    assert (found == pytest.approx(100)) == (truths == answers)
+
+
+def test_words_of_other_scripts_count_in_rouge(score: Any) -> None:
+    scores = score(({"answer": "привет мир"}, "привет"), outputs=[]).outputs["answer"]
+    assert scores["rouge_l"] == pytest.approx(2 / 3)
+
+
+def test_a_missing_text_is_as_an_empty_one(score: Any) -> None:
+    found = score(({"answer": "a b c d e"}, None), ({"answer": "a b c d e"}, "a b c d e"), outputs=[]).outputs["answer"]
+    assert (found["exact_match"], found["rouge_l"], found["errors"]) == (0.5, 0.5, 0.5)
+    assert 0 < found["bleu"] < 100
+
+
+def test_a_row_is_right_when_all_its_outputs_are(score: Any) -> None:
+    truth = {"kind": "cat", "age": 3}
+    answers = [{"kind": "cat", "age": 3}, {"kind": "cat", "age": 4}, {"kind": "dog", "age": 3}]
+    scores = score(*((truth, json.dumps(answer)) for answer in answers), outputs=[CATEGORY, NUMBER])
+    assert scores.overall == {"exact_match": pytest.approx(1 / 3), "n": 3.0}
+    assert scores.flat["kind.accuracy"] == scores.flat["age.exact_match"] == pytest.approx(2 / 3)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers() | st.floats(allow_nan=False) | st.booleans()))
+def test_equal_json_has_one_text_whatever_the_order(value: dict[str, Any]) -> None:
+    assert canonical(dict(reversed(value.items()))) == canonical(value)
+
+
+def test_json_true_is_not_one() -> None:
+    assert canonical([True, 1, 1.0]) == "[true, 1, 1]"
+
+
+def test_the_table_of_names_is_what_scores_hold(make_config: Any) -> None:
+    config = make_config(
+        {"name": "c", "type": "category", "decoder": {"labels": ["a"]}},
+        {"name": "n", "type": "number"},
+        {"name": "j", "type": "json"},
+        {"name": "t", "type": "text"},
+    )
+    truth = {"c": "a", "n": 1, "j": {"x": 1}, "t": "b"}
+    record = PredictionRecord(key="00", row=0, status="ok", text=json.dumps(truth))
+    scorer = Scorer(config)
+    scorer.add(truth, answer_of(record, Decoder(config, labels={})))
+    names = {name for name in scorer.scores().flat if ".field." not in name}
+    assert {"loss", *names} == set(metric_names(config))

@@ -1,0 +1,300 @@
+"""A device of the tests' own: real models run, and their memory and their time are counted by simple rules."""
+
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from partita import Model
+from partita.lm.batch_check import check_causal, find_batch_way
+from partita.lm.slot_check import find_way
+from partita.lm.slot_kv_cache import SlotKVCache
+from partita_trainers.batch_size import memory
+from partita_trainers.batch_size.memory import Peak, within
+
+from ...json_lines import read_json_lines
+
+WEIGHTS, STATE = 10_000_000, 4_000_000
+"""Bytes of the model, and of an optimizer that has taken a step."""
+READ, CACHED, LEARNED = 3_000, 1_000, 20_000
+"""Bytes of a token that goes through the model, that has a place in the cache, and that goes through it with gradients.
+
+A slot has all its places from the first token on; the cache of a batch has those of the tokens so far.
+"""
+PASS_SECONDS, TOKEN_SECONDS = 1.0, 1e-7
+NEW = 40
+"""New tokens of an answer. The longest prompt has 8 tokens, the longest row with its answer 24."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass."""
+
+    rows: int
+    tokens: int
+    """Tokens of a row that are read."""
+    held: int
+    """Tokens of a row in the cache after it; 0 without one."""
+    slots: int
+    """Slots of the pool, also those that the pass has nothing to do with; 0 without one."""
+    learning: bool
+    measured: bool
+    """Whether it was a probe."""
+    used: int
+    """Bytes on top of what was held."""
+
+
+class Device:
+    """What the process holds, and what it may hold at most: `ceiling`."""
+
+    new_tokens = NEW
+    answer, loss, step = (8 + NEW) * CACHED + 8 * READ, 24 * READ, 24 * LEARNED
+    """Bytes of a row at its worst: of an answer in a slot, while all prompts are read at once; of a loss; of learning.
+    """
+    batch_answer = (8 + NEW - 1) * CACHED + READ
+    """The same of an answer in a batch, whose cache grows and whose last token is never read."""
+    weights, state = WEIGHTS, STATE
+
+    def __init__(self) -> None:
+        self.ceiling = 10**12
+        self.passes: list[Pass] = []
+        self.seconds = 0.0
+        """A clock that only forward passes move."""
+        self.before_pass: Callable[[Pass], None] = lambda coming: None
+        self.checking = False
+        """Whether three short rows are looked at, once in the life of a model, to see if it can answer in slots."""
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.peaks: list[int] = []
+
+    @property
+    def held(self) -> int:
+        """Bytes of the model and of optimizers."""
+        return WEIGHTS + STATE * len(self.optimizers)
+
+    def find_way(self, lm: Any) -> Any:
+        """As in `partita.lm.slot_check`; its few tokens count for nothing."""
+        with self.unwatched():
+            return find_way(lm)
+
+    def find_batch_way(self, lm: Any) -> Any:
+        """As in `partita.lm.batch_check`; the same."""
+        with self.unwatched():
+            return find_batch_way(lm)
+
+    def check_causal(self, lm: Any) -> None:
+        """As in `partita.lm.batch_check`; the same."""
+        with self.unwatched():
+            check_causal(lm)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Passes in here are not counted."""
+        self.checking = True
+        try:
+            yield
+        finally:
+            self.checking = False
+
+    def leave(self, used: int, *, training: bool = False) -> None:
+        """Put the ceiling so that this many bytes are left beside the model, or beside it and its optimizer."""
+        self.ceiling = WEIGHTS + (STATE if training else 0) + used
+
+    def forward(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Count a pass before it is made, and refuse it where it is too large."""
+        if self.checking:
+            return
+        rows, tokens = kwargs["input_ids"].shape
+        cache = kwargs.get("past_key_values")
+        held, slots, places = 0, 0, 0
+        if isinstance(cache, SlotKVCache):
+            place = cache.place
+            held, slots = place.width or place.start + tokens, place.slots
+            places = place.slots * place.tokens
+        elif cache is not None:
+            held = tokens + cache.get_seq_length()
+            places = rows * held
+        learning = torch.is_grad_enabled()
+        used = rows * tokens * (LEARNED if learning else READ) + places * CACHED
+        coming = Pass(rows, tokens, held, slots, learning, bool(self.peaks), used)
+        self.before_pass(coming)
+        self.passes.append(coming)
+        self.seconds += PASS_SECONDS + rows * tokens * TOKEN_SECONDS
+        self.peaks = [max(peak, used) for peak in self.peaks]
+        if self.held + used > self.ceiling:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def work(self) -> list[Pass]:
+        """Passes since the last call that were no probes."""
+        found = [one for one in self.passes if not one.measured]
+        self.passes.clear()
+        return found
+
+    def fall(self, used: int, *, training: bool = False, when: Callable[[Pass], bool]) -> None:
+        """Let the ceiling fall, as `leave` puts it, at the first pass that is no probe and is of that kind."""
+
+        def look(coming: Pass) -> None:
+            if not coming.measured and when(coming):
+                self.leave(used, training=training)
+                self.before_pass = lambda coming: None
+
+        self.before_pass = look
+
+
+class FakeMemory:
+    """The memory of `Device`, as the tuner sees it."""
+
+    slows_work = False
+
+    def __init__(self, device: Device, allowed: int | float | None) -> None:
+        self.device, self.allowed = device, within(device.ceiling, allowed)
+
+    @property
+    def identity(self) -> str:
+        return "a fake device"
+
+    def budget(self) -> int:
+        limit = self.device.ceiling if self.allowed is None else min(self.device.ceiling, self.allowed)
+        return max(0, limit - self.device.held)
+
+    def describe(self) -> str:
+        return f"{self.device.ceiling} less {self.device.held}"
+
+    @contextmanager
+    def measure(self) -> Iterator[Peak]:
+        peak = Peak()
+        self.device.peaks.append(0)
+        try:
+            yield peak
+        finally:
+            peak.used_bytes = peak.taken_bytes = self.device.peaks.pop()
+
+    @contextmanager
+    def guard(self, *, exact: bool = False) -> Iterator[None]:
+        yield
+
+    def clear(self) -> None:
+        pass
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
+    """In place of the CPU's memory and clock; sizes are kept in a folder of the test, and runs as well."""
+    from partita.pipeline import build as pipeline
+
+    found, load = Device(), pipeline.load_model
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        lm = load(*args, **kwargs)
+        lm.base.register_forward_pre_hook(found.forward, with_kwargs=True)
+        return lm
+
+    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        found.optimizers.add(optimizer)
+        if found.held > found.ceiling:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr(pipeline, "load_model", loaded)
+    for name in ("find_way", "find_batch_way", "check_causal"):
+        monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(found, name))
+    monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(found, allowed))
+    for module in (
+        "partita.lm.worst_case",
+        "partita.pipeline.probes",
+        "partita_trainers.batch_size.training_probe",
+    ):
+        monkeypatch.setattr(f"{module}.now", lambda device: found.seconds)
+    # How long a machine takes for a probe shall decide nothing here.
+    monkeypatch.setattr("partita_trainers.batch_size.tune.NOT_WORTH_SAVING", 1e9)
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    hook = register_optimizer_step_post_hook(stepped)
+    yield found
+    hook.remove()
+
+
+class Run:
+    """What stands in a run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf8"))
+        return found
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.manifest["batch_sizes"]
+        return found
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """Steps without their seconds; none before the first."""
+        path = self.folder / "log.jsonl"
+        lines = read_json_lines(path) if path.exists() else []
+        return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.fixture
+def make(colours: Any) -> Callable[..., dict[str, Any]]:
+    """A configuration of a very small model, with sections changed."""
+
+    def settings(**changes: Any) -> dict[str, Any]:
+        base = {"hidden_size": 32, "num_hidden_layers": 1}
+        generation = {"max_new_tokens": NEW, **changes.pop("generation", {})}
+        found: dict[str, Any] = colours.config(base_model=base, generation=generation, **changes)
+        return found
+
+    return settings
+
+
+@pytest.fixture
+def zero_shot(make: Any) -> Callable[..., Model]:
+    """A model that is used as it is, with the batch size auto."""
+
+    def model(*, generation: dict[str, Any] | None = None, **trainer: Any) -> Model:
+        return Model(
+            make(trainer={"type": "none", "batch_size": "auto", **trainer}, generation=generation or {}), quiet=True
+        )
+
+    return model
+
+
+@pytest.fixture
+def train(make: Any, rows: Any, tmp_path: Path) -> Callable[..., Run]:
+    """Train with the batch size auto, 24 rows a step, in the folder of a name; what stands there afterwards."""
+
+    def trained(name: str, **trainer: Any) -> Run:
+        steps = {"effective_batch_size": 24, "epochs": 2, "steps_per_checkpoint": 2}
+        model = Model(make(trainer={"batch_size": "auto", **steps, **trainer}), quiet=True)
+        model.train(rows, run=tmp_path / name)
+        return Run(tmp_path / name)
+
+    return trained
+
+
+@pytest.fixture
+def run_in(tmp_path: Path) -> Callable[[str], Run]:
+    """The run in the folder of a name."""
+    return lambda name: Run(tmp_path / name)
+
+
+@pytest.fixture
+def rows(colours: Any) -> Any:
+    """96 rows to learn from, and 12 each to validate and to test on."""
+    return colours.rows(120)
+
+
+@pytest.fixture
+def asked(colours: Any) -> Any:
+    """28 rows that all differ, at least one of which is as long as any."""
+    longest = {"text": "I see 3 balls and they are red", "colour": "red", "number": 3}
+    return list({row["text"]: row for row in [longest, *colours.rows(200)]}.values())[:28]

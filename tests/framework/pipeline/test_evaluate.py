@@ -1,0 +1,157 @@
+import json
+import logging
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from partita import Model
+from partita.backends.context import ModelRuntime
+from partita.data.ledger import Ledger
+from partita.data.sources.sources import open_rows
+from partita.generation.oom_backoff import BatchLimit
+from partita.lm.scripted import ScriptedModel
+from partita.pipeline.evaluate import EvalDataset, build_eval_dataset, mean_loss, score
+from partita_schema.errors import DataError, OutOfMemory
+from partita_schema.load import load_config
+
+
+@pytest.fixture(scope="module")
+def pipeline(colours: Any) -> Any:
+    outputs = [
+        {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}},
+        {"name": "number", "type": "number"},
+    ]
+    config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
+    return ModelRuntime(load_config(config), quiet=True).ready()
+
+
+@pytest.fixture(scope="module")
+def rows(colours: Any, pipeline: Any) -> EvalDataset:
+    table = colours.rows(30)
+    return build_eval_dataset(
+        pipeline, open_rows(table, folder=Path()), split="test", ledger=Ledger(None, max_bad_rows=0)
+    )
+
+
+def test_the_loss_is_that_of_a_machine_without_limits(
+    pipeline: Any, rows: EvalDataset, memory_ceiling: Any, caplog: Any
+) -> None:
+    free = mean_loss(pipeline, rows.encoded, batch_size=8)["loss"]
+    longest = int(rows.encoded.lengths.max())
+    limit = BatchLimit(8)
+    with memory_ceiling(pipeline.lm.module, 3 * longest) as passes, caplog.at_level(logging.INFO):
+        cut = mean_loss(pipeline, rows.encoded, batch_size=8, limit=limit)["loss"]
+    assert math.isclose(cut, free, rel_tol=1e-6)
+    assert (limit.rows, limit.out_of_memory) == (2, 2)
+    # Thirty rows are 8, 8, 8 and 6, and a part of 3 is cut as well.
+    assert [number for number, _ in passes] == [8, 4, *[2] * 12, 2, 1, 2, 1]
+    assert caplog.messages == [
+        f"out of memory with 8 rows of {longest} tokens: continuing with 4",
+        f"out of memory with 4 rows of {longest} tokens: continuing with 2",
+    ]
+
+
+def test_halves_are_no_wider_than_their_longest_row(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
+    lengths = sorted(rows.encoded.lengths.tolist(), reverse=True)
+    with memory_ceiling(pipeline.lm.module, 10**6) as passes:
+        mean_loss(pipeline, rows.encoded, batch_size=30, limit=BatchLimit(8))
+    # Thirty rows are cut into 15 and 15, and these into 8 and 7.
+    assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
+
+
+@pytest.mark.long
+def test_a_row_that_does_not_fit_alone_is_named(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
+    longest = int(rows.encoded.lengths.max())
+    place = int(rows.encoded.lengths.argmax())
+    with memory_ceiling(pipeline.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
+        mean_loss(pipeline, rows.encoded, batch_size=8)
+    assert str(caught.value) == (
+        f"row {rows.rows.key(place)} of {longest} tokens does not fit in memory even alone: write a smaller "
+        "preprocessing.global_max_sequence_length, quantization or a smaller model"
+    )
+
+
+def test_any_other_error_of_the_loss_is_passed_on(rows: EvalDataset) -> None:
+    class Wrong(ScriptedModel):
+        def loss(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
+            raise IndexError("index out of range in self")
+
+    with pytest.raises(IndexError, match="index out of range"):
+        mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, batch_size=8)  # type: ignore[arg-type]
+
+
+def test_scores_are_those_of_a_machine_without_limits(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
+    limit = BatchLimit(8)
+    free = score(pipeline, rows.rows, batch_size=8)
+    with memory_ceiling(pipeline.lm.base, 4 * (30 + 24)):
+        cut = score(pipeline, rows.rows, batch_size=8, limit=limit)
+    assert cut.outputs == free.outputs
+    assert limit.rows < 8
+
+
+@contextmanager
+def hooks(*handles: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
+    pipeline: Any, rows: EvalDataset
+) -> None:
+    held: list[Any] = []
+    alive: list[int] = []
+    sizes: list[int] = []
+
+    def hold(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        alive.append(sum(reference() is not None for reference in held))
+        held.append(weakref.ref(output))
+        sizes.append(len(output))
+
+    def refuse(module: Any, inputs: Any) -> None:
+        if sizes[-1] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    base = pipeline.lm.base
+    with hooks(
+        base.get_input_embeddings().register_forward_hook(hold),
+        base.get_output_embeddings().register_forward_pre_hook(refuse),
+    ):
+        mean_loss(pipeline, rows.encoded, batch_size=16)
+    assert sizes[:4] == [16, 8, 4, 4]
+    assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
+
+
+def test_rows_that_cannot_be_scored_are_counted_and_the_others_scored(
+    colours: Any, tmp_path: Path, caplog: Any
+) -> None:
+    rows = [*colours.rows(6), {"text": "no colour"}, {"colour": "red"}]
+    lines = [json.dumps({"number": 1} | row) for row in rows] + ["{bad"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    model = Model(colours.config(trainer={"type": "none", "batch_size": 8}), quiet=True)
+    with caplog.at_level(logging.WARNING):
+        metrics = model.evaluate(tmp_path / "rows.jsonl")
+    assert (metrics["colour"]["n"], metrics["colour"]["skipped"]) == (6, 3)
+    assert "loss" in metrics["model"]
+    assert "3 of 9 rows cannot be scored and are left out of the metrics:\n  1 x not JSON: Expecting" in caplog.text
+    assert "  1 x column colour is missing or empty (such as rows.jsonl:7)" in caplog.text
+    whole = model.evaluate(colours.rows(6))
+    assert metrics["colour"] == whole["colour"] | {"skipped": 3.0}
+
+
+def test_an_evaluation_of_unusable_rows_alone_is_refused_with_the_reasons(colours: Any) -> None:
+    model = Model(colours.config(trainer={"type": "none", "batch_size": 8}), quiet=True)
+    with pytest.raises(DataError) as caught:
+        model.evaluate([{"text": "x", "colour": None, "number": 1}])
+    assert str(caught.value) == (
+        "no test row can be used, of 1:\n  1 x column colour is missing or empty (such as dataset:1)"
+    )

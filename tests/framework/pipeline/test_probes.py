@@ -1,0 +1,190 @@
+"""What sizes are tried with: the work at its worst, and what the data comes to, against a plain count."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.generation.static_batches import plan_batches
+from partita.lm.base import PADDED, BatchWay, GenerationOptions
+from partita.pipeline.probes import MOST_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
+from partita_trainers.base import Batch
+from partita_trainers.batch_size.probe import Timing, Volume
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)
+ROWS = st.integers(1, 80)
+
+
+@dataclass
+class Asked:
+    """A language model that takes down what it is asked to do."""
+
+    context_length: int | None = None
+    vocabulary: int = 50
+    longest_slot: int = 1000
+    way: BatchWay = PADDED
+    seen: list[Any] = field(default_factory=list)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    module: Any = field(default_factory=lambda: torch.nn.Linear(1, 1))
+
+    @property
+    def token_ids(self) -> range:
+        return range(self.vocabulary)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.vocabulary
+
+    def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
+        return new_tokens if self.context_length is None else min(new_tokens, self.context_length - prompt_tokens)
+
+    def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        if not options.slots:
+            return "generation.slots is false"
+        return None if tokens <= self.longest_slot else f"a sliding window of {self.longest_slot} tokens"
+
+    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+        return self.way
+
+    def generate_worst_case(
+        self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
+    ) -> Timing:
+        self.seen.append((rows, prompt_tokens, new_tokens, options, shared_tokens))
+        return Timing(1.0, 0.5)
+
+    def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
+        self.seen.append((rows, length, options, shared_tokens))
+        return 0.25
+
+    def loss(self, module: Any, batch: Batch) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        assert not module.training
+        self.seen.append(batch)
+        return torch.zeros(())
+
+
+OPTIONS = GenerationOptions({"do_sample": False, "num_beams": 1})
+IN_BATCHES = replace(OPTIONS, slots=False)
+
+
+def counted(batches: list[list[int]]) -> Volume:
+    """Batches that hold rows, and their padded tokens, one after another."""
+    held = [batch for batch in batches if batch]
+    return Volume(batches=len(held), tokens=sum(len(batch) * max(batch) for batch in held))
+
+
+@given(LENGTHS, ROWS, st.sampled_from([BatchWay("equal lengths"), BatchWay("one row")]))
+def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int, way: BatchWay) -> None:
+    planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, way=way)]
+    assert sorted_volume(lengths, rows, way=way) == counted(planned)
+    whole = plan_batches(lengths, batch_size=len(lengths), way=way)
+    trial = GenerationProbe(Asked(way=way), IN_BATCHES, lengths, 4)
+    assert trial.max_rows == max(map(len, whole))
+    assert trial.volume(rows) == counted(planned)
+
+
+@given(LENGTHS, ROWS)
+def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows: int) -> None:
+    ordered = sorted(lengths.tolist(), reverse=True)
+    expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
+    assert sorted_volume(lengths, rows) == expected
+    generation = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    evaluation = EvaluationProbe(Asked(), lengths=lengths, most_learned=1)  # type: ignore[arg-type]
+    assert generation.volume(rows) == evaluation.volume(rows) == expected
+    assert sorted_volume(lengths, 1) == Volume(batches=len(lengths), tokens=int(lengths.sum()))
+
+
+@given(LENGTHS, ROWS)
+def test_slots_are_filled_as_often_as_batches_would_be_and_nothing_is_padded(lengths: np.ndarray, rows: int) -> None:
+    trial = GenerationProbe(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    batches = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    assert trial.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
+
+
+def test_the_engine_is_that_of_the_longest_row() -> None:
+    lengths = np.array([5, 30, 12])
+
+    def trial(room: int, options: GenerationOptions = OPTIONS) -> GenerationProbe:
+        return GenerationProbe(Asked(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
+
+    assert (trial(70).engine, trial(69).engine, trial(70, IN_BATCHES).engine) == ("slots", "static", "static")
+    assert trial(70).volume(2) == Volume(batches=2, tokens=47)
+    assert trial(69).volume(2) == Volume(batches=2, tokens=2 * 30 + 5)
+
+
+def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
+    lengths = np.full(3_000_000, 1000, dtype=np.int32)
+    assert sorted_volume(lengths, 256).tokens == 3_000_000_000
+
+
+# The work
+
+
+@pytest.mark.parametrize(
+    ("options", "usual"),
+    [(OPTIONS, 16), (IN_BATCHES, 30)],
+    ids=["behind a prompt of the usual length", "behind a batch as wide as its longest prompt"],
+)
+def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: GenerationOptions, usual: int) -> None:
+    lm = Asked()
+    trial = GenerationProbe(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
+    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("generation", 3, 30, 40)
+    assert trial.run(2) == Timing(1.0, 0.5)
+    assert lm.seen.pop() == (2, 30, 40, options, 0)
+    assert trial.decode_step(3) == 0.25
+    assert lm.seen.pop() == (3, usual + 20, options, 0), "in the middle of an answer"
+    trial.warm_up()
+    assert lm.seen.pop()[0] == 1
+
+
+def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_step() -> None:
+    lm, lengths = Asked(), np.array([12, 30, 18])
+    trial = GenerationProbe(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
+    assert trial.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
+    trial.decode_step(3)
+    assert lm.seen.pop() == (3, 20 + 20, OPTIONS, 10)
+    trial.run(3)
+    assert lm.seen.pop() == (3, 30, 40, OPTIONS, 10)
+    batches = replace(trial, options=IN_BATCHES)
+    assert batches.volume(2) == Volume(batches=2, tokens=2 * 30 + 12)
+    # Of a prompt that is only what all begin with, its last token is still read.
+    alike = replace(trial, lengths=np.full(3, 12), shared_tokens=12)
+    alike.decode_step(3)
+    assert lm.seen.pop() == (3, 12 + 20, OPTIONS, 11)
+
+
+def test_new_tokens_are_those_that_the_context_leaves() -> None:
+    lm = Asked(context_length=64)
+    trial = GenerationProbe(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
+    assert trial.new_tokens == 4
+
+
+@pytest.mark.parametrize(("beams", "expected"), [(1, 10), (3, 7)])
+def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, expected: int) -> None:
+    def most_rows(vocabulary: int) -> tuple[int, int]:
+        lm: Any = Asked(vocabulary=vocabulary)
+        generation = GenerationProbe(lm, options, lengths=lengths, wanted_tokens=5)
+        return generation.max_rows, EvaluationProbe(lm, lengths=lengths, most_learned=3).max_rows
+
+    options = GenerationOptions({"num_beams": beams})
+    lengths = np.full(10, 4)
+    assert most_rows(MOST_ELEMENTS // (3 * 7)) == (expected, 7)
+    assert most_rows(MOST_ELEMENTS + 1) == (1, 1)
+
+
+def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
+    lm = Asked()
+    trial = EvaluationProbe(lm, lengths=np.array([5, 30, 12]), most_learned=9)  # type: ignore[arg-type]
+    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("evaluation", 3, 30, 0)
+    timing = trial.run(3)
+    batch = lm.seen.pop()
+    assert batch.input_ids_BT.shape == (3, 30)
+    assert batch.loss_tokens == 27
+    assert timing.prefill_seconds >= 0
+    assert (timing.decode_seconds, trial.decode_step(3)) == (0.0, 0.0)
+    trial.warm_up()
+    assert lm.seen.pop().rows == 1

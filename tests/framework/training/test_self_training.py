@@ -1,0 +1,83 @@
+"""What the rows of a round are, and when a round has made it worse; whole rounds are in tests/framework/simulation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.runs.directory import RunDirectory
+from partita.training.self_training import SelfTraining
+from partita_schema.config import Config
+from partita_trainers.process_group import SINGLE_PROCESS
+
+
+def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_training: Any) -> SelfTraining:
+    """The rounds of a file, before the first of them."""
+    config = Config.model_validate(
+        {
+            "base_model": "m",
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "output_features": [{"name": "answer", "type": "text"}],
+            "trainer": {"type": "finetune"},
+            "data": data or {},
+            "simulation": {
+                "world": {"type": "environment", "environment": "worlds:World"},
+                "tasks": {"count": 4},
+                "self_training": {"rounds": 9, "tasks": {"count": 4}, **self_training},
+            },
+        }
+    )
+    assert config.simulation is not None
+    assert config.simulation.self_training is not None
+    unused: Any = None
+    directory = RunDirectory(folder / "run", config=config)
+    return SelfTraining(
+        config, config.simulation.self_training, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "guard", "worse"),
+    [
+        (0.5, 0.75, 0.25, False),
+        (0.5, 0.5, 0.0, False),
+        (0.5, 0.25, 0.25, False),  # as much as the guard allows
+        (0.5, 0.24, 0.25, True),
+        (0.5, 0.49, 0.0, True),
+        (0.5, 0.0, None, False),
+        (0.5, None, 0.25, False),
+        (None, 0.0, 0.25, False),
+    ],
+)
+def test_a_round_is_worse_where_fewer_dialogues_succeed_than_its_guard_allows(
+    tmp_path: Path, before: float | None, after: float | None, guard: float | None, worse: bool
+) -> None:
+    rounds = make_rounds(tmp_path, guard=guard)
+    assert rounds.is_worse({"success": after}, [{"dialogues": {"success": before}}]) is worse
+
+
+def weights(rounds: SelfTraining, number: int) -> dict[str, float]:
+    """Weights of the sources of a round by their names; without a mix the path of the source."""
+    found = rounds.round_data(number)
+    return {part["name"]: part["weight"] for part in found["mix"]} if found["mix"] else {found["source"]["path"]: 1.0}
+
+
+def test_the_sources_of_the_file_keep_their_shares_among_each_other(tmp_path: Path) -> None:
+    mix = [{"source": "a.jsonl", "weight": 3.0}, {"source": "b.jsonl", "weight": 1.0, "name": "second"}]
+    rounds = make_rounds(tmp_path, data={"mix": mix}, mix=0.2, keep_rounds=2)
+    assert weights(rounds, 1) == pytest.approx({"a": 0.6, "second": 0.2, "round-1": 0.2})
+    assert weights(rounds, 4) == pytest.approx({"a": 0.6, "second": 0.2, "round-3": 0.1, "round-4": 0.1})
+
+
+def test_the_newest_rounds_share_what_is_made_of_dialogues(tmp_path: Path) -> None:
+    rounds = make_rounds(tmp_path, data={"source": "a.jsonl"}, mix=0.6, keep_rounds=3)
+    assert weights(rounds, 2) == pytest.approx({"a": 0.4, "round-1": 0.3, "round-2": 0.3})
+    assert weights(rounds, 5) == pytest.approx({"a": 0.4, "round-3": 0.2, "round-4": 0.2, "round-5": 0.2})
+
+
+def test_without_other_data_a_round_is_made_of_dialogues_alone(tmp_path: Path) -> None:
+    path = "run/rounds/{}/transcripts/predicted.jsonl"
+    assert weights(make_rounds(tmp_path, keep_rounds=1), 3) == {path.format(3): 1.0}
+    alone = make_rounds(tmp_path, data={"source": "a.jsonl"}, mix=1, keep_rounds=2)
+    assert weights(alone, 1) == {path.format(1): 1.0}
+    assert weights(alone, 2) == pytest.approx({"round-1": 0.5, "round-2": 0.5})
