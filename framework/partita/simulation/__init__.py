@@ -1,4 +1,4 @@
-"""Dialogues that the model has, many at the same time, with a program or with the questions of a data set."""
+"""Multi-turn simulation: rolls out many dialogues at once with an environment, a dataset or other agents."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What has dialogues and what keeps them, on first use: a process of an environment needs neither, nor torch."""
+    """Import `Rollout` and `Transcripts` on first use: an environment process needs neither them nor torch."""
     if name == "Rollout":
         from partita.simulation.rollout import Rollout
 

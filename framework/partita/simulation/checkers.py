@@ -1,7 +1,7 @@
-"""Checkers for what is often asked of a last answer: that it is the right one, holds it, has a form, or means the same.
+"""Built-in checkers of the last answer: exact match, substring, regular expression, JSON equality.
 
-The right answer is that of a column of the task, where one is named; else what the world calls right for the last
-answer (gold); else the task's `answer`. It is the verdict's target as well.
+The right answer is the named column of the task if there is one, else the gold answer of the world for the last turn,
+else the column `answer` of the task. It is also the target of the verdict.
 """
 
 import json
@@ -13,75 +13,75 @@ from partita.simulation.contract import Verdict
 
 
 class Exact:
-    """Whether the last answer is the right one, but for white space at its ends."""
+    """Checks that the last answer equals the right one, ignoring leading and trailing white space."""
 
     def __init__(self, *, column: str | None = None, ignore_case: bool = False, feedback: str = "") -> None:
-        """`column` of the task has the right answer. `feedback` is what is said after another one."""
+        """`column` of the task holds the right answer. `feedback` is the message to the model after a wrong answer."""
         self.column, self.ignore_case, self.feedback = column, ignore_case, feedback
 
     def check(self, episode: Episode) -> Verdict:
-        """Raises ValueError where nobody knows the right answer."""
+        """Check the last answer. Raises ValueError if the right answer is unknown."""
         answer, target = last_answer(episode), right_answer(episode, column=self.column)
         fits = self.fits(self.folded(answer), self.folded(target))
         return Verdict(fits, feedback=self.feedback, target=target)
 
     def folded(self, text: str) -> str:
-        """The text as it is compared."""
+        """Normalize a text for the comparison."""
         return text.strip().casefold() if self.ignore_case else text.strip()
 
     def fits(self, answer: str, right: str) -> bool:
-        """Whether they are the same."""
+        """Return whether the normalized texts are equal."""
         return answer == right
 
 
 class Contains(Exact):
-    """Whether the right answer stands somewhere in the last one."""
+    """Checks that the last answer contains the right one."""
 
     def fits(self, answer: str, right: str) -> bool:
-        """Whether one is in the other."""
+        """Return whether `answer` contains `right`."""
         return right in answer
 
 
 class Regex:
-    """Whether a pattern is found in the last answer."""
+    """Checks that a pattern is found in the last answer."""
 
     def __init__(self, *, pattern: str, feedback: str = "") -> None:
-        """`pattern` is one of Python's; ^ and $ tie it to the ends. Raises re.error where it is none."""
+        """`pattern` is a regular expression, searched anywhere in the answer. Raises re.error if it is invalid."""
         self.pattern, self.feedback = re.compile(pattern), feedback
 
     def check(self, episode: Episode) -> Verdict:
-        """Needs no right answer, and knows none."""
+        """Check the last answer. The verdict has no target, since no right answer is needed."""
         return Verdict(self.pattern.search(last_answer(episode)) is not None, feedback=self.feedback)
 
 
 class JsonEqual:
-    """Whether the last answer is JSON that means the same as the right one: order of keys and spaces are free."""
+    """Checks that the last answer is JSON equal to the right one, ignoring the order of keys and white space."""
 
     def __init__(self, *, column: str | None = None, feedback: str = "") -> None:
-        """`column` of the task has the right answer, as JSON or as its text."""
+        """`column` of the task holds the right answer, as a JSON value or as its text."""
         self.column, self.feedback = column, feedback
 
     def check(self, episode: Episode) -> Verdict:
-        """Raises ValueError where nobody knows the right answer, or it is not JSON."""
+        """Check the last answer. Raises ValueError if the right answer is unknown or not JSON."""
         answer, target = last_answer(episode), right_answer(episode, column=self.column)
         wanted = json.loads(target)
         try:
-            found, is_json = json.loads(answer), True
+            value, is_json = json.loads(answer), True
         except ValueError:
-            found, is_json = None, False
-        fits = is_json and same(found, wanted)
+            value, is_json = None, False
+        fits = is_json and same(value, wanted)
         return Verdict(fits, feedback=self.feedback, target=target, metrics={"is_json": float(is_json)})
 
 
 def last_answer(episode: Episode) -> str:
-    """What the model said last. Raises ValueError where it has said nothing."""
+    """Return the last answer of the model. Raises ValueError if there is none."""
     if not episode.replies:
         raise ValueError("the model has said nothing")
     return episode.replies[-1].text
 
 
 def right_answer(episode: Episode, *, column: str | None) -> str:
-    """The right last answer; what is not text in the task, as JSON. Raises ValueError where nobody knows it."""
+    """Return the right last answer, as JSON if it is not text. Raises ValueError if it is unknown."""
     gold = episode.replies[-1].gold
     if column is None and gold is not None:
         return gold
@@ -95,7 +95,7 @@ def right_answer(episode: Episode, *, column: str | None) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values of JSON are the same; 1 is 1.0, and is not true."""
+    """Return whether two JSON values are equal: 1 equals 1.0 but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):

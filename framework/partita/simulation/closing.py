@@ -1,4 +1,4 @@
-"""Environments that close what they hold: beside the dialogues, of which that is no part any more."""
+"""Close environments in the background, so that closing cannot affect or delay dialogues."""
 
 import logging
 import threading
@@ -9,14 +9,14 @@ logger = logging.getLogger(__name__)
 
 
 class Closing:
-    """Closes things, each in a thread of its own: one that raises or hangs changes nothing of what was said."""
+    """Runs each close function in a separate thread: one that raises or hangs does not affect any dialogue."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
-        self.changing = threading.RLock()  # worlds that are forgotten close where garbage is collected: anywhere
+        self.changing = threading.RLock()  # reentrant: garbage collection may close a world at any point
 
     def begin(self, close: Callable[[], None]) -> None:
-        """Begin to close something."""
+        """Run `close` in a new thread."""
 
         def quietly() -> None:
             try:
@@ -30,7 +30,7 @@ class Closing:
             self.threads = [*(other for other in self.threads if other.is_alive()), thread]
 
     def end(self, seconds: float) -> None:
-        """Wait until all is closed, for so many seconds at most; what is not closed then is left behind."""
+        """Wait at most `seconds` for all threads, and warn about those that are still running."""
         end = time.monotonic() + seconds
         with self.changing:
             threads = self.threads
@@ -38,5 +38,5 @@ class Closing:
             thread.join(max(0.0, end - time.monotonic()))
         late = sum(thread.is_alive() for thread in threads)
         if late:
-            told = "1 environment has" if late == 1 else f"{late} environments have"
-            logger.warning("%s not closed within %g s (limits.step_seconds)", told, seconds)
+            subject = "1 environment has" if late == 1 else f"{late} environments have"
+            logger.warning("%s not closed within %g s (limits.step_seconds)", subject, seconds)

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, which can be killed: seen from the process that has the dialogues."""
+"""The client of the fork server: runs each environment in a separate process, which can be killed."""
 
 import json
 import signal
@@ -23,19 +23,19 @@ sys.path[:] = json.loads(sys.argv[1])["path"]
 from partita.simulation.fork_server import main
 main()
 """
-"""Its program: it looks for modules where this process does."""
+"""Program of the server process. It uses the module search path of this process."""
 START_SECONDS = 120.0
-"""Time that the server has to import the module of the environment, and to make a first one."""
+"""Time limit for importing the environment's module and creating a first environment."""
 END_SECONDS = 10.0
-"""Time that the server has to kill what is left."""
+"""Time limit for the server to kill the remaining processes."""
 
 
 class RemoteError(ContractError):
-    """What went wrong in the process of an environment, in the words that it is told in."""
+    """An error in an environment process; its message is reported to the user."""
 
 
 class EnvironmentServer:
-    """Starts a process for each environment of a class. A context manager: at its end no process is left."""
+    """Starts one process per environment. A context manager: all processes have ended when it exits."""
 
     def __init__(
         self,
@@ -45,9 +45,14 @@ class EnvironmentServer:
         step_seconds: float,
         tools: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`world` says which class, made with which options; each of its methods may take so many seconds.
+        """Store the settings; the server starts on entering the context.
 
-        `tools` are those of `tools_of`: to find them takes a library that no process of an environment should import.
+        Args:
+            world: Class and options of the environments.
+            folder: Folder of the configuration file, where modules are searched; None without one.
+            step_seconds: Time limit of each method call, in seconds.
+            tools: Result of `tools_of`. It is passed in because computing it needs a library that environment
+                processes should not import.
         """
         self.world, self.tools, self.folder, self.seconds = world, dict(tools), folder, step_seconds
         self.lines: set[socket.socket] = set()
@@ -63,7 +68,7 @@ class EnvironmentServer:
             "path": [str(Path(place).absolute()) for place in sys.path],
         }
         with theirs:
-            # In a session of its own no Ctrl-C of a terminal comes there: this process says when dialogues end.
+            # A new session keeps the terminal's Ctrl-C from the server: this process decides when dialogues end.
             self.server = subprocess.Popen(
                 [sys.executable, "-P", "-c", SERVER, json.dumps(asked)],
                 stdin=subprocess.DEVNULL,
@@ -78,7 +83,7 @@ class EnvironmentServer:
         with self.changing:
             for line in self.lines:
                 with suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)  # a thread that still waits there is woken
+                    line.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits for this socket
         self.control.close()
         try:
             self.server.wait(END_SECONDS)
@@ -89,12 +94,12 @@ class EnvironmentServer:
             self.forget(line)
 
     def check(self) -> None:
-        """Make one, to see that it can be. Raises HostedError, or StepTimeoutError."""
+        """Create and close one environment as a test. Raises RemoteError or StepTimeoutError."""
         environment = self.environment(seconds=START_SECONDS)
         environment.close()
 
     def make(self) -> "RemoteEnvironment":
-        """An environment in a new process. Raises HostedError, or StepTimeoutError."""
+        """Start an environment in a new process. Raises RemoteError or StepTimeoutError."""
         return self.environment(seconds=self.seconds)
 
     def environment(self, *, seconds: float) -> "RemoteEnvironment":
@@ -116,28 +121,28 @@ class EnvironmentServer:
         return environment
 
     def forget(self, line: socket.socket) -> None:
-        """Close a line, and so end the process at its other end."""
+        """Close a socket, which ends the process at its other end."""
         with self.changing:
             self.lines.discard(line)
             line.close()
 
 
 class RemoteEnvironment:
-    """A `partita.simulation.contract.Environment` at the other end of a line."""
+    """A `partita.simulation.contract.Environment` in another process, called through a socket."""
 
     def __init__(self, line: socket.socket, hosts: EnvironmentServer) -> None:
         self.line, self.hosts = line, hosts
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> Any:
-        """What its `reset` gives."""
+        """Call its `reset` and return the result."""
         return self.call("reset", {"seed": seed, "task": task})
 
     def step(self, action: str) -> Any:
-        """What its `step` gives."""
+        """Call its `step` and return the result."""
         return self.call("step", {"action": action})
 
     def close(self) -> None:
-        """Let it close what it holds, and end its process."""
+        """Call its `close` and end its process."""
         try:
             if self.line.fileno() >= 0:
                 self.call("close", {})
@@ -145,14 +150,16 @@ class RemoteEnvironment:
             self.hosts.forget(self.line)
 
     def call(self, method: str, given: Mapping[str, Any], *, seconds: float | None = None) -> Any:
-        """What a method gives. Raises HostedError with what it raised, or how its process has ended.
+        """Call a method in the environment process and return its result.
 
-        Raises StepTimeoutError where it takes too long: then its process is killed.
+        Raises:
+            RemoteError: The method raised an error or its process ended.
+            StepTimeoutError: The call exceeded its time limit; the process is killed.
         """
         allowed = self.hosts.seconds if seconds is None else seconds
         end = time.monotonic() + allowed
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # what it has said at its end is still to be read
+            with suppress(BrokenPipeError, ConnectionResetError):  # its last message can still be read below
                 send(self.line, (method, dict(given)), end=end)
             kind, value = receive(self.line, end=end)
         except TimeoutError:
@@ -170,7 +177,7 @@ class RemoteEnvironment:
 
 
 def ended(code: int) -> str:
-    """How a process has ended, for people."""
+    """Describe the exit code of a process."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     return f"its process was ended by {signal.Signals(-code).name}"

@@ -1,13 +1,14 @@
-"""A server of environments, each in a process of its own, which is a fork of it.
+"""Fork server for environments: each environment runs in a separate fork of this process.
 
-It has imported the module of the environment and nothing heavy, so that a fork takes milliseconds. It is handed one end
-of a line, a socket, for each environment; whoever asks holds the other end, and an environment lives as long as that
-is open: when it is closed, by whatever befalls its holder, the process is killed with all that it has started. When a
-process ends before, its line says how.
+The server imports the environment's module and nothing heavy, so a fork takes milliseconds. For each environment it
+receives one end of a socket pair, called a line here; the client holds the other end. An environment lives as long as
+the client's end is open. When that end closes, including when the client crashes, the server kills the process and its
+children. When a process ends earlier, its line carries the exit code.
 
-What goes over a line is a pickle behind its length. To an environment: the name of a method and what it is called with.
-Back: `said` with what came, checked against the contract; `raised` with words for it; or `ended` with an exit code,
-where that of a signal is negative.
+A message is a pickle, preceded by its length. A request is the name of a method and its arguments. A response is one of
+- `said` with the result, which has been checked against the contract,
+- `raised` with an error message,
+- `ended` with the exit code of the process, negative for a signal.
 """
 
 import ctypes
@@ -31,35 +32,45 @@ from partita_schema.simulation import EnvironmentWorldConfig
 
 LENGTH = struct.Struct("!Q")
 PR_SET_PDEATHSIG = 1
-"""Of Linux: a signal for when the parent ends."""
+"""Option of Linux' `prctl`: the signal that a process receives when its parent ends."""
 
 
 def send(line: socket.socket, message: Any, *, end: float | None = None) -> None:
-    """Raises TimeoutError once it is `end` by the monotonic clock, and OSError where nobody listens."""
+    """Send a message.
+
+    Raises:
+        TimeoutError: The monotonic clock has reached `end`.
+        OSError: The other end is closed.
+    """
     sent = pickle.dumps(message)
     line.settimeout(left(end))
     line.sendall(LENGTH.pack(len(sent)) + sent)
 
 
 def receive(line: socket.socket, *, end: float | None = None) -> Any:
-    """The next message. Raises TimeoutError once it is `end`, and EOFError where nothing comes any more."""
+    """Return the next message.
+
+    Raises:
+        TimeoutError: The monotonic clock has reached `end`.
+        EOFError: The other end is closed.
+    """
     size = LENGTH.unpack(receive_bytes(line, LENGTH.size, end=end))[0]
     return pickle.loads(receive_bytes(line, size, end=end))
 
 
 def receive_bytes(line: socket.socket, size: int, *, end: float | None) -> bytes:
-    found = bytearray()
-    while len(found) < size:
+    received = bytearray()
+    while len(received) < size:
         line.settimeout(left(end))
-        piece = line.recv(min(size - len(found), 2**20))
+        piece = line.recv(min(size - len(received), 2**20))
         if not piece:
             raise EOFError
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)
 
 
 def left(end: float | None) -> float | None:
-    """Seconds until then, for a socket; None without an end."""
+    """Return the seconds until `end`, or None without an end. Raises TimeoutError once it is reached."""
     if end is None:
         return None
     seconds = end - time.monotonic()
@@ -72,7 +83,7 @@ def left(end: float | None) -> float | None:
 
 
 def main() -> None:
-    """Serve what stands on the command line, as JSON, until the control socket is closed."""
+    """Serve the world given as JSON on the command line until the control socket is closed."""
     asked = json.loads(sys.argv[1])
     world = EnvironmentWorldConfig.model_validate(asked["world"])
     kind, _ = load_environment(world, folder=Path(asked["folder"]) if asked["folder"] is not None else None)
@@ -84,12 +95,12 @@ def main() -> None:
 
 
 class ForkServer:
-    """Forks a process for each line that it is handed, and kills and reaps them."""
+    """Forks a process for each line it receives, kills processes whose line is closed, and reaps them."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.hosted: dict[int, tuple[int, socket.socket]] = {}
-        """Processes with their lines, by descriptors of those."""
+        """Process ids and lines, by file descriptor of the line."""
         self.poll = select.poll()
         self.wake, waking = socket.socketpair()
         for end in (self.wake, waking):
@@ -101,7 +112,7 @@ class ForkServer:
             self.poll.register(readable, select.POLLIN)
 
     def serve(self) -> socket.socket | None:
-        """In a new process its line; None in the server, once it is to end and nothing of it is left."""
+        """Serve until the control socket is closed. Returns the line in a forked process, and None in the server."""
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.control.fileno():
@@ -121,11 +132,11 @@ class ForkServer:
                     kill(self.hosted[descriptor][0])
 
     def begin(self, line: socket.socket) -> bool:
-        """Fork; whether this is the new process."""
+        """Fork. Returns whether this is the new process."""
         parent, process = os.getpid(), os.fork()
         if process:
             self.hosted[line.fileno()] = (process, line)
-            self.poll.register(line, 0)  # that is: only that the other end is closed
+            self.poll.register(line, 0)  # no events: reports only that the other end is closed
             with suppress(OSError):
                 os.setpgid(process, process)
             return False
@@ -141,17 +152,17 @@ class ForkServer:
         return True
 
     def reap(self) -> None:
-        """Tell the ends of processes to those who hold their lines."""
+        """Reap ended processes and send their exit codes to the clients."""
         ended = []
         for descriptor, (process, line) in self.hosted.items():
-            found, status = os.waitpid(process, os.WNOHANG)
-            if not found:
+            reaped, status = os.waitpid(process, os.WNOHANG)
+            if not reaped:
                 continue
-            kill(process)  # what it has started
-            with suppress(OSError):  # nobody may be there to hear it
+            kill(process)  # its children
+            with suppress(OSError):  # the client may have closed its end
                 line.setblocking(False)
-                told = pickle.dumps(("ended", os.waitstatus_to_exitcode(status)))
-                line.send(LENGTH.pack(len(told)) + told)
+                message = pickle.dumps(("ended", os.waitstatus_to_exitcode(status)))
+                line.send(LENGTH.pack(len(message)) + message)
             with suppress(KeyError):
                 self.poll.unregister(descriptor)
             ended.append(descriptor)
@@ -159,7 +170,7 @@ class ForkServer:
             self.hosted.pop(descriptor)[1].close()
 
     def end(self) -> None:
-        """Kill what is left, and wait until it is gone."""
+        """Kill the remaining processes and wait until they have ended."""
         for process, line in self.hosted.values():
             kill(process)
             os.waitpid(process, 0)
@@ -167,16 +178,16 @@ class ForkServer:
 
 
 def kill(process: int) -> None:
-    """Kill a process with all that it has started."""
+    """Kill a process and its children (its process group)."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
 
 
-# A process of an environment
+# The environment process
 
 
 def host(make: Callable[..., Environment], line: socket.socket) -> None:
-    """Make an environment of options, and answer what comes over the line until it is closed; the process ends here."""
+    """Serve the requests on the line until it is closed, then exit the process."""
     environment: Any = None
     with suppress(EOFError, OSError):
         while True:
@@ -194,7 +205,7 @@ def host(make: Callable[..., Environment], line: socket.socket) -> None:
 
 
 def flush_and_exit() -> None:
-    """End without what the server, whose fork this is, would do at its end."""
+    """Exit without running the exit handlers inherited from the server."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -202,19 +213,19 @@ def flush_and_exit() -> None:
 
 
 def reset(environment: Any, given: Mapping[str, Any]) -> Any:
-    """What `reset` gives, once it is found to be what it should."""
+    """Call `reset` and return the result after checking it against the contract."""
     said = opened(environment.reset(seed=given["seed"], task=given["task"]))
     return list(said.messages), sendable(said.info)
 
 
 def step(environment: Any, given: Mapping[str, Any]) -> Any:
-    """What `step` gives, once it is found to be what it should."""
+    """Call `step` and return the result after checking it against the contract."""
     said = answered(environment.step(given["action"]))
     return list(said.messages), said.reward, said.terminated, said.truncated, sendable(said.info)
 
 
 def close(environment: Any, given: Mapping[str, Any]) -> None:
-    """Let it close what it holds."""
+    """Close the environment."""
     environment.close()
 
 
@@ -222,10 +233,10 @@ CALLS = {"reset": reset, "step": step, "close": close}
 
 
 def sendable(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Info without what cannot be sent, which nobody looks at."""
-    found = {}
+    """Return the picklable entries of `info`; the others are not used."""
+    entries = {}
     for name, value in info.items():
-        with suppress(Exception):  # whatever an object makes of it
+        with suppress(Exception):  # pickling runs code of the object, which may raise anything
             pickle.dumps(value)
-            found[name] = value
-    return found
+            entries[name] = value
+    return entries

@@ -1,4 +1,4 @@
-"""From the section of the file to tasks and a world, and what of them decides the dialogues."""
+"""Build tasks, world and checker from the `simulation` section, and hash the settings that decide dialogues."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -29,14 +29,14 @@ from partita_schema.simulation import EnvironmentWorldConfig, ReplayWorldConfig,
 
 @dataclass(frozen=True)
 class Task:
-    """What a dialogue is about."""
+    """The task of an episode: a row of the tasks file, or a number."""
 
     key: str
     values: Mapping[str, Any]
 
 
 def section_of(config: Config) -> Simulation:
-    """The section of the file. Raises ConfigError where there is none."""
+    """Return the `simulation` section. Raises ConfigError if the file has none."""
     if config.simulation is None:
         message = "the file says nothing of dialogues; write simulation: {world: ..., tasks: ...}"
         raise ConfigError([Problem("simulation", message)])
@@ -46,7 +46,18 @@ def section_of(config: Config) -> Simulation:
 def open_tasks(
     config: Config, section: Simulation, *, folder: Path, rows: Rows | None = None
 ) -> tuple[list[Task], str]:
-    """Tasks, and a hash of them; `rows` take the place of the file's. Raises DataError where rows cannot be used."""
+    """Read the tasks and return them with their hash.
+
+    Args:
+        config: Validated configuration.
+        section: Its `simulation` section.
+        folder: Folder that relative paths start from.
+        rows: Rows to use instead of those of the file.
+
+    Raises:
+        ConfigError: The world replays dialogues and no dataset is configured.
+        DataError: A row cannot be used as a task.
+    """
     tasks = section.tasks
     if tasks.count is not None:
         return [Task(f"task-{number}", {"number": number}) for number in range(tasks.count)], str(tasks.count)
@@ -64,14 +75,14 @@ def open_tasks(
     options = config.data.dialogue
 
     def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = read_dialogue(row, column=dialogue.source_column, form=options.format, ignored=options.ignore_keys)
-        return found if replays else {**row, **found}
+        values = read_dialogue(row, column=dialogue.source_column, form=options.format, ignored=options.ignore_keys)
+        return values if replays else {**row, **values}
 
     return list(tasks_of(rows, read)), rows.fingerprint
 
 
 def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[Task]:
-    """A task of each row. Raises DataError where one cannot be read."""
+    """Yield one task per row. Raises DataError if a row cannot be read or there are no rows."""
     if rows.bad:
         raise DataError(f"tasks: {rows.bad[0].key}: {rows.bad[0].reason}")
     place = 0
@@ -88,9 +99,10 @@ def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]])
 
 
 def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[World, dict[str, str]]:
-    """The world, and hashes of the programs of the user's in it; what it needs is `held` until it is needed no more.
+    """Build the world. Returns it with hashes of the user's programs in it.
 
-    Raises ConfigError where a program is not there.
+    Resources of the world are registered with `held`, which releases them when it is closed.
+    Raises ConfigError if a program cannot be loaded or created.
     """
     parts: dict[str, str] = {}
     world: World
@@ -116,7 +128,7 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
 
 
 def build_custom(world: CustomWorldConfig, section: Simulation, *, folder: Path) -> tuple[World, str]:
-    """A world of the user's, and a hash of it. Raises ConfigError where it is not there."""
+    """Build a custom world. Returns it with a hash of its source. Raises ConfigError if it cannot be loaded."""
     key = "simulation.world.target"
     kind = WORLDS.load(world.target, key=key, folder=folder)
     if not callable(getattr(kind, "run", None)):
@@ -129,7 +141,17 @@ def build_custom(world: CustomWorldConfig, section: Simulation, *, folder: Path)
 def environments(
     kind: Callable[..., Any], section: Simulation, *, folder: Path, held: ExitStack
 ) -> Callable[[], Environment]:
-    """What makes environments of a class, in this process or each in one of its own. Raises ConfigError."""
+    """Return a function that creates environments, in this process or each in a separate one.
+
+    Args:
+        kind: Class of the environments, or a function that creates one.
+        section: The `simulation` section; its world is an environment.
+        folder: Folder of the configuration file.
+        held: Stops the fork server when it is closed.
+
+    Raises:
+        ConfigError: An environment cannot be created with the given options.
+    """
     world = section.world
     assert isinstance(world, EnvironmentWorldConfig), "replay has none"
     key = "simulation.world.options"
@@ -147,9 +169,10 @@ def environments(
 
 
 def find_keepers(section: Simulation, *, folder: Path) -> tuple[type[Rollout], type[Transcripts], dict[str, str]]:
-    """What has the dialogues, and what keeps them; and hashes of what of it is the user's and could decide them.
+    """Load the rollout class and the transcripts class.
 
-    Raises ConfigError where it is not there.
+    Returns both, and the hash of a custom rollout class, which can change the dialogues.
+    Raises ConfigError if one cannot be loaded.
     """
     rollout = ROLLOUTS.load_kind(section.rollout, Rollout, key="simulation.rollout", folder=folder)
     transcripts = TRANSCRIPTS.load_kind(section.transcripts, Transcripts, key="simulation.transcripts", folder=folder)
@@ -157,15 +180,23 @@ def find_keepers(section: Simulation, *, folder: Path) -> tuple[type[Rollout], t
 
 
 def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Episode:
-    """A dialogue that has not begun."""
+    """Create the episode of a task.
+
+    Args:
+        task: The task.
+        repeat: Index of the repeat, from 0.
+        section: The `simulation` section.
+        seed: Seed of the simulation; the seed of the episode is derived from it and the key.
+        shows_gold: Whether the history holds the gold answers instead of the model's.
+    """
     key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
     return Episode(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
 
 
 def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
-    """Hashes of what the file says that decides dialogues, by section."""
+    """Return hashes of the settings that decide dialogues, by section."""
     sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
-    # These decide nothing of what is said.
+    # These do not change the content of a dialogue.
     undecided: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
     said = section.model_dump(mode="json", exclude=undecided)
     sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}

@@ -1,4 +1,4 @@
-"""Objects of classes from outside."""
+"""Create objects of classes written by the user."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from partita_schema.errors import ConfigError, Problem
 
 
 def made(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
-    """What makes objects of a class from outside; one is made to see that it can be. Raises ConfigError."""
+    """Return a function that creates objects of a class. Raises ConfigError if creating a first one fails."""
     try:
         kind(**options)
     except Exception as error:
@@ -17,6 +17,6 @@ def made(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> C
 
 
 def not_made(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
-    """Why there are no objects of a class."""
+    """Return the error for a class that cannot be created with `options`."""
     name = getattr(kind, "__name__", str(kind))
     return ConfigError([Problem(key, f"{name} cannot be made with {dict(options)}: {reason}")])

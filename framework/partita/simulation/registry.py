@@ -1,6 +1,6 @@
-"""From what the file calls a program to its class: `module:Class`, a name of ours, or one that a package brings.
+"""Resolve the name of a program to its class: `module:Class`, a built-in name, or an entry point of a package.
 
-A package gives names to its classes in its metadata, as an entry point: nothing has to be imported to know them.
+Packages register names as entry points in their metadata, so names are listed without importing anything:
 
     [project.entry-points."partita.environments"]
     booking = "my_package.desk:Desk"
@@ -22,39 +22,49 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class Registry:
-    """Names of classes of one kind."""
+    """The names of one kind of program."""
 
     kind: str
-    """What a class of it is called, in the singular."""
+    """Name of the kind, in the singular."""
     ours: Mapping[str, str] = field(default_factory=dict)
-    """`module:Class` by name."""
+    """Built-in programs: `module:Class` by name."""
 
     @property
     def group(self) -> str:
-        """Of the entry points."""
+        """Group of the entry points."""
         return f"partita.{self.kind}s"
 
     def targets(self) -> dict[str, str]:
-        """`module:Class` of every name. A name of ours means the same whatever is installed."""
+        """Return `module:Class` of every name. Built-in names take precedence over entry points."""
         return {point.name: point.value for point in entry_points(group=self.group)} | dict(self.ours)
 
     def load(self, written: str, *, key: str, folder: Path | None) -> type:
-        """The class of what is written at `key`; its module may lie in `folder`.
+        """Return the class written at `key`; its module is also searched in `folder`.
 
-        Raises ConfigError where there is none.
+        Raises ConfigError if the class cannot be loaded.
         """
         return load_part(self.target(written, key=key), key=key, folder=folder)
 
     def load_kind(self, written: str, base: type[Kind], *, key: str, folder: Path | None) -> type[Kind]:
-        """The same, of a class that takes the place of one of ours. Raises ConfigError where it is no subclass."""
-        found = self.load(written, key=key, folder=folder)
-        if not issubclass(found, base):
-            message = f"{found.__name__} is not a subclass of partita.simulation.{base.__name__}"
+        """Load a class that replaces a built-in one.
+
+        Args:
+            written: Name or `module:Class`.
+            base: Class that it must inherit from.
+            key: Key of the configuration, for errors.
+            folder: Folder in which its module is also searched.
+
+        Raises:
+            ConfigError: The class cannot be loaded or is not a subclass of `base`.
+        """
+        kind = self.load(written, key=key, folder=folder)
+        if not issubclass(kind, base):
+            message = f"{kind.__name__} is not a subclass of partita.simulation.{base.__name__}"
             raise ConfigError([Problem(key, message)])
-        return found
+        return kind
 
     def target(self, written: str, *, key: str) -> str:
-        """`module:Class` of what is written at `key`. Raises ConfigError where a name is not known."""
+        """Resolve a name to `module:Class`. Raises ConfigError if the name is unknown."""
         if is_target(written):
             return written
         targets = self.targets()

@@ -1,11 +1,11 @@
-"""Dialogues as they end: a file that only grows while a simulation runs, and at its end one in the order of the tasks.
+"""Transcript files: an append-only file while a simulation runs, and at its end one in the order of the tasks.
 
-A line is a dialogue, and is written once that has ended: what a kill interrupts leaves nothing, and is had again. The
-first line says what decides the dialogues; another file or model does not go on where this one was. Each line ends with
-a checksum: a damaged line counts as absent, and its dialogue is run again.
+A dialogue is written as one line when it ends. A dialogue interrupted by a kill leaves no line and is run again. The
+first line holds hashes of everything that decides the dialogues; a simulation with another configuration or model does
+not resume from the file. Each line ends with a checksum: the dialogue of a damaged line is run again.
 
-Of several processes each has a file of its own, `.predicted.rank-3.jsonl` beside that of rank 0. Whenever a simulation
-is started, by whatever number of processes, what all of them have left is taken over first.
+With several processes each rank has a separate file, such as `.predicted.rank-3.jsonl` next to that of rank 0. A
+simulation that starts, with any number of processes, first takes over the lines of all ranks.
 """
 
 import fcntl
@@ -29,25 +29,33 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_pr
 logger = logging.getLogger(__name__)
 
 SYNC_SECONDS = 2.0
-"""Time after which lines are forced onto the disk."""
+"""Interval between calls of `fsync`."""
 
 
 class Transcripts:
-    """The dialogues of one history. A context manager; nobody else writes them meanwhile."""
+    """The dialogues of one history. A context manager that holds an exclusive lock on the file."""
 
     def __init__(
         self, folder: Path, history: str, *, decided_by: Mapping[str, str], fresh: bool = False, rank: int = 0
     ) -> None:
-        """`decided_by` is what decides the dialogues, by part. With `fresh` those that are there are forgotten.
+        """Store the settings; the file is opened, locked and read on entering the context.
 
-        Raises ResumeError where they were decided by something else, or another process writes them.
+        Entering raises ResumeError if the dialogues in the file were decided by something else, or another process
+        holds the lock.
+
+        Args:
+            folder: Folder of the transcripts.
+            history: Name of the history, which names the file.
+            decided_by: Hashes of everything that decides the dialogues, by part.
+            fresh: Whether to discard existing dialogues.
+            rank: Rank of this process.
         """
         self.path = folder / f"{history}.jsonl"
-        """The dialogues in the order of their tasks, once all are there."""
+        """The final file: all dialogues in the order of their tasks."""
         self.growing = folder / (f".{history}.rank-{rank}.jsonl" if rank else f".{history}.jsonl")
         self.decided_by, self.fresh = dict(decided_by), fresh
         self.done: dict[str, Episode] = {}
-        """Dialogues that have ended and stand in this file, by key."""
+        """Dialogues in this file, by key."""
         self.descriptor: int | None = None
         self.synced = time.monotonic()
 
@@ -68,7 +76,7 @@ class Transcripts:
         self.close()
 
     def close(self) -> None:
-        """Force everything onto the disk and let go of the file."""
+        """Flush to disk and close the file, which releases the lock."""
         if self.descriptor is None:
             return
         descriptor, self.descriptor = self.descriptor, None
@@ -78,14 +86,14 @@ class Transcripts:
             os.close(descriptor)
 
     def lock(self, descriptor: int) -> None:
-        """Raises ResumeError where another process has it."""
+        """Lock the file. Raises ResumeError if another process holds the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ResumeError(f"{self.path.parent} is in use by another process") from None
 
     def read(self) -> None:
-        """Take in what is there; a torn last line is cut off."""
+        """Read the existing dialogues and cut off a torn last line."""
         assert self.descriptor is not None
         if self.fresh:
             os.ftruncate(self.descriptor, 0)
@@ -109,16 +117,16 @@ class Transcripts:
         self.done = {line["dialogue"]: from_line(line) for line in lines[1:]}
 
     def absorb(self) -> None:
-        """Take over what other ranks keep of these dialogues, and remove their files. With `fresh` they are forgotten.
+        """Move the dialogues of other ranks into this file and remove theirs. With `fresh` they are discarded.
 
-        Raises ResumeError where one of them is still at work.
+        Raises ResumeError if one of the ranks is still running.
         """
         for left in rank_files(self.growing):
             with left.open("rb") as file:
                 self.lock(file.fileno())
                 lines, _ = whole_lines(left)
                 if lines and lines[0] == {"decided_by": self.decided_by} and not self.fresh:
-                    # Some may stand here already: a kill has come before the file was removed.
+                    # Some lines may be here already, if a kill came before the file was removed.
                     for line in (line for line in lines[1:] if line["dialogue"] not in self.done):
                         self.write(line)
                         self.done[line["dialogue"]] = from_line(line)
@@ -126,13 +134,13 @@ class Transcripts:
                 left.unlink()
 
     def add(self, episode: Episode) -> None:
-        """Keep a dialogue that has ended."""
+        """Append a dialogue that has ended."""
         self.write(episode.line())
         self.done[episode.key] = episode
 
     @property
     def last_failure(self) -> str | None:
-        """Why the last of the dialogues failed that did; None where none did."""
+        """Reason of the last failed dialogue; None if none failed."""
         return next((done.reason for done in reversed(self.done.values()) if done.status == "failed"), None)
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -143,19 +151,22 @@ class Transcripts:
             self.sync()
 
     def sync(self) -> None:
-        """Force what was written onto the disk."""
+        """Flush written lines to disk."""
         assert self.descriptor is not None, "the transcripts are closed"
         with writing(self.path.parent):
             os.fsync(self.descriptor)
         self.synced = time.monotonic()
 
     def finish(self, keys: Sequence[str]) -> list[Episode]:
-        """The dialogues in this order, of all ranks, which have closed theirs; and write them so, as one file."""
-        self.fresh = False  # what ranks have kept since the start is not forgotten
+        """Write the dialogues of all ranks to the final file in the order of `keys`, and return them.
+
+        All other ranks must have closed their files.
+        """
+        self.fresh = False  # `fresh` applies to earlier dialogues, not to those of this simulation
         self.absorb()
-        found = [self.done[key] for key in keys]
-        write_lines(self.path, (dialogue.line() for dialogue in found))
-        return found
+        dialogues = [self.done[key] for key in keys]
+        write_lines(self.path, (dialogue.line() for dialogue in dialogues))
+        return dialogues
 
 
 @contextmanager
@@ -168,9 +179,18 @@ def open_transcripts(
     process_group: ProcessGroup = SINGLE_PROCESS,
     kind: type[Transcripts] = Transcripts,
 ) -> Iterator[Transcripts]:
-    """The transcripts of this process. Those of rank 0 hold what was had before, by whatever number of processes.
+    """Open the transcripts of this process. Rank 0 first takes over the dialogues of all earlier ranks.
 
-    Raises as `Transcripts` does.
+    Args:
+        folder: Folder of the transcripts.
+        history: Name of the history.
+        decided_by: Hashes of everything that decides the dialogues, by part.
+        fresh: Whether to discard existing dialogues.
+        process_group: Processes that run the simulation.
+        kind: Class of the transcripts.
+
+    Raises:
+        ResumeError: As for `Transcripts`.
     """
     own: Transcripts | None = None
     try:
@@ -188,40 +208,40 @@ def open_transcripts(
 
 
 def forget(folder: Path, history: str) -> None:
-    """Nothing was had in this folder. Raises ResumeError where a process is at it."""
+    """Discard the unfinished dialogues of a history. Raises ResumeError if a process is writing them."""
     with Transcripts(folder, history, decided_by={}, fresh=True) as transcripts:
         transcripts.absorb()
         transcripts.growing.unlink()
 
 
 def rank_files(growing: Path) -> list[Path]:
-    """Files beside the one of rank 0 in which other ranks keep dialogues."""
+    """Return the files of ranks other than 0."""
     return sorted(growing.parent.glob(f"{growing.stem}.rank-*{growing.suffix}"))
 
 
 def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a file without damaged ones, and the size in bytes of all but a torn last one."""
+    """Return the undamaged lines of a file, and its size in bytes without a torn last line."""
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     if torn:
         logger.warning("%s: its torn end of %s bytes is cut off", path, f"{len(torn):,}")
     written = whole.split(b"\n") if newline else []
-    found = list[dict[str, Any]]()
+    lines = list[dict[str, Any]]()
     for line in written:
         with suppress(DamagedError):
-            found.append(unsealed_line(line))
-    if len(found) < len(written):
-        damaged = len(written) - len(found)
+            lines.append(unsealed_line(line))
+    if len(lines) < len(written):
+        damaged = len(written) - len(lines)
         logger.warning("%s: %s; their dialogues are run again", path, counted(damaged, "damaged line"))
-    return found, len(whole) + len(newline)
+    return lines, len(whole) + len(newline)
 
 
 def line_of(value: Mapping[str, Any]) -> bytes:
-    """A line of a file of dialogues, with its checksum."""
+    """Encode a line of a transcript file, with its checksum."""
     return sealed_line(json.dumps(value, ensure_ascii=False).encode())
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """A file of JSON lines that is there whole or not at all."""
+    """Write a file of JSON lines atomically."""
     beside = path.with_name(f".{path.name}.writing")
     with writing(path.parent):
         with beside.open("wb") as file:

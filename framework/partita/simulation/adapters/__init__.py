@@ -1,4 +1,4 @@
-"""Programs that were written for others, as environments: what `interface` of a world says."""
+"""Adapt programs written for other libraries, selected by `interface` of a world, to environments."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,9 +16,9 @@ KEY = "simulation.world.environment"
 
 
 def load_environment(section: EnvironmentWorldConfig, *, folder: Path | None) -> tuple[Callable[..., Any], Any]:
-    """What makes the program of a world of its options, and the code that it comes from.
+    """Return a function that creates the program of a world, and the class or function to hash as its source.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError if it cannot be loaded.
     """
     written = section.environment
     if section.interface == "gymnasium" and not is_target(written) and written not in ENVIRONMENTS.targets():
@@ -28,9 +28,9 @@ def load_environment(section: EnvironmentWorldConfig, *, folder: Path | None) ->
 
 
 def tools_of(kind: Any, *, interface: str) -> Mapping[str, Any]:
-    """Descriptions of the tools of a class by name, as another process can be told; none of another interface.
+    """Return the tool descriptions of a class by name, serializable to JSON; empty for another interface.
 
-    Raises ConfigError where it has no tools.
+    Raises ConfigError if the class has no tools.
     """
     if interface != "tools":
         return {}
@@ -41,9 +41,9 @@ def tools_of(kind: Any, *, interface: str) -> Mapping[str, Any]:
 
 
 def adapted(kind: Callable[..., Any], *, interface: str, tools: Mapping[str, Any]) -> Callable[..., Environment]:
-    """What makes environments of options, of programs with this interface; `tools` are those of `tools_of`.
+    """Return a function that creates a program from options and adapts it to `Environment`.
 
-    It raises UnfitError where a program has another interface.
+    `tools` is the result of `tools_of`. The returned function raises UnfitError if the program has another interface.
     """
     if interface == "partita":
         return kind

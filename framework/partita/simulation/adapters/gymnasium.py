@@ -1,6 +1,6 @@
-"""Environments of Gymnasium (Towers et al. 2024) whose observations and actions are texts.
+"""Adapter for environments of Gymnasium (Towers et al. 2024) whose observations and actions are texts.
 
-The observation is what the user says, the model's answer is the action. `reset` gets the task as `options`.
+An observation is a message of the user; the model's answer is the action. `reset` receives the task as `options`.
 """
 
 import importlib
@@ -14,10 +14,10 @@ from partita_trainers.registry import importable
 
 
 class GymnasiumEnvironment:
-    """One of Gymnasium's environments as one of ours."""
+    """A Gymnasium environment as a `partita.simulation.contract.Environment`."""
 
     def __init__(self, program: Any) -> None:
-        """Raises UnfitError where it is no environment of texts."""
+        """Raises UnfitError if it is not an environment of texts."""
         if hasattr(program, "num_envs"):
             raise UnfitError(
                 f"{type(program).__name__} is a vector environment, which begins its next session by itself as soon as "
@@ -36,43 +36,43 @@ class GymnasiumEnvironment:
         self.program = program
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
-        """Begin a session. Raises ContractError where it is not begun with a text and info."""
-        found = self.program.reset(seed=seed, options=dict(task))
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise ContractError(f"reset gave {shown(found)}; give (observation, info), as since Gymnasium 0.26")
-        return heard(found[0], "reset"), told(found[1])
+        """Begin an episode. Raises ContractError if `reset` does not return a text and info."""
+        result = self.program.reset(seed=seed, options=dict(task))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ContractError(f"reset gave {shown(result)}; give (observation, info), as since Gymnasium 0.26")
+        return messages_of(result[0], "reset"), used_info(result[1])
 
     def step(self, action: str) -> tuple[list[Message], float | None, bool, bool, Mapping[str, Any]]:
-        """One step of it. Raises ContractError where it does not give five things and a text first."""
-        found = self.program.step(action)
-        if not isinstance(found, tuple) or len(found) != 5:
-            raise ContractError(f"step gave {shown(found)}; give (observation, reward, terminated, truncated, info)")
-        observation, reward, terminated, truncated, info = found
-        return heard(observation, "step"), number(reward), bool(terminated), bool(truncated), told(info)
+        """Take a step. Raises ContractError unless `step` returns five values, of which the first is a text."""
+        result = self.program.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise ContractError(f"step gave {shown(result)}; give (observation, reward, terminated, truncated, info)")
+        observation, reward, terminated, truncated, info = result
+        return messages_of(observation, "step"), number(reward), bool(terminated), bool(truncated), used_info(info)
 
     def close(self) -> None:
-        """Close it, where it can be."""
+        """Close the program if it has a method `close`."""
         close = getattr(self.program, "close", None)
         if callable(close):
             close()
 
 
-def heard(observation: Any, method: str) -> list[Message]:
-    """An observation as a message; none of an empty one. Raises ContractError where it is not text."""
+def messages_of(observation: Any, method: str) -> list[Message]:
+    """Return an observation as messages, none for an empty one. Raises ContractError if it is not text."""
     if not isinstance(observation, str):
         raise ContractError(f"{method} gave the observation {shown(observation)}; give a text")
     return [{"role": "user", "content": observation}] if observation else []
 
 
-def told(info: Any) -> Mapping[str, Any]:
-    """What dialogues take of info: `gold` and `metrics`. The rest is its own affair. Raises ContractError."""
+def used_info(info: Any) -> Mapping[str, Any]:
+    """Return the entries of info that are used: `gold` and `metrics`. Raises ContractError if it is no mapping."""
     if not isinstance(info, Mapping):
         raise ContractError(f"info is {shown(info)}; give a dictionary")
     return {name: info[name] for name in ("gold", "metrics") if name in info}
 
 
 def number(reward: Any) -> float:
-    """A reward of any type of number. Raises ContractError where it is none."""
+    """Convert a reward of any numeric type. Raises ContractError if it is not a number."""
     try:
         return float(reward)
     except (TypeError, ValueError):
@@ -80,9 +80,9 @@ def number(reward: Any) -> float:
 
 
 def registered(name: str, *, key: str, folder: Path | None) -> Callable[..., Any]:
-    """What makes the environment of an id, such as `Guess-v0`, or `module:Guess-v0`, whose module registers it.
+    """Return a function that creates the environment of an id: `Guess-v0`, or `module:Guess-v0` to import its module.
 
-    Raises ConfigError where Gymnasium is not installed or knows no such id.
+    Raises ConfigError if Gymnasium is not installed or does not know the id.
     """
     try:
         import gymnasium
@@ -99,7 +99,7 @@ def registered(name: str, *, key: str, folder: Path | None) -> Callable[..., Any
         raise ConfigError([Problem(key, f"Gymnasium has no {name}: {error}")]) from error
 
     def make(**options: Any) -> Any:
-        # Its checker warns anew of each environment, and here each dialogue has one.
+        # The checker would repeat its warnings for the environment of every dialogue.
         return gymnasium.make(bare, disable_env_checker=True, **options)
 
     make.__name__ = name
@@ -107,7 +107,7 @@ def registered(name: str, *, key: str, folder: Path | None) -> Callable[..., Any
 
 
 def creator(name: str) -> Any:
-    """The class or function that stands behind an id that is `registered`."""
+    """Return the class or function registered under an id."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 

@@ -1,12 +1,12 @@
-"""A class with `reset` and tools, as TRL's `environment_factory` takes them.
+"""Adapter for a class with `reset` and tools, the interface of TRL's `environment_factory`.
 
-Its public methods are the tools, but `reset`, `close`, `reward` and `get_reward`. They are told to the model in a
-system message, from their types and docstrings. It calls one with `<tool_call>{"name": ..., "arguments": {...}}
-</tool_call>`, or the bare JSON, and hears what it gives as a `tool` message. An answer without a call ends the
-dialogue, and so does `done = True`. The reward is `get_reward()` or the attribute `reward`, where there is one.
+Its public methods are the tools, except `reset`, `close`, `reward` and `get_reward`. A system message describes them to
+the model, from their types and docstrings. The model calls a tool with `<tool_call>{"name": ..., "arguments": {...}}
+</tool_call>`, or the bare JSON, and receives the result as a `tool` message. An answer without a call ends the
+dialogue, and so does `done = True`. The reward is `get_reward()` or the attribute `reward`, if there is one.
 
-A call that cannot be made, and a ValueError of a tool, are told to the model. All else that a tool raises fails the
-dialogue: it is the program that is broken, and not the model that is wrong.
+An invalid call and a ValueError of a tool are returned to the model. Any other exception of a tool fails the dialogue:
+it means that the program is broken, not that the model made a mistake.
 """
 
 import inspect
@@ -26,20 +26,20 @@ FORM = '<tool_call>{"name": "NAME", "arguments": {...}}</tool_call>'
 
 
 class CallError(Exception):
-    """A call that the model has to hear about."""
+    """An error in a call, returned to the model."""
 
 
 class Tools:
     """The tools of a class."""
 
     def __init__(self, descriptions: Mapping[str, Any]) -> None:
-        """`descriptions` by name: what the model is told, as JSON in OpenAI's form."""
+        """`descriptions` are the descriptions for the model by name, in OpenAI's JSON format."""
         self.descriptions = dict(descriptions)
-        self.validators = {name: json_validator(parameters(told)) for name, told in descriptions.items()}
+        self.validators = {name: json_validator(parameters(tool)) for name, tool in descriptions.items()}
 
     @classmethod
     def of(cls, kind: type) -> "Tools":
-        """The tools of a class. Raises UnfitError where it has none, or one that nobody could explain to a model."""
+        """Describe the tools of a class. Raises UnfitError if it has none, or one without types and a docstring."""
         from transformers.utils import get_json_schema
         from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
@@ -52,19 +52,21 @@ class Tools:
             try:
                 descriptions[name] = get_json_schema(tool)
             except (DocstringParsingException, TypeHintParsingException) as error:
-                told = f"{kind.__name__}.{name} cannot be told to a model: {error}; give it types and a docstring with "
-                raise UnfitError(f"{told}Args:, or a name that begins with _ where it is not a tool") from error
+                reason = (
+                    f"{kind.__name__}.{name} cannot be told to a model: {error}; give it types and a docstring with "
+                )
+                raise UnfitError(f"{reason}Args:, or a name that begins with _ where it is not a tool") from error
         if not descriptions:
             raise UnfitError(f"{kind.__name__} has no tools; its public methods but {', '.join(NOT_TOOLS)} are")
         return cls(descriptions)
 
     def text(self) -> str:
-        """What the model is told of them."""
-        lines = [json.dumps(told, ensure_ascii=False) for told in self.descriptions.values()]
+        """Return the description of the tools for the system message."""
+        lines = [json.dumps(tool, ensure_ascii=False) for tool in self.descriptions.values()]
         return "\n".join(["You have these tools:", *lines, f"To call one, answer with {FORM}"])
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Raises CallError where there is no such tool, or it does not take these arguments."""
+        """Check a call. Raises CallError if the tool does not exist or does not take these arguments."""
         if name not in self.descriptions:
             near = nearest(name, self.descriptions)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.descriptions)}"
@@ -80,17 +82,21 @@ class Tools:
 
 
 class ToolEnvironment:
-    """A program with tools as an environment."""
+    """A program with tools as a `partita.simulation.contract.Environment`."""
 
     def __init__(self, program: Any, tools: Tools) -> None:
-        """`tools` are those of its class."""
+        """`tools` are the tools of the program's class."""
         self.program, self.tools = program, tools
         self.earned: float | None = None
-        """The reward so far."""
+        """Total reward so far; None before the first."""
         self.calls = self.errors = 0
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
-        """The tools, the task's `prompt`, and behind it what `reset` says. It gets those columns that it asks for."""
+        """Begin an episode. Returns the tools, the task's `prompt` and the text of `reset` as messages.
+
+        The program's `reset` receives the columns of the task that it has as parameters.
+        Raises ContractError if there is no first message.
+        """
         said = self.program.reset(**accepted(self.program.reset, {**task, "seed": seed}))
         if said is not None and not isinstance(said, str):
             raise ContractError(f"reset gave {shown(said)}; give a text or None")
@@ -108,7 +114,7 @@ class ToolEnvironment:
         return list(messages), {}
 
     def step(self, action: str) -> tuple[list[Message], float | None, bool, bool, Mapping[str, Any]]:
-        """Make all calls of an answer; one without any is the last."""
+        """Run all calls of an answer; an answer without calls ends the dialogue."""
         calls = calls_of(action)
         messages: list[Message] = [{"role": "tool", "content": self.result(call)} for call in calls]
         is_over = not calls or getattr(self.program, "done", False) is True
@@ -116,64 +122,63 @@ class ToolEnvironment:
         return messages, self.reward(), is_over, False, {"metrics": metrics}
 
     def result(self, call: str) -> str:
-        """What a call gives, or what is wrong with it."""
+        """Run a call and return its result, or its error, as text."""
         self.calls += 1
         try:
             name, arguments = read_call(call)
             self.tools.check(name, arguments)
-            found = getattr(self.program, name)(**arguments)
+            value = getattr(self.program, name)(**arguments)
         except (CallError, ValueError) as error:
             self.errors += 1
             return f"error: {error}"
-        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
     def reward(self) -> float | None:
-        """What was earned since the last answer; None without a reward. Raises ContractError where it is not a
-        number."""
-        found = getattr(self.program, "get_reward", getattr(self.program, "reward", None))
-        found = found() if callable(found) else found
-        if found is None:
+        """Return the reward since the last answer; None without one. Raises ContractError if it is not a number."""
+        total = getattr(self.program, "get_reward", getattr(self.program, "reward", None))
+        total = total() if callable(total) else total
+        if total is None:
             return None
         try:
-            earned = float(found)
+            earned = float(total)
         except (TypeError, ValueError):
-            raise ContractError(f"the reward is {shown(found)}; give a number or None") from None
+            raise ContractError(f"the reward is {shown(total)}; give a number or None") from None
         before, self.earned = self.earned or 0.0, earned
         return earned - before
 
     def close(self) -> None:
-        """Close it, where it can be."""
+        """Close the program if it has a method `close`."""
         close = getattr(self.program, "close", None)
         if callable(close):
             close()
 
 
 def methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """Public methods that are tools, by name, each with the arguments that it is called with."""
-    found: dict[str, Callable[..., Any]] = {}
+    """Return the public methods that are tools, by name, bound so that `self` is not an argument."""
+    tools: dict[str, Callable[..., Any]] = {}
     for name, member in inspect.getmembers_static(kind, is_method):
         if not name.startswith("_") and name not in NOT_TOOLS:
-            found[name] = MethodType(member, kind) if inspect.isfunction(member) else getattr(kind, name)
-    return found
+            tools[name] = MethodType(member, kind) if inspect.isfunction(member) else getattr(kind, name)
+    return tools
 
 
 def is_method(member: object) -> bool:
-    """Whether a member of a class can be called on its objects. A property is not looked at: it may cost something."""
+    """Return whether a class member is a method. Properties are not evaluated, since that may be expensive."""
     return inspect.isfunction(member) or isinstance(member, classmethod | staticmethod)
 
 
 def parameters(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of the arguments; `nullable`, which is OpenAPI's, in JSON Schema's words."""
-    found = dict(description["function"]["parameters"])
-    found["properties"] = {
-        name: {"anyOf": [told, {"type": "null"}]} if told.get("nullable") else told
-        for name, told in found["properties"].items()
+    """Return the JSON Schema of the arguments, with OpenAPI's `nullable` converted to a type `null`."""
+    schema = dict(description["function"]["parameters"])
+    schema["properties"] = {
+        name: {"anyOf": [argument, {"type": "null"}]} if argument.get("nullable") else argument
+        for name, argument in schema["properties"].items()
     }
-    return found
+    return schema
 
 
 def accepted(method: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Those columns that a method takes by name; all where it takes any."""
+    """Return the columns that a method has as parameters; all of them if it takes `**kwargs`."""
     taken = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return dict(columns)
@@ -181,7 +186,7 @@ def accepted(method: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str
 
 
 def calls_of(answer: str) -> list[str]:
-    """The calls in an answer, each as the JSON that it should be; none where it is no call."""
+    """Return the text of each call in an answer, which should be JSON; empty for an answer without calls."""
     marked = [call.strip() for call in CALL.findall(answer)]
     if marked:
         return marked
@@ -193,11 +198,11 @@ def calls_of(answer: str) -> list[str]:
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call. Raises CallError where it is none."""
+    """Parse a call into name and arguments. Raises CallError if it is not valid."""
     try:
         call = json.loads(text)
-        found = call["arguments"] if "arguments" in call else call["parameters"]
-        arguments = json.loads(found) if isinstance(found, str) else found
+        arguments = call["arguments"] if "arguments" in call else call["parameters"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, TypeError, KeyError):
         raise CallError(f"a call is {FORM}") from None
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
