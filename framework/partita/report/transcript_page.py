@@ -1,7 +1,7 @@
-"""A page of dialogues: one file, without scripts, with the numbers first and then the dialogues that went worst.
+"""HTML page of a simulation: one file without scripts, with the metrics first and then the worst dialogues.
 
-A page is for reading and holds what a person may read: so many dialogues of each history, of every kind some. All are
-in the files beside it.
+The page shows a limited number of dialogues of each history, with examples of every kind. The transcript files next to
+it hold all dialogues.
 """
 
 from collections import defaultdict
@@ -16,13 +16,13 @@ from partita.simulation.report import RolloutOutcomes, column
 from partita_schema.counted import counted
 
 MOST = 200
-"""Dialogues on a page, over all histories."""
+"""Maximum number of dialogues on a page, over all histories."""
 LONGEST = 4000
-"""Characters of a message."""
+"""Maximum number of characters of a message."""
 MOST_MESSAGES = 100
-"""Messages of a dialogue."""
+"""Maximum number of messages of a dialogue."""
 KINDS = ("failed", "truncated", "without success", "done", "success")
-"""What became of a dialogue, in the order of the page."""
+"""Outcomes of a dialogue, in the order of the page."""
 
 PAGE = (
     HEAD
@@ -82,8 +82,14 @@ summary { cursor: pointer; }
 
 
 def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequence[Episode]], *, title: str) -> str:
-    """HTML of what dialogues came to, by history, and of some of them."""
-    columns = {history: column(found) for history, found in outcomes.items()}
+    """Return the HTML page.
+
+    Args:
+        outcomes: Results by history.
+        dialogues: Dialogues by history.
+        title: Title of the page.
+    """
+    columns = {history: column(results) for history, results in outcomes.items()}
     names = list(dict.fromkeys(name for values in columns.values() for name in values))
     parts = []
     for history, all_of_it in dialogues.items():
@@ -92,7 +98,7 @@ def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequen
         sentence = f"{counted(len(all_of_it), 'dialogue')}, those first that went worst."
         if left_out:
             sentence += f" {left_out:,} of them are not on this page; all are in {history}.jsonl."
-        parts.append({"name": history, "sentence": sentence, "dialogues": [told(found) for found in chosen]})
+        parts.append({"name": history, "sentence": sentence, "dialogues": [rendered(dialogue) for dialogue in chosen]})
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(PAGE).render(
         title=title,
@@ -104,17 +110,17 @@ def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequen
 
 
 def cell(name: str, value: float | None) -> str:
-    """A number of the table; counts are whole."""
+    """Format a number of the table; counts have no decimals."""
     if value is None:
         return ""
     return f"{value:,.0f}" if name.endswith(".n") else f"{value:.4f}"
 
 
 def differences(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What it means that two histories differ; nothing where there is one."""
+    """Explain the difference between gold and predicted history; empty unless the page has both."""
     if "gold" not in columns or "predicted" not in columns:
         return []
-    found = [
+    sentences = [
         (
             "With gold history the model sees the right answers of turns before, as in most evaluations; with "
             "predicted history its own, as in use. What the second is lower by is what its own earlier mistakes cost."
@@ -123,14 +129,14 @@ def differences(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
     for name in ("success", "exact_turns", "exact_last", "reward"):
         gold, predicted = columns["gold"].get(name), columns["predicted"].get(name)
         if gold is not None and predicted is not None:
-            found.append(
+            sentences.append(
                 f"{name}: {gold:.4f} with gold history, {predicted:.4f} with its own: {predicted - gold:+.4f}."
             )
-    return found
+    return sentences
 
 
 def kind_of(episode: Episode) -> str:
-    """What became of a dialogue, one of KINDS."""
+    """Return the outcome of a dialogue, one of KINDS."""
     if episode.status in ("failed", "truncated"):
         return str(episode.status)
     if episode.succeeded is None:
@@ -139,20 +145,20 @@ def kind_of(episode: Episode) -> str:
 
 
 def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
-    """At most so many, some of every kind, the worst kind first and each in the order of the tasks."""
+    """Choose at most `most` dialogues of all kinds, the worst kind first, each kind in the order of the tasks."""
     kinds: dict[str, list[Episode]] = defaultdict(list)
     for dialogue in dialogues:
         kinds[kind_of(dialogue)].append(dialogue)
     room, shares = most, {}
-    # What a rare kind does not need goes to the others.
+    # A rare kind leaves the rest of its share to the others.
     for place, kind in enumerate(sorted(kinds, key=lambda kind: len(kinds[kind]))):
         shares[kind] = min(len(kinds[kind]), room // (len(kinds) - place))
         room -= shares[kind]
     return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
 
 
-def told(episode: Episode) -> dict[str, Any]:
-    """A dialogue for people."""
+def rendered(episode: Episode) -> dict[str, Any]:
+    """Return a dialogue as values for the template."""
     replies = {reply.place: reply for reply in episode.replies}
     turns = []
     for place, message in enumerate(episode.messages[:MOST_MESSAGES]):
@@ -173,27 +179,27 @@ def told(episode: Episode) -> dict[str, Any]:
 
 
 def speaker(message: Mapping[str, Any]) -> str:
-    """Who has said a message: what plays the user says it in several roles, such as that of a tool."""
+    """Return the speaker of a message. The agent `user` speaks in several roles, such as `tool`."""
     if message["agent"] == AGENT:
         return "model"
     return str(message["role"] if message["agent"] == "user" else message["agent"])
 
 
 def verdict(episode: Episode) -> str:
-    """Status, reward and what the checker says, in a line."""
-    found = [f"{episode.status} ({shortened(episode.reason)})" if episode.reason else str(episode.status)]
+    """Return status, reward and the verdict of the checker in one line."""
+    parts = [f"{episode.status} ({shortened(episode.reason)})" if episode.reason else str(episode.status)]
     if episode.reward is not None:
-        found.append(f"reward {episode.reward:g}")
+        parts.append(f"reward {episode.reward:g}")
     if episode.ok is not None:
-        found.append(f"checker: {'ok' if episode.ok else 'not ok'}")
+        parts.append(f"checker: {'ok' if episode.ok else 'not ok'}")
     if episode.ok is False and episode.target is not None:
-        found.append(f"it should have ended with {shortened(episode.target)!r}")
+        parts.append(f"it should have ended with {shortened(episode.target)!r}")
     if episode.rounds:
-        found.append(f"sent back {episode.rounds} {'time' if episode.rounds == 1 else 'times'}")
-    found += [f"{name} {value:g}" for name, value in episode.metrics.items()]
-    return ", ".join(found)
+        parts.append(f"sent back {episode.rounds} {'time' if episode.rounds == 1 else 'times'}")
+    parts += [f"{name} {value:g}" for name, value in episode.metrics.items()]
+    return ", ".join(parts)
 
 
 def shortened(text: str) -> str:
-    """A text of at most LONGEST characters, with how many more it had."""
+    """Cut a text after LONGEST characters and state how many were cut."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... and {len(text) - LONGEST:,} characters more"

@@ -162,8 +162,8 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     axes.set_title(f"{purpose}: memory taken{hidden}")
     highest = max([held for _, held in points] + [budget or 0]) or 1
     if len(points) > 1:
-        rows, foretold = foretold_line(points, most_rows=most_rows(size), limit=1.05 * highest)
-        axes.plot(rows, foretold, color=BLUE, linewidth=1.2, alpha=0.6, label="predicted", zorder=1)
+        rows, predicted = predicted_line(points, most_rows=most_rows(size), limit=1.05 * highest)
+        axes.plot(rows, predicted, color=BLUE, linewidth=1.2, alpha=0.6, label="predicted", zorder=1)
     fitting = [point for point in points if point[0].verdict == "fits"]
     scatter(axes, fitting, marker="o", color=BLUE, label="fits")
     scatter(axes, [point for point in points if point not in fitting], marker="^", color=RED, label="too large")
@@ -191,7 +191,7 @@ def scatter(axes: "Axes", points: list[tuple[ProbeResult, int]], *, marker: str,
         axes.plot(rows, held, marker, color=color, markersize=6, label=label, zorder=3)
 
 
-def foretold_line(
+def predicted_line(
     points: list[tuple[ProbeResult, int]], *, most_rows: int, limit: float
 ) -> tuple[list[float], list[float]]:
     """Return rows and bytes on straight lines through the points, extrapolated to `most_rows` or to `limit`."""

@@ -44,12 +44,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = ManifestRecord().load(written)
     except ValidationError as error:
         raise PartitaError(
-            f"{path} is not a manifest of partita's: {told(error)}; restore it or start a new run"
+            f"{path} is not a manifest of partita's: {reasons_of(error)}; restore it or start a new run"
         ) from None
     return manifest
 
 
-def told(error: ValidationError) -> str:
+def reasons_of(error: ValidationError) -> str:
     """Format the reasons of a marshmallow error, by key."""
     reasons = error.messages if isinstance(error.messages, dict) else {"": error.messages}
     return "; ".join(f"{key}: {json.dumps(reason)}" for key, reason in reasons.items())

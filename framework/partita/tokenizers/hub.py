@@ -142,13 +142,13 @@ def explain(error: Exception, *, source: str, part: str, key: str) -> str:
         key: Config key to name in the message.
     """
     text = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-    for marks, remedy in REMEDIES:
+    for marks, hint in HINTS:
         if any(mark in text for mark in marks):
-            return f"{key}: {source}: cannot load its {part}: {remedy}"
+            return f"{key}: {source}: cannot load its {part}: {hint}"
     return f"{key}: {source}: cannot load its {part}: {type(error).__name__}: {text[:300]}"
 
 
-REMEDIES = (
+HINTS = (
     (
         ("gated repo", "restricted", "awaiting a review"),
         "access to it is granted on the Hub's page; ask for it there, then log in with `hf auth login`",

@@ -10,7 +10,7 @@ from lxml import etree
 from PIL import Image
 
 from partita.report.batch_sizes import memory_points
-from partita.report.tuning_plot import check_plot, foretold_line, write_plot
+from partita.report.tuning_plot import check_plot, predicted_line, write_plot
 from partita_schema.errors import DataError, PartitaError, WriteError
 from partita_trainers.batch_size.probe import BatchSize
 
@@ -178,12 +178,12 @@ def test_a_file_that_cannot_be_written_is_reported(generation: BatchSize, tmp_pa
     assert str(caught.value).endswith("; name another file with --plot")
 
 
-def test_the_foretold_line_goes_through_all_points_and_ends_at_the_limit(generation: BatchSize) -> None:
+def test_the_predicted_line_goes_through_all_points_and_ends_at_the_limit(generation: BatchSize) -> None:
     points = [point for point in memory_points(generation) if point[0].verdict == "fits"]
-    rows, held = foretold_line(points, most_rows=1000, limit=1.3e9)
+    rows, held = predicted_line(points, most_rows=1000, limit=1.3e9)
     line = dict(zip(rows, held, strict=True))
     assert [line[probe.rows] for probe, _ in points] == [taken for _, taken in points]
     assert line[40] == pytest.approx(91e6 + 36 * (1197e6 - 91e6) / 144)
     assert 155 < rows[-1] < 165
     assert 1.25e9 < held[-1] <= 1.3e9
-    assert foretold_line(points, most_rows=150, limit=1.3e9)[0][-1] == 150
+    assert predicted_line(points, most_rows=150, limit=1.3e9)[0][-1] == 150
