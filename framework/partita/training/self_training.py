@@ -1,9 +1,9 @@
-"""Rounds of dialogues and training: what `simulation.self_training` asks for, behind the training on data.
+"""Self-training (`simulation.self_training`): rounds of simulation and training, after the training on data.
 
-Round N stands in `rounds/N` of the run. Its dialogues are had with the weights of the round before, and once all have
-ended, `simulation.json` says what they came to. Then that folder is a run of its own, whose rows are a mix of data and
-the transcripts, and whose model begins with those weights. Whatever is killed goes on at the first of these steps that
-has not come to its end: dialogues and training steps that were done are not done again.
+Round N is stored in `rounds/N` of the run. Its dialogues use the weights of the previous round. When all of them have
+ended, their results are written to `simulation.json`. The folder then becomes a run directory, in which the model is
+trained from those weights on a mix of data and transcripts. A killed job resumes at the first unfinished step:
+dialogues and training steps that were finished are not repeated.
 """
 
 import logging
@@ -43,19 +43,29 @@ from partita_trainers.registry import build_trainer
 logger = logging.getLogger(__name__)
 
 HISTORY = "predicted"
-"""In the dialogues of a round the model sees its own words."""
+"""History of the dialogues of a round: the model sees its own earlier answers."""
 
 OpenRun = Callable[[Path, Config], AbstractContextManager[RunDirectory]]
-"""Opens a run directory for a file."""
+"""Opens a run directory for a configuration."""
 
 
 def rounds_of(config: Config) -> SelfTrainingConfig | None:
-    """What the file says of rounds; None where it asks for none."""
+    """Return the section `simulation.self_training`, or None if the file has none."""
     return config.simulation.self_training if config.simulation is not None else None
 
 
 def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
-    """Raises ConfigError or DataError now, and not behind hours of training, where rounds could not be begun."""
+    """Check that self-training can start, before the training on data begins.
+
+    Args:
+        config: Validated configuration.
+        dataset: Rows passed to `train`, which cannot be combined with self-training; None without them.
+        folder: Folder that relative paths start from.
+
+    Raises:
+        ConfigError: A class or dataset cannot be loaded, or `dataset` is given.
+        DataError: A row cannot be used as a task.
+    """
     plan = rounds_of(config)
     if plan is None:
         return
@@ -72,7 +82,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
 
 
 def dialogues_of_rounds(config: Config, plan: SelfTrainingConfig) -> Simulation:
-    """The file's simulation as rounds have it: about their own tasks, once each, with the model's own words in view."""
+    """Return the `simulation` section for a round: with the tasks of self-training, one repeat and one history."""
     changes = {
         "tasks": Tasks(count=plan.tasks.count, source=plan.tasks.source),
         "history": (HISTORY,),
@@ -84,24 +94,24 @@ def dialogues_of_rounds(config: Config, plan: SelfTrainingConfig) -> Simulation:
 
 @dataclass(frozen=True)
 class SelfTraining:
-    """The rounds of a run, whose directory is open."""
+    """Self-training of a run whose directory is open."""
 
     config: Config
     plan: SelfTrainingConfig
     origin: Path
-    """Where relative paths of the file start."""
+    """Folder that relative paths of the file start from."""
     directory: RunDirectory
     process_group: ProcessGroup
     seed: int
-    """Of sampling."""
+    """Seed of sampling."""
     data: RunData
-    """The rows of the file."""
+    """The rows configured in `data`."""
     open_run: OpenRun
     others: Callable[[], Mapping[str, AgentModel]]
-    """Loads other models that speak in the dialogues, by agent."""
+    """Loads the models of other agents, by agent."""
 
     def train(self) -> TrainResult:
-        """All rounds that are missing; the last weights are the run's in the end."""
+        """Run all unfinished rounds. The last weights that are kept become those of the run."""
         result = finished_result(self.directory)
         ended: list[dict[str, Any]] = list(self.directory.manifest.get("rounds", []))
         while len(ended) < self.plan.rounds and (not ended or ended[-1]["kept"]):
@@ -119,7 +129,7 @@ class SelfTraining:
         return self.finish(ended, result)
 
     def should_continue(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
-        """Whether there is a round to train; one before it that has made it worse is marked."""
+        """Return whether to train another round. Marks the previous round as not kept if it made the model worse."""
         if ended and self.is_worse(dialogues, ended):
             ended[-1]["kept"] = False
             return False
@@ -128,23 +138,23 @@ class SelfTraining:
     # One round
 
     def folder(self, number: int) -> Path:
-        """Folder of a round."""
+        """Return the folder of a round."""
         return self.directory.folder / "rounds" / str(number)
 
     def weights(self, number: int) -> Path | None:
-        """The weights that a round has come to; of round 0 those of before all rounds, None for the base model's."""
-        kept = self.folder(number) / "model"
-        if number or kept.is_dir():
-            return kept
+        """Return the weights after a round; for round 0 those before all rounds, or None for the base model's."""
+        saved = self.folder(number) / "model"
+        if number or saved.is_dir():
+            return saved
         return self.directory.folder / "model" if self.trained_on_data else None
 
     @property
     def trained_on_data(self) -> bool:
-        """Whether the file has rows to train on before the rounds."""
+        """Whether the model is trained on data before the rounds."""
         return self.data.training is not None
 
     def simulate_round(self, number: int) -> dict[str, Any]:
-        """The dialogues of a round, and what they came to."""
+        """Run the dialogues of a round and return their results. Finished dialogues are not repeated."""
         done = self.folder(number) / "simulation.json"
         before = self.process_group.run_on_rank_zero(lambda: self.read_dialogues(number), "a simulation")
         if before is not None:
@@ -166,17 +176,17 @@ class SelfTraining:
             rows=self.data.training if section.tasks == Tasks() else None,
             process_group=self.process_group,
         )
-        found = report.flat()[HISTORY]
-        text = strict_json(sealed(without_infinities(found)), indent=2) + "\n"
+        results = report.flat()[HISTORY]
+        text = strict_json(sealed(without_infinities(results)), indent=2) + "\n"
         self.process_group.run_on_rank_zero(lambda: write_atomically(done, text), "a simulation")
-        logger.info("round %d: %s", number, told_of(found))
-        return found
+        logger.info("round %d: %s", number, summary_of(results))
+        return results
 
     def read_dialogues(self, number: int) -> dict[str, Any] | None:
-        """What the dialogues of a round came to; None where they have not ended, or what they left is damaged."""
+        """Read the results of a round's dialogues; None if they have not all ended or a file is damaged."""
         done, lines = self.folder(number) / "simulation.json", Path(self.source(number).path)
         try:
-            found = unsealed(done.read_bytes(), required=True)
+            results = unsealed(done.read_bytes(), required=True)
             for line in (self.origin / lines).read_bytes().splitlines():
                 unsealed_line(line)
         except FileNotFoundError:
@@ -184,10 +194,10 @@ class SelfTraining:
         except DamagedError as error:
             logger.warning("round %d: a file of its dialogues %s; damaged dialogues are run again", number, error)
             return None
-        return found
+        return results
 
     def is_worse(self, dialogues: dict[str, Any], ended: list[dict[str, Any]]) -> bool:
-        """Whether fewer dialogues succeed behind the last of the rounds that have ended than the guard allows."""
+        """Return whether the success rate after the last finished round has dropped by more than the guard allows."""
         share, earlier = dialogues.get("success"), ended[-1]["dialogues"].get("success")
         if self.plan.guard is None or share is None or earlier is None or share >= earlier - self.plan.guard:
             return False
@@ -200,7 +210,7 @@ class SelfTraining:
         return True
 
     def can_learn(self, number: int) -> bool:
-        """Whether a round's dialogues give rows; where they give none, that is said."""
+        """Return whether a round's dialogues give training rows; log the reason if they do not."""
 
         def why_not() -> str | None:
             try:
@@ -215,7 +225,7 @@ class SelfTraining:
         return reason is None
 
     def train_round(self, number: int) -> TrainResult:
-        """Train on the dialogues of the newest rounds, mixed with the rows of the file."""
+        """Train on the dialogues of the latest rounds, mixed with the rows of `data`."""
         config = self.round_config(number)
         with self.open_run(self.folder(number), config) as directory:
             if directory.finished:
@@ -236,7 +246,7 @@ class SelfTraining:
         return result
 
     def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> Pipeline:
-        """The model of the round before, once what there is in memory of another one is gone."""
+        """Build the pipeline with the weights of the previous round, after freeing the memory of other models."""
         free_everything()
         return build_pipeline(
             config,
@@ -248,7 +258,7 @@ class SelfTraining:
         )
 
     def round_config(self, number: int) -> Config:
-        """The file of a round's training: what is written there can be trained by itself."""
+        """Return the configuration of a round's training, without the `simulation` section."""
         plan, settings = self.plan, self.config.model_dump(mode="json")
         settings["simulation"] = None
         settings["data"] |= self.round_data(number)
@@ -262,7 +272,7 @@ class SelfTraining:
         return Config.model_validate(settings)
 
     def round_data(self, number: int) -> dict[str, Any]:
-        """Sources of a round with their weights."""
+        """Return the data sources of a round with their weights."""
         data, plan = self.config.data, self.plan
         parts: list[dict[str, Any]] = []
         if data.mix is not None and plan.mix < 1:
@@ -275,16 +285,16 @@ class SelfTraining:
             parts.append({"source": source, "name": default_name(data.source), "weight": 1 - plan.mix})
         first = max(1, number - plan.keep_rounds + 1)
         weight = (plan.mix if parts else 1.0) / (number - first + 1)
-        for kept in range(first, number + 1):
+        for earlier in range(first, number + 1):
             parts.append(
-                {"source": self.source(kept).model_dump(mode="json"), "name": f"round-{kept}", "weight": weight}
+                {"source": self.source(earlier).model_dump(mode="json"), "name": f"round-{earlier}", "weight": weight}
             )
         if len(parts) == 1:
             return {"source": parts[0]["source"], "mix": None}
         return {"source": None, "mix": parts}
 
     def source(self, number: int) -> SimulationSource:
-        """The rows of a round's dialogues."""
+        """Return the data source that reads the training rows of a round's dialogues."""
         path = self.folder(number) / "transcripts" / f"{HISTORY}.jsonl"
         return SimulationSource(
             type="simulation",
@@ -296,29 +306,29 @@ class SelfTraining:
     # The end
 
     def finish(self, ended: list[dict[str, Any]], result: TrainResult) -> TrainResult:
-        """Give the run the weights of the last round that is kept, and their metrics."""
+        """Copy the weights of the last round that is kept to the run, with their metrics."""
         number = max((number for number, round_ in enumerate(ended, start=1) if round_["kept"]), default=0)
         self.process_group.run_on_rank_zero(lambda: self.take(number), "the result")
         before = self.directory.manifest["before_rounds"]
         metrics = ended[number - 1]["metrics"] if number else before["metrics"]
         steps = before["steps"] + sum(round_["steps"] for round_ in ended)
-        had = self.process_group.run_on_rank_zero(self.all_dialogues, "the dialogues of all rounds")
-        self.directory.note(metrics=metrics, dialogues=had)
-        return replace(result, run=self.directory.folder, metrics=metrics, steps=steps, dialogues=had)
+        dialogues = self.process_group.run_on_rank_zero(self.all_dialogues, "the dialogues of all rounds")
+        self.directory.note(metrics=metrics, dialogues=dialogues)
+        return replace(result, run=self.directory.folder, metrics=metrics, steps=steps, dialogues=dialogues)
 
     def all_dialogues(self) -> list[dict[str, Any]]:
-        """What the dialogues of each round have come to, those with the result included."""
-        places = (self.folder(number) / "simulation.json" for number in range(1, self.plan.rounds + 2))
-        found = []
-        for place in (place for place in places if place.exists()):
+        """Return the results of the dialogues of each round, including those with the final weights."""
+        paths = (self.folder(number) / "simulation.json" for number in range(1, self.plan.rounds + 2))
+        results = []
+        for path in (path for path in paths if path.exists()):
             try:
-                found.append(unsealed(place.read_bytes(), required=True))
+                results.append(unsealed(path.read_bytes(), required=True))
             except DamagedError as error:
-                raise ResumeError(f"{place} {error}; restore it from a copy") from None
-        return found
+                raise ResumeError(f"{path} {error}; restore it from a copy") from None
+        return results
 
     def take(self, number: int) -> None:
-        """Put the weights of a round where those of the run are; those of before all rounds go to round 0."""
+        """Replace the weights of the run by those of a round; those before all rounds are moved to round 0."""
         chosen, final, first = self.weights(number), self.directory.folder / "model", self.folder(0) / "model"
         if chosen is None or chosen == final:
             return
@@ -332,8 +342,8 @@ class SelfTraining:
         beside.rename(final)
 
 
-def told_of(dialogues: dict[str, Any]) -> str:
-    """What dialogues came to, in a line."""
+def summary_of(dialogues: dict[str, Any]) -> str:
+    """Return the number of dialogues and their success rate, in one line."""
     success = dialogues.get("success")
     share = "" if success is None else f", {success:.3f} of them succeed"
     return f"{counted(dialogues['dialogues.n'], 'dialogue')}{share}"
