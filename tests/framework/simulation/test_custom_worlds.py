@@ -264,7 +264,7 @@ def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
 def test_the_guides_world_and_transcripts_run_as_they_stand(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    part = GUIDE.read_text("utf8").partition("## A world of your own")[2].partition("\n## ")[0]
+    part = GUIDE.read_text("utf8").partition("## Custom worlds")[2].partition("\n## ")[0]
     programs = re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL)
     (folder / "tables.py").write_text("\n\n".join(programs), encoding="utf8")
     friend = {"type": "scripted", "lines": ["the same for me", "and for me"]}
