@@ -1,8 +1,8 @@
-"""A booking desk with a bad line: a guest who says what to book, and a checker who has the guest repeat it.
+"""A booking desk: an environment that plays the guest, and a checker that makes the guest repeat what is wrong.
 
-A guest wants five things, says them over two to four turns, changes their mind about one in three dialogues out of ten,
-and then says "book". The line is bad: each value that is said is lost with probability 0.10. The desk answers each turn
-with the whole booking. What was lost nobody can know at that turn; a desk that is told again can.
+A guest wants five things, says them over two to four turns, changes one of them in three of ten dialogues, and then
+says "book". Each value is lost in transmission with probability 0.10. The desk answers each turn with the whole
+booking. It cannot know a lost value in that turn, but it can after the guest has repeated it.
 """
 
 import random
@@ -21,27 +21,27 @@ Booking = dict[str, int]
 
 
 def value(slot: str, number: int) -> str:
-    """The word of a value, such as day7."""
+    """Return the word of a value, such as day7."""
     return f"{slot}{number}"
 
 
 def written(booking: Mapping[str, int]) -> str:
-    """A booking as the desk writes it: all slots in their order, `-` where nothing was said yet."""
+    """Return a booking as the desk writes it: all slots in order, `-` for a slot without a value."""
     return " ".join(value(slot, booking[slot]) if slot in booking else "-" for slot in SLOTS)
 
 
 def heard(slot: str, number: int, line: random.Random) -> str:
-    """The word of a value as it comes through the line."""
+    """Return the word of a value as the desk receives it, or LOST."""
     return LOST if line.random() < NOISE else value(slot, number)
 
 
 def said(wishes: Mapping[str, int], line: random.Random) -> str:
-    """Wishes as they come through the line."""
+    """Return a message with wishes as the desk receives it."""
     return " , ".join(f"{slot} {heard(slot, number, line)}" for slot, number in wishes.items())
 
 
 def wishes_of(seed: int | str) -> Iterator[tuple[str, Booking]]:
-    """What a guest says turn by turn, each with the right booking behind it; the last one is the goal."""
+    """Yield the messages of a guest, each with the right booking after it; the last booking is the goal."""
     line = random.Random(seed)
     slots = line.sample(SLOTS, len(SLOTS))
     turns = line.randint(2, 4)
@@ -60,34 +60,34 @@ def wishes_of(seed: int | str) -> Iterator[tuple[str, Booking]]:
 
 
 class Guest:
-    """Says its wishes whatever the desk answers."""
+    """An environment that says the wishes of a guest, independent of the answers."""
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The first wishes, with the right booking beside them."""
+        """Return the first message, with the right booking as `gold`."""
         self.turns = list(wishes_of(seed))
         return self.next()
 
     def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:
-        """The next wishes; behind "book" nothing more."""
+        """Return the next message; the dialogue ends after "book"."""
         if not self.turns:
             return "", None, True, False, {}
         text, info = self.next()
         return text, None, False, False, info
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        """A turn of the guest."""
+        """Return the next message of the guest."""
         text, booking = self.turns.pop(0)
         return text, {"gold": written(booking)}
 
     def close(self) -> None:
-        """The guest leaves."""
+        """Do nothing: the environment holds no resources."""
 
 
 class Desk:
-    """Compares the last booking with what the guest wants, and has the guest repeat what is wrong."""
+    """A checker that compares the last booking with the goal and makes the guest repeat what is wrong."""
 
     def check(self, dialogue: Any) -> Verdict:
-        """Right if the last booking is the goal. The guest repeats wrong slots over the same bad line."""
+        """Check that the last booking is the goal. The feedback repeats wrong slots, and values can be lost again."""
         goal = list(wishes_of(dialogue.seed))[-1][1]
         booked = [*dialogue.replies[-1].text.split(), *"-----"][: len(SLOTS)]
         line = random.Random(f"{dialogue.seed} repair {dialogue.rounds}")

@@ -1,4 +1,4 @@
-"""Writes bookings.jsonl: dialogues of a desk that always understood, to learn from."""
+"""Write bookings.jsonl: training dialogues in which the desk understood everything."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ COUNT = 4000
 
 
 def main(path: Path, *, count: int = COUNT) -> None:
-    """Dialogues whose seeds no simulation has."""
+    """Write dialogues with seeds that no simulation uses."""
     with path.open("w", encoding="utf8") as file:
         for number in range(count):
             messages = []

@@ -1,4 +1,4 @@
-"""A trainer from outside: sharpness-aware minimisation (Foret et al. 2020, algorithm 1)."""
+"""A custom trainer: sharpness-aware minimization (Foret et al. 2020, algorithm 1)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}
 
 
 class SharpnessAware:
-    """Follows the gradient at the worst place nearby instead of the one at the place itself."""
+    """Takes each step with the gradient at the worst point nearby."""
 
     def __init__(self, section: CustomTrainer) -> None:
         unknown = sorted(section.options.keys() - DEFAULTS)
@@ -31,7 +31,7 @@ class SharpnessAware:
         if context.batches is None:
             raise DataError("there are no training rows; write data.source")
         steps = self.options["steps"]
-        context.run.truncate_log(0)  # a run that was stopped begins anew
+        context.run.truncate_log(0)  # without checkpoints, a stopped run starts again at step 1
         with self.learning(context.lm) as take_step, context.run.progress(steps, "training") as progress:
             for number, step in enumerate(islice(context.batches.steps(), steps), start=1):
                 loss = take_step(step.micro_batches)
@@ -44,12 +44,12 @@ class SharpnessAware:
         return TrainResult(run=context.run.folder, metrics=metrics, steps=steps)
 
     def probe(self, context: ProbeContext) -> TrainingProbe:
-        """The same steps on the longest rows, for `batch_size: auto`."""
+        """Return a probe that takes the same steps on the longest rows, for `batch_size: auto`."""
         return TrainingProbe(context, partial(self.learning, context.lm))
 
     @contextmanager
     def learning(self, lm: LanguageModel) -> Iterator[Callable[[Sequence[Batch]], float]]:
-        """Inside, a function that takes a step; its loss a learned token comes back."""
+        """Provide a function that takes a step and returns the loss per loss token."""
         weights = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=self.options["learning_rate"])
         numbers = count(1)
@@ -73,13 +73,13 @@ class SharpnessAware:
 
 
 def mean_loss(lm: LanguageModel, batches: Sequence[Batch]) -> torch.Tensor:
-    """The loss a learned token."""
+    """Return the loss per loss token."""
     total = torch.stack([lm.loss(lm.module, batch) for batch in batches if batch.loss_tokens]).sum()
     return total / sum(batch.loss_tokens for batch in batches)
 
 
 @torch.no_grad()
-def move(weights: list[torch.nn.Parameter], way: list[torch.Tensor], *, sign: int) -> None:
-    """Add a way to the weights, or take it back."""
-    for weight, part in zip(weights, way, strict=True):
+def move(weights: list[torch.nn.Parameter], offsets: list[torch.Tensor], *, sign: int) -> None:
+    """Add offsets to the weights, or subtract them if `sign` is -1."""
+    for weight, part in zip(weights, offsets, strict=True):
         weight.add_(part, alpha=sign)

@@ -1,6 +1,6 @@
-"""A guest who orders and pays, for `partita simulate`: what it says does not hang on the answers, what it pays does.
+"""For `partita simulate`: an environment that plays a guest, and a checker for guests that are models.
 
-And a checker for guests who are models.
+The messages of the environment do not depend on the answers; its reward does.
 """
 
 import random
@@ -13,32 +13,32 @@ from partita.simulation import Episode, Verdict
 
 
 class Guest:
-    """Says the questions of a chat, and is content if the bill is right."""
+    """An environment that asks the questions of a chat. The reward is 1 if the bill is right."""
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The order; the right answer stands beside it."""
+        """Return the order, with the right answer as `gold`."""
         chat = [message["content"] for message in make_chat(random.Random(seed))]
         self.questions, self.answers = chat[::2], chat[1::2]
         return self.questions.pop(0), {"gold": self.answers[0]}
 
     def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:
-        """The next question; after the last answer whether it was right."""
+        """Return the next question; after the last answer, the reward."""
         right = self.answers.pop(0)
         if not self.questions:
             return "", float(action.strip() == right), True, False, {}
         return self.questions.pop(0), None, False, False, {"gold": self.answers[0]}
 
     def close(self) -> None:
-        """The guest leaves."""
+        """Do nothing: the environment holds no resources."""
 
 
 class Paid:
-    """Looks at dialogues with a guest who is a model: was the bill what the guest has ordered?"""
+    """A checker for a guest that is a model: the bill must match what the guest ordered."""
 
     def check(self, episode: Episode) -> Verdict:
-        """The waiter's last words, and whether the guest has ordered what it was told to."""
+        """Check the bill; the metric `order_correct` says whether the guest ordered what its prompt says."""
         said = [(message["agent"], message["content"].strip()) for message in episode.messages]
         order = next(text for agent, text in said if agent == "user").removeprefix("I take ")
         bill = [text for agent, text in said if agent == "agent"][-1]
-        told = float(order == episode.task["order"])
-        return Verdict(bill == f"that was {order}", target=f"that was {order}", metrics={"order_as_told": told})
+        metrics = {"order_correct": float(order == episode.task["order"])}
+        return Verdict(bill == f"that was {order}", target=f"that was {order}", metrics=metrics)

@@ -1,10 +1,14 @@
-"""Writes chats with a waiter: chats.jsonl to learn from, open_chats.jsonl that wait for an answer, chats.parlai; and
-guests.jsonl, the chats as the guest sees them, with orders.jsonl, what guests are told to order.
+"""Write chats with a waiter.
 
     python make_chats.py [FOLDER]
 
-The last answer of a chat names what was ordered at its beginning, so nobody can give it who has not read the whole
-chat. chats.parlai holds the same chats as chats.jsonl, as ParlAI writes them.
+chats.jsonl: training chats.
+chats.parlai: the same chats in ParlAI's format.
+open_chats.jsonl: chats without their last answer.
+guests.jsonl: the training chats from the guest's point of view.
+orders.jsonl: orders for the prompts of guests.
+
+The last answer of a chat names the order at its beginning, so it depends on the whole chat.
 """
 
 import json
@@ -19,7 +23,7 @@ Message = dict[str, str]
 
 
 def make_chat(rng: random.Random) -> list[Message]:
-    """A guest orders, sometimes talks about the weather, and pays."""
+    """Return a chat: the guest orders, sometimes talks about the weather, and pays."""
     order = f"{rng.choice(NUMBERS)} {rng.choice(DRINKS)}"
     said = [f"I take {order}", f"here are {order}"]
     if rng.random() < 0.5:
@@ -29,14 +33,14 @@ def make_chat(rng: random.Random) -> list[Message]:
 
 
 def parlai_text(chat: list[Message]) -> str:
-    """An episode: one line for each question and its answer."""
+    """Return an episode in ParlAI's format: one line for each question and its answer."""
     pairs = list(zip(chat[::2], chat[1::2], strict=True))
     lines = [f"text:{question['content']}\tlabels:{answer['content']}" for question, answer in pairs]
     return "\n".join(lines) + "\tepisode_done:True\n"
 
 
 def as_guest(chat: list[Message]) -> list[Message]:
-    """The chat as a guest sees it who is told what to order: the waiter begins, and the guest says goodbye."""
+    """Return the chat from the guest's point of view: the system message is the order, and the waiter starts."""
     order = chat[0]["content"].removeprefix("I take ")
     said = ["the sun is out", *(message["content"] for message in chat), "bye"]
     turns = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
@@ -44,7 +48,7 @@ def as_guest(chat: list[Message]) -> list[Message]:
 
 
 def write(folder: Path) -> None:
-    """Write 400 chats, as three files have them, 20 others that wait for their last answer, and 60 orders."""
+    """Write 400 chats to three files, 20 others without their last answer, and 60 orders."""
     rng = random.Random(7)
     chats = [make_chat(rng) for _ in range(420)]
     write_lines(folder / "chats.jsonl", chats[:400])

@@ -1,8 +1,8 @@
-"""Writes messages to a shop and the teams that should answer them, as shards: many short chats and a few long letters.
+"""Write messages to a shop and the teams that should answer them, as shards: many short chats and a few long letters.
 
     python make_messages.py [FOLDER]
 
-chats/*.jsonl and letters/*.jsonl.gz are to learn from; held_out.jsonl has twenty others of each kind.
+chats/*.jsonl and letters/*.jsonl.gz are training data; held_out.jsonl has twenty other messages of each kind.
 """
 
 import gzip
@@ -28,22 +28,22 @@ Message = dict[str, str]
 
 
 def make_chat(rng: random.Random) -> Message:
-    """A line of a chat."""
+    """Return a short message."""
     team = rng.choice(tuple(TEAMS))
     thing = rng.choice(TEAMS[team])
     return {"message": rng.choice(("where is my {0}?", "help with the {0}", "{0} wrong!!")).format(thing), "team": team}
 
 
 def make_letter(rng: random.Random) -> Message:
-    """The same in two to seven sentences, most of which are about something else."""
+    """Return a message of two to seven sentences, all but one of which are about something else."""
     team = rng.choice(tuple(TEAMS))
-    said = [rng.choice(ASIDES) for _ in range(rng.randint(1, 6))]
-    said.insert(rng.randrange(len(said)), f"There is something wrong with my {rng.choice(TEAMS[team])}.")
-    return {"message": " ".join(said), "team": team}
+    sentences = [rng.choice(ASIDES) for _ in range(rng.randint(1, 6))]
+    sentences.insert(rng.randrange(len(sentences)), f"There is something wrong with my {rng.choice(TEAMS[team])}.")
+    return {"message": " ".join(sentences), "team": team}
 
 
 def write(folder: Path) -> None:
-    """Write 2,000 chats in four shards, 200 letters in two, and the held out messages."""
+    """Write 2,000 chats in four shards, 200 letters in two, and the held-out messages."""
     rng = random.Random(5)
     for shard in range(4):
         write_lines(folder / "chats" / f"{shard}.jsonl", [make_chat(rng) for _ in range(500)])

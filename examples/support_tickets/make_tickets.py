@@ -1,8 +1,8 @@
-"""Writes messages to a shop, and which team should answer them: tickets.csv and new_tickets.csv.
+"""Write messages to a shop and the teams that should answer them: tickets.csv and new_tickets.csv.
 
     python make_tickets.py [FOLDER]
 
-No message of new_tickets.csv stands in tickets.csv.
+No message of new_tickets.csv is in tickets.csv.
 """
 
 import csv
@@ -28,7 +28,7 @@ ENDINGS = ("Thanks!", "Best regards, Ana", "Please answer soon.", "It is urgent.
 
 
 def make_rows(count: int, *, seed: int) -> list[tuple[str, str]]:
-    """So many different messages with their teams, in random order."""
+    """Return `count` different messages with their teams, in random order."""
     rng = random.Random(seed)
     rows: dict[str, str] = {}
     while len(rows) < count:
@@ -41,8 +41,8 @@ def make_rows(count: int, *, seed: int) -> list[tuple[str, str]]:
 def write(folder: Path, *, rows: int = 400, new: int = 50) -> None:
     """Write both files into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = make_rows(rows + new, seed=0)
-    for name, part in (("tickets.csv", made[:rows]), ("new_tickets.csv", made[rows:])):
+    tickets = make_rows(rows + new, seed=0)
+    for name, part in (("tickets.csv", tickets[:rows]), ("new_tickets.csv", tickets[rows:])):
         with (folder / name).open("w", newline="", encoding="utf8") as file:
             csv.writer(file).writerows([("message", "team"), *part])
 

@@ -1,4 +1,4 @@
-"""Before and after: a new model is asked, taught, and asked again, on bookings that it has never seen.
+"""Evaluate a new model, train it, and evaluate it again on unseen bookings.
 
     python demo.py [FOLDER]
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from make_data import write
 
 SHOWN = ("loss", "accuracy", "exact_match")
-"""Metrics in the table; the run's manifest.json holds all of them."""
+"""Suffixes of the metrics in the table; manifest.json of the run has all metrics."""
 
 HERE = Path(__file__).parent
 
 
 def main(folder: Path) -> None:
-    """The whole story; the second start continues a run that was stopped."""
+    """Run the demo; a second start resumes a stopped run."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,9 +1,8 @@
-"""Writes table bookings as people say them, and what is meant: train.jsonl and test.jsonl.
+"""Write sentences that book a table, with the fields of the booking: train.jsonl and test.jsonl.
 
     python make_data.py FOLDER [--rows 6000] [--seed 1]
 
-Nothing of the test rows was seen before: neither a sentence nor a booking (guests, day, time and name together) is in
-the training rows.
+Training and test rows share neither a sentence nor a booking (guests, day, time and name together).
 """
 
 import argparse
@@ -33,7 +32,7 @@ SENTENCES = (
 
 
 def spoken_time(hour: int, minute: int, rng: random.Random) -> str:
-    """17:30 in one of the ways that people say it."""
+    """Return a time in one of the ways that people say it."""
     twelve = hour - 12
     if minute == 0:
         return rng.choice((f"{hour}:00", f"{twelve} pm", f"{NUMBERS[twelve - 1]} o'clock"))
@@ -43,7 +42,7 @@ def spoken_time(hour: int, minute: int, rng: random.Random) -> str:
 
 
 def booking(rng: random.Random) -> dict[str, object]:
-    """A booking and a sentence that asks for it."""
+    """Return a booking with a sentence that asks for it."""
     guests, day, name = rng.randint(1, 10), rng.choice(DAYS), rng.choice(NAMES)
     hour, minute = rng.randint(17, 21), rng.choice((0, 15, 30))
     sentence = rng.choice(SENTENCES).format(
@@ -57,7 +56,7 @@ def booking(rng: random.Random) -> dict[str, object]:
 
 
 def make_rows(count: int, *, seed: int, test: int = 400) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Training and test rows that share neither a sentence nor a booking."""
+    """Return training and test rows that share neither a sentence nor a booking."""
     rng = random.Random(seed)
     held_out: dict[tuple[object, ...], dict[str, object]] = {}
     while len(held_out) < test:
