@@ -1,4 +1,4 @@
-"""One dialogue: what was said, what it came to, and its line in the transcripts."""
+"""One episode: its messages, its outcome and its line in the transcripts."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Status = Literal["done", "truncated", "failed"]
-"""done: it came to its end. truncated: it reached a limit. failed: something in it raised, and it has no reward."""
+"""Status of a finished episode.
+
+done: the episode is complete. truncated: it reached a limit. failed: an error occurred, and there is no reward.
+"""
 
 AGENT = "agent"
-"""The agent of the model that a simulation is about."""
+"""Name of the main agent, the model that a simulation evaluates."""
 TO_AGENT = ("system", "checker")
-"""Agents that speak to the agent alone."""
+"""Speakers whose messages only the main agent sees."""
 
 
 @dataclass
@@ -19,58 +22,66 @@ class EpisodeTurn:
     """An answer of the model."""
 
     place: int
-    """Its place among the messages."""
+    """Index of the answer in the messages."""
     text: str
     tokens: tuple[int, ...]
     gold: str | None
-    """The right answer, where it is known."""
+    """Expected answer, if known."""
 
     @property
     def exact(self) -> bool | None:
-        """Whether it is the right answer; None where that is not known."""
+        """Whether the answer equals the expected one, up to surrounding whitespace; None if that is unknown."""
         return None if self.gold is None else self.text.strip() == self.gold.strip()
 
 
 @dataclass
 class Episode:
-    """One dialogue about one task."""
+    """One episode of one task."""
 
     key: str
-    """Names the dialogue, the same in every run: the task, and which of its repeats."""
+    """Identifier, the same in every run: the task and the number of the repeat."""
     task_key: str
-    """Names the task."""
+    """Identifier of the task."""
     task: Mapping[str, Any]
     seed: int
-    """What its environment follows from."""
+    """Seed of the environment."""
     shows_gold: bool = False
-    """Whether the model sees the right answers of turns before, and not its own."""
+    """Whether the model sees the gold answers of earlier turns in place of its own."""
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """All that was really said, in order: `role`, `content`, the `agent` that said it, and `learned` where it was the
-    model. Roles are as the agent sees them: who talks to it is the user."""
+    """All messages in order, with `role`, `content`, the speaking `agent`, and `learned` for answers of the model.
+
+    Roles are from the point of view of the main agent: other agents are the user.
+    """
     replies: list[EpisodeTurn] = field(default_factory=list)
-    """Answers of the agent."""
+    """Answers of the main agent."""
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """What models in other agents said, as tokens, by its place among the messages."""
+    """Tokens of the turns of other agents that are models, by index of the message."""
     gold: str | None = None
-    """The right answer to what was said last, where it is known."""
+    """Expected answer to the last message, if known."""
     reward: float | None = None
-    """Sum of the rewards; None where there was none."""
+    """Sum of the rewards; None without rewards."""
     metrics: dict[str, float] = field(default_factory=dict)
     ok: bool | None = None
-    """What the checker said last; None without one."""
+    """Last verdict of the checker; None without a checker."""
     target: str | None = None
-    """What the last answer should have been, where the checker knows."""
+    """Expected last answer, if the checker gives one."""
     rounds: int = 0
-    """How often the checker has sent it back."""
+    """Number of times that the checker requested another answer."""
     status: Status | None = None
-    """None while it goes on."""
+    """None until the episode ends."""
     reason: str | None = None
-    """Which limit, or what failed and how."""
+    """The limit that was reached, or the error."""
 
     def observe(
         self, messages: str | Iterable[Mapping[str, Any]], *, agent: str = "user", gold: str | None = None
     ) -> None:
-        """Somebody else says something, a text or messages with `role` and `content`, and what is right to answer."""
+        """Append messages of another speaker.
+
+        Args:
+            messages: A text, or messages with `role` and `content`.
+            agent: Name of the speaker.
+            gold: Expected answer to these messages.
+        """
         if isinstance(messages, str):
             messages = [{"role": "system" if agent == "system" else "user", "content": messages}]
         self.messages += [
@@ -79,13 +90,17 @@ class Episode:
         self.gold = gold
 
     def act_as(self, agent: str, text: str, tokens: tuple[int, ...] | None) -> None:
-        """Another agent speaks; a model in tokens."""
+        """Append a turn of another agent; `tokens` are given if that agent is a model."""
         if tokens is not None:
             self.tokens[len(self.messages)] = tokens
         self.observe([{"role": "user", "content": text}], agent=agent)
 
     def act(self, text: str, tokens: tuple[int, ...]) -> None:
-        """The model answers. Raises ValueError where the right answer is to be shown and not known."""
+        """Append an answer of the main agent.
+
+        Raises:
+            ValueError: `shows_gold` is set, and no gold answer is known.
+        """
         if self.shows_gold and self.gold is None:
             raise ValueError(
                 "history: gold needs the right answer of each turn: info['gold'], or dialogue.gold of a world"
@@ -96,18 +111,18 @@ class Episode:
 
     @property
     def last_tokens(self) -> tuple[int, ...]:
-        """Tokens of what a model said last."""
+        """Tokens of the last message, which must be a model's."""
         last = len(self.messages) - 1
         return self.tokens[last] if last in self.tokens else self.replies[-1].tokens
 
     def turns_of(self, agent: str) -> int:
-        """How often an agent has spoken."""
+        """Return the number of turns that an agent has had."""
         if agent == AGENT:
             return len(self.replies)
         return sum(message["agent"] == agent for message in self.messages)
 
     def seen_by(self, agent: str) -> list[dict[str, Any]]:
-        """What an agent sees: to itself it is the assistant, and all others are the user."""
+        """Return the messages as an agent sees them: its own as the assistant's, all others as the user's."""
         if agent == AGENT:
             return self.shown
         return [
@@ -120,7 +135,7 @@ class Episode:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """What the model sees: all that was said, with the right answers in place of its own where those are shown."""
+        """Messages as the model sees them; with `shows_gold`, gold answers replace its own."""
         if not self.shows_gold:
             return self.messages
         right = {reply.place: reply.gold for reply in self.replies}
@@ -130,21 +145,21 @@ class Episode:
         ]
 
     def add_reward(self, reward: float | None) -> None:
-        """A reward for the last answer."""
+        """Add the reward of the last answer."""
         if reward is not None:
             self.reward = (self.reward or 0.0) + reward
 
     def end(self, status: Status, reason: str | None = None) -> None:
-        """Nothing is said any more."""
+        """End the episode. A failed episode loses its reward, verdict and metrics."""
         self.status, self.reason = status, reason
         if status == "failed":
             self.reward, self.ok, self.metrics = None, None, {}
 
     @property
     def succeeded(self) -> bool | None:
-        """Whether it came to what it should: by the checker, else by a reward of at least 1, else by all answers.
+        """Whether the episode succeeded: by the checker, else by a reward of at least 1, else by all gold answers.
 
-        None where nobody knows; a dialogue that failed did not.
+        False for a failed episode; None if there is nothing to judge by.
         """
         if self.status == "failed":
             return False
@@ -156,7 +171,7 @@ class Episode:
         return all(exact) if exact and None not in exact else None
 
     def line(self) -> dict[str, Any]:
-        """Its line in the transcripts, which reads as a row of `messages`."""
+        """Return the transcript line as a dictionary, which is also a valid row of `messages` data."""
         answers = {reply.place: reply for reply in self.replies}
         tokens = self.tokens | {place: reply.tokens for place, reply in answers.items()}
         return {
@@ -180,22 +195,23 @@ class Episode:
 
 
 def derived_seed(seed: int, *names: str) -> int:
-    """A seed that follows from another one and from names, 0 to 2**32 - 1."""
+    """Derive a seed between 0 and 2**32 - 1 from a seed and names."""
     text = "\0".join((str(seed), *names)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
 
 
 def from_line(line: Mapping[str, Any]) -> Episode:
-    """The dialogue of a line, with all that metrics look at."""
-    found = Episode(line["dialogue"], line["task"], {}, line["seed"])
+    """Restore an episode from its transcript line, with everything that metrics need."""
+    episode = Episode(line["dialogue"], line["task"], {}, line["seed"])
     for place, message in enumerate(line["messages"]):
         agent = message.get("agent", AGENT if "tokens" in message else "user")
-        found.messages.append({"role": message["role"], "content": message["content"], "agent": agent})
+        episode.messages.append({"role": message["role"], "content": message["content"], "agent": agent})
         if "tokens" in message and agent != AGENT:
-            found.tokens[place] = tuple(message["tokens"])
+            episode.tokens[place] = tuple(message["tokens"])
         elif "tokens" in message:
-            found.replies.append(EpisodeTurn(place, message["content"], tuple(message["tokens"]), message.get("gold")))
-    found.reward, found.ok, found.rounds = line["reward"], line["ok"], line["rounds"]
-    found.metrics, found.target = dict(line["metrics"]), line["target"]
-    found.status, found.reason = line["status"], line["reason"]
-    return found
+            turn = EpisodeTurn(place, message["content"], tuple(message["tokens"]), message.get("gold"))
+            episode.replies.append(turn)
+    episode.reward, episode.ok, episode.rounds = line["reward"], line["ok"], line["rounds"]
+    episode.metrics, episode.target = dict(line["metrics"]), line["target"]
+    episode.status, episode.reason = line["status"], line["reason"]
+    return episode

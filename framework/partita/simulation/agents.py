@@ -1,7 +1,7 @@
-"""Who speaks in a dialogue, where it is neither the model nor an environment: programs, written lines, data sets.
+"""Agents that are neither models nor environments: programs, scripted lines and turns of a dataset.
 
-An agent is asked for many dialogues at once and gives a reply to each. What it says must follow from the context alone:
-then a dialogue is the same whatever stands beside it.
+An agent receives a batch of contexts and returns a reply to each. A reply must depend on its context alone; an episode
+is then the same in any batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,45 +14,45 @@ from partita.simulation.contract import ContractError, Message, shown
 
 @dataclass(frozen=True)
 class TurnContext:
-    """A dialogue as an agent sees it whose turn it is."""
+    """The state of an episode as seen by the agent whose turn it is."""
 
     dialogue: str
-    """Names the dialogue."""
+    """Identifier of the episode."""
     task: Mapping[str, Any]
     messages: Sequence[Message]
-    """What was said: its own words are those of the assistant, the other's those of the user."""
+    """Messages so far: the agent's own have the role assistant, all others the role user."""
     turn: int
-    """How often it has spoken before."""
+    """Number of turns that the agent has had before."""
     seed: int
-    """What anything random is to follow from; another one for each dialogue and turn."""
+    """Seed for random numbers, different for each episode and turn."""
 
 
 class Agent(Protocol):
-    """Somebody who speaks."""
+    """Interface of agents, which speak in episodes."""
 
     def act(self, contexts: Sequence[TurnContext]) -> Sequence[str | None]:
-        """What it says in each of these dialogues; None where it has no more to say."""
+        """Return a reply to each context; None to say nothing more in that episode."""
 
 
 class SingleTurnAgent:
-    """An agent made of an agent that knows one dialogue at a time, with `reply(context)`."""
+    """Adapter for programs with `reply(context)`, which handle one episode at a time."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
 
     def act(self, contexts: Sequence[TurnContext]) -> list[str | None]:
-        """A reply after the other."""
+        """Call `reply` for each context."""
         return [self.agent.reply(context) for context in contexts]
 
 
 class ScriptedLines:
-    """Says written lines, with values of the task in their braces."""
+    """Agent that says the given lines, with `{column}` replaced by values of the task."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = lines
 
     def act(self, contexts: Sequence[TurnContext]) -> list[str | None]:
-        """The next line."""
+        """Return the next line of each episode, None after the last one."""
         return [
             self.lines[context.turn].format_map(context.task) if context.turn < len(self.lines) else None
             for context in contexts
@@ -60,19 +60,20 @@ class ScriptedLines:
 
 
 class GoldTurns:
-    """Says again what was said to the assistant in the task's own dialogue."""
+    """Agent that repeats the user turns of the task's dialogue."""
 
     def act(self, contexts: Sequence[TurnContext]) -> list[str | None]:
-        """The next turn of the user."""
+        """Return the next user turn of each task, None after the last one."""
         return [self.turn(context) for context in contexts]
 
     def turn(self, context: TurnContext) -> str | None:
-        said = [message["content"] for message in context.task["messages"] if message["role"] == "user"]
-        return said[context.turn] if context.turn < len(said) else None
+        """Return the next user turn of one task, None after the last one."""
+        turns = [message["content"] for message in context.task["messages"] if message["role"] == "user"]
+        return turns[context.turn] if context.turn < len(turns) else None
 
 
 def context_of(episode: Episode, agent: str, *, seed: int) -> TurnContext:
-    """A dialogue as an agent sees it."""
+    """Build the context of an agent's next turn in an episode."""
     turn = episode.turns_of(agent)
     return TurnContext(
         episode.key,
@@ -84,7 +85,7 @@ def context_of(episode: Episode, agent: str, *, seed: int) -> TurnContext:
 
 
 def replies_of(found: Any, *, count: int) -> Sequence[str | None]:
-    """What `act` gave. Raises ContractError."""
+    """Validate the result of `act`. Raises ContractError."""
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != count:
         raise ContractError(f"act gave {shown(found)} for {count} contexts; give a list with a reply to each")
     for reply in found:

@@ -1,8 +1,8 @@
-"""What a program from outside has to do to be talked to, or to check a dialogue.
+"""Interfaces of environments and checkers, and the checks of what they return.
 
-An environment has the shape of Gymnasium's (Towers et al. 2024), with messages in place of observations and a text in
-place of an action. One instance serves one dialogue. What it does must follow from the seed of `reset` and from the
-answers alone: then a dialogue is the same whatever stands beside it, and wherever it is had.
+An environment follows Gymnasium's interface (Towers et al. 2024), with messages as observations and a text as action.
+One instance serves one episode. Its behavior must depend only on the seed passed to `reset` and on the answers; the
+episode is then the same in any batch and on any rank.
 """
 
 import math
@@ -13,71 +13,71 @@ from typing import Any, Protocol
 from partita.data.episode import Episode
 
 Message = Mapping[str, Any]
-"""`role` (system, user, assistant or tool) and `content`."""
+"""A message with `role` (system, user, assistant or tool) and `content`."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
 class Environment(Protocol):
-    """Somebody whom the model talks to. Messages may be a text as well, which the user says.
+    """Interface of environments, which answer the model. A text in place of messages is one message of the user.
 
-    `info` may hold `gold`, the right answer to what was said last, and `metrics`, numbers by name.
+    `info` may hold `gold`, the expected answer to the last message, and `metrics`, numbers by name.
     """
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> "tuple[str | Sequence[Message], Mapping[str, Any]]":
-        """Begin a dialogue about a task: what is said first, and info."""
+        """Start an episode for a task and return its first messages and info."""
 
     def step(self, action: str) -> "tuple[str | Sequence[Message], float | None, bool, bool, Mapping[str, Any]]":
-        """Hear the model's answer: what is said to it, a reward or None, terminated, truncated, info."""
+        """Process the model's answer and return messages, reward (or None), terminated, truncated and info."""
 
     def close(self) -> None:
-        """The dialogue is over."""
+        """Release all resources at the end of the episode."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a checker finds."""
+    """The result of a check."""
 
     ok: bool
-    """Whether the dialogue came to what it should."""
+    """Whether the episode succeeded."""
     feedback: str | Sequence[Message] = ()
-    """What is said to the model where it may try again; nothing where that is of no use."""
+    """Messages to the model before it tries again; empty if it should not try again."""
     target: str | None = None
-    """What the model's last answer should have been, where that is known."""
+    """Expected last answer of the model, if known."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers by name."""
 
 
 class Checker(Protocol):
-    """Looks at a dialogue at its end."""
+    """Interface of checkers, which judge finished episodes."""
 
     def check(self, episode: Episode) -> Verdict:
-        """What it came to. Only `task` and `messages` of the dialogue are to be looked at, and nothing changed."""
+        """Return the verdict on an episode. Read only its `task` and `messages`, and change nothing."""
 
 
 class ContractError(Exception):
-    """Something from outside does not keep its contract."""
+    """An environment, agent, world or checker broke its contract."""
 
 
 class StepTimeoutError(Exception):
-    """Something from outside takes too long; made with the seconds that it has."""
+    """A step exceeded its time limit. The argument is the limit in seconds."""
 
     def __str__(self) -> str:
         return f"no answer within {self.args[0]:g} s (limits.step_seconds)"
 
 
 def described(error: BaseException) -> str:
-    """What something from outside has raised, for people."""
+    """Format an exception of user code for a message."""
     return str(error) if isinstance(error, ContractError) else f"{type(error).__name__}: {error}"
 
 
 class UnfitError(ContractError):
-    """A program does not have the interface that the file says."""
+    """A program does not have the interface that the configuration names."""
 
 
 @dataclass(frozen=True)
 class EnvironmentReply:
-    """What an environment has said."""
+    """The reply of an environment to `reset` or `step`."""
 
     messages: Sequence[Message]
     info: Mapping[str, Any]
@@ -87,7 +87,7 @@ class EnvironmentReply:
 
 
 def opened(found: Any) -> EnvironmentReply:
-    """What `reset` gave. Raises ContractError."""
+    """Validate the result of `reset`. Raises ContractError."""
     if not isinstance(found, tuple) or len(found) != 2:
         raise ContractError(f"reset gave {shown(found)}; give (messages, info)")
     messages, info = found
@@ -95,24 +95,24 @@ def opened(found: Any) -> EnvironmentReply:
 
 
 def answered(found: Any) -> EnvironmentReply:
-    """What `step` gave. Raises ContractError."""
+    """Validate the result of `step`. Raises ContractError."""
     if not isinstance(found, tuple) or len(found) != 5:
         raise ContractError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
     messages, reward, terminated, truncated, info = found
-    said = EnvironmentReply(
+    reply = EnvironmentReply(
         messages_of(messages, "step"),
         info_of(info, "step"),
         reward=reward_of(reward, "step"),
         terminated=bool(terminated),
         truncated=bool(truncated),
     )
-    if not (said.messages or said.terminated or said.truncated):
+    if not (reply.messages or reply.terminated or reply.truncated):
         raise ContractError("step said nothing, and the dialogue is not over; say something, or give terminated=True")
-    return said
+    return reply
 
 
 def judged(found: Any) -> Verdict:
-    """What `check` gave. Raises ContractError."""
+    """Validate the result of `check`. Raises ContractError."""
     if not isinstance(found, Verdict):
         raise ContractError(f"check gave {shown(found)}; give a partita.simulation.Verdict")
     metrics_of(found.metrics, "check")
@@ -122,12 +122,15 @@ def judged(found: Any) -> Verdict:
 
 
 def check_played(episode: Episode, *, first: int) -> None:
-    """Raises ContractError unless a world has left a dialogue as it should; messages from `first` on are looked at."""
-    heard = episode.messages[first:]
-    fit = all(isinstance(message, Mapping) and isinstance(message.get("agent"), str) for message in heard)
-    if not fit:
+    """Check what a world wrote to an episode, with its messages from index `first` on.
+
+    Raises:
+        ContractError: A message, the gold answer, the reward, a metric or the status is invalid.
+    """
+    messages = episode.messages[first:]
+    if not all(isinstance(message, Mapping) and isinstance(message.get("agent"), str) for message in messages):
         raise ContractError("run added messages without an agent; say them with dialogue.observe(text, agent=...)")
-    messages_of(heard, "run")
+    messages_of(messages, "run")
     if not isinstance(episode.gold, str | None):
         raise ContractError(f"run gave gold of {shown(episode.gold)}; give a text")
     reward_of(episode.reward, "run")
@@ -137,7 +140,7 @@ def check_played(episode: Episode, *, first: int) -> None:
 
 
 def reward_of(reward: Any, method: str) -> float | None:
-    """A reward that is a number, or None. Raises ContractError."""
+    """Validate a reward, a finite number or None. Raises ContractError."""
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -146,12 +149,12 @@ def reward_of(reward: Any, method: str) -> float | None:
 
 
 def messages_of(given: Any, method: str) -> list[dict[str, str]]:
-    """Messages of a text or of a list of messages; none of an empty text. Raises ContractError."""
+    """Convert a text or a list of messages to messages; an empty text gives none. Raises ContractError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
     if not isinstance(given, Sequence):
         raise ContractError(f"{method} gave messages of {shown(given)}; give a text, or a list of messages")
-    found = []
+    messages = []
     for message in given:
         role = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -159,12 +162,12 @@ def messages_of(given: Any, method: str) -> list[dict[str, str]]:
             raise ContractError(
                 f"{method} gave the message {shown(message)}; give a role ({', '.join(ROLES)}) and a text as content"
             )
-        found.append({"role": str(role), "content": content})
-    return found
+        messages.append({"role": str(role), "content": content})
+    return messages
 
 
 def info_of(info: Any, method: str) -> Mapping[str, Any]:
-    """Info that is a dictionary, with gold as a text and metrics as numbers. Raises ContractError."""
+    """Validate info: a dictionary with an optional text `gold` and optional numbers `metrics`. Raises ContractError."""
     if not isinstance(info, Mapping):
         raise ContractError(f"{method} gave info of {shown(info)}; give a dictionary")
     if not isinstance(info.get("gold"), str | None):
@@ -174,7 +177,7 @@ def info_of(info: Any, method: str) -> Mapping[str, Any]:
 
 
 def metrics_of(metrics: Any, method: str) -> None:
-    """Raises ContractError unless these are numbers by name."""
+    """Raise ContractError unless `metrics` maps names to finite numbers."""
     fits = isinstance(metrics, Mapping) and all(
         isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
         for name, value in metrics.items()
@@ -184,6 +187,6 @@ def metrics_of(metrics: Any, method: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for people, not too long."""
+    """Return the repr of a value, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,12 +1,11 @@
-"""Many dialogues at the same time: all that wait for an agent are answered together, by a model in its slots.
+"""Roll out many episodes concurrently, and batch the turns that wait for the same agent.
 
-Whenever somebody has spoken in a dialogue, its world goes on in a thread, while others are answered. Agents get their
-turns one after the other, a step at a time, so that none waits for another one's answers to end. A dialogue that has
-ended leaves, and the next one takes its place. What it comes to follows from its seed and its own words: neither from
-those beside it, nor from their number or order.
+After each turn, the world of an episode runs in a thread while the agents answer other episodes. Agents are advanced
+in round-robin order, one step at a time, so that no agent waits for another agent's answers to finish. A finished
+episode frees its lane for the next one. The result of an episode depends only on its seed and its own messages, not on
+the number, order or content of the episodes that run concurrently.
 
-A world that raises, or takes too long, fails its own dialogue and no other. A thread that does not come back is left
-behind.
+A world that raises or times out fails its own episode only. A thread that does not return is abandoned.
 """
 
 import logging
@@ -29,29 +28,29 @@ from partita_trainers.interrupt import never
 logger = logging.getLogger(__name__)
 
 THREADS = 8
-"""Worlds that go on at the same time."""
+"""Maximum number of worlds that run at the same time."""
 GLANCE_SECONDS = 0.05
-"""Time after which deadlines are looked at again, where nothing happens."""
+"""Interval at which deadlines are checked while no event arrives, in seconds."""
 
 
 @dataclass(eq=False)
 class ActiveEpisode:
-    """A dialogue that goes on."""
+    """An episode in progress."""
 
     episode: Episode
     play: Play
     lane: int
-    """Its place among those that go on."""
+    """Index of the episode among the active ones, 0 to `lanes` - 1."""
     started: float
     agent: str = AGENT
-    """Whose turn it is, or was last."""
+    """Agent whose turn it is, or who had the last turn."""
     since: float | None = None
-    """When its world began to act; None while it is an agent's turn, or waits for a thread."""
+    """Start time of the current world step; None during an agent's turn and while waiting for a thread."""
     is_over: bool = False
 
 
 class Rollout:
-    """Has dialogues, so many at a time."""
+    """Runs episodes, at most `lanes` at a time."""
 
     def __init__(
         self,
@@ -63,7 +62,16 @@ class Rollout:
         limits: Limits,
         stopping: Callable[[], bool] = never,
     ) -> None:
-        """`agents` are models, or what makes a program. Once it is `stopping`, what goes on is let go."""
+        """Create the speakers of all agents.
+
+        Args:
+            world: Plays each episode.
+            agents: By agent, its model, or a factory that creates its program.
+            lanes: Maximum number of concurrent episodes.
+            seed: Seed of the agents' random numbers.
+            limits: Time limits of steps and episodes.
+            stopping: Return whether to stop; active episodes are then dropped.
+        """
         self.world, self.limits, self.stopping = world, limits, stopping
         self.free = list(reversed(range(lanes)))
         self.active: dict[int, ActiveEpisode] = {}
@@ -79,10 +87,10 @@ class Rollout:
             for name, agent in agents.items()
         }
         self.encoders = [agent.turns for agent in agents.values() if isinstance(agent, ModelSpec)]
-        """What makes prompts."""
+        """Prompt encoders of all agents that are models."""
 
     def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
-        """Those that have ended, as they end. Those that go on when it stops are not among them."""
+        """Run `dialogues` and yield each episode when it ends; episodes still active at a stop are not yielded."""
         self.coming = dialogues
         threads = [threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free)))]
         for thread in threads:
@@ -101,18 +109,18 @@ class Rollout:
 
     @property
     def has_episodes(self) -> bool:
-        """Whether a dialogue goes on, or is to begin."""
+        """Whether an episode is active or still to be started."""
         return bool(self.active) or not self.all_begun
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is to be done; once it stops, answers that were begun."""
+        """Whether any work is left; after a stop request, only answers in progress count."""
         if self.stopping():
             return any(speaker.is_answering for speaker in self.speakers.values())
         return self.has_episodes
 
     def step(self) -> None:
-        """A step of every agent, and what worlds have come to; waits where there is nothing to do."""
+        """Advance every agent by one step and handle finished world steps; wait if there is no work."""
         if not self.stopping():
             self.begin()
             self.poll_worlds(wait=not any(speaker.has_work for speaker in self.speakers.values()))
@@ -121,75 +129,80 @@ class Rollout:
                 self.handle_turn(spoken)
 
     def take_finished(self) -> list[Episode]:
+        """Return the episodes that ended since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
     def begin(self) -> None:
-        """Begin dialogues wherever there is a free lane."""
+        """Start an episode in every free lane."""
         while self.free and not self.all_begun:
             dialogue = next(self.coming, None)
             if dialogue is None:
                 self.all_begun = True
                 return
-            live = ActiveEpisode(dialogue, self.world.run(dialogue), self.free.pop(), time.monotonic())
-            self.active[live.lane] = live
-            self.acting.put(live)
+            active = ActiveEpisode(dialogue, self.world.run(dialogue), self.free.pop(), time.monotonic())
+            self.active[active.lane] = active
+            self.acting.put(active)
 
     def handle_turn(self, spoken: TurnResult) -> None:
-        """An agent has spoken, or cannot: the dialogue's world goes on, or it is over."""
-        live = self.active[spoken.lane]
+        """Handle an agent's turn: continue with the world, or end the episode."""
+        active = self.active[spoken.lane]
         if spoken.end is not None:
-            self.finish(live, *spoken.end)
+            self.finish(active, *spoken.end)
             return
         if spoken.text is not None:
             try:
-                self.record_turn(live, spoken.text, spoken.tokens)
+                self.record_turn(active, spoken.text, spoken.tokens)
             except ValueError as error:
-                self.finish(live, "failed", f"environment: {error}")
+                self.finish(active, "failed", f"environment: {error}")
                 return
-            self.speakers[live.agent].turn_recorded(live.lane)
-        self.acting.put(live)
+            self.speakers[active.agent].turn_recorded(active.lane)
+        self.acting.put(active)
 
     def record_turn(self, live: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
-        """Write what an agent has said into its dialogue. Raises ValueError."""
+        """Append an agent's turn to its episode.
+
+        Raises:
+            ValueError: The history is gold, and the turn has no gold answer.
+        """
         if live.agent != AGENT:
             live.episode.act_as(live.agent, text, tokens)
             return
         assert tokens is not None, "the agent is a model"
         live.episode.act(text, tokens)
 
-    # How worlds go on, in threads
+    # World steps, in threads
 
     def run_worlds(self) -> None:
-        """Let worlds go on, one after the other, up to the next turn of an agent."""
-        while (live := self.acting.get()) is not None:
-            live.since = time.monotonic()
+        """Advance queued worlds, one at a time, each to the next turn of an agent; the body of a thread."""
+        while (active := self.acting.get()) is not None:
+            active.since = time.monotonic()
             try:
-                ask = next(live.play, None)
-                live.agent = live.agent if ask is None else ask.agent
+                ask = next(active.play, None)
+                active.agent = active.agent if ask is None else ask.agent
             except (Exception, SystemExit) as error:
-                self.errors[id(live)] = error
-            if live.is_over:
-                return  # it took too long, and another thread has this one's place
-            self.news.put(live)
+                self.errors[id(active)] = error
+            if active.is_over:
+                return  # the step timed out, and another thread has replaced this one
+            self.news.put(active)
 
     def poll_worlds(self, *, wait: bool = False) -> None:
-        """Take in which worlds have gone on, and fail those that take too long."""
+        """Handle finished world steps and fail episodes whose world exceeds `limits.step_seconds`."""
         try:
             while True:
-                live = self.news.get(timeout=GLANCE_SECONDS) if wait else self.news.get_nowait()
+                active = self.news.get(timeout=GLANCE_SECONDS) if wait else self.news.get_nowait()
                 wait = False
-                if live is not None:
-                    self.world_acted(live)
+                if active is not None:
+                    self.world_acted(active)
         except queue.Empty:
             pass
         now = time.monotonic()
-        for live in list(self.active.values()):
-            if live.since is not None and now - live.since > self.limits.step_seconds:
-                self.abandon(live, failure(StepTimeoutError(self.limits.step_seconds)))
+        for active in list(self.active.values()):
+            if active.since is not None and now - active.since > self.limits.step_seconds:
+                self.abandon(active, failure(StepTimeoutError(self.limits.step_seconds)))
 
     def world_acted(self, live: ActiveEpisode) -> None:
-        """A world has acted: the dialogue has ended, or it is an agent's turn."""
+        """Handle a finished world step: end the episode, or request the next agent's turn."""
         if live.is_over:
             return
         live.since = None
@@ -204,14 +217,17 @@ class Rollout:
             self.speakers[live.agent].ask(live)
 
     def abandon(self, live: ActiveEpisode, reason: str) -> None:
-        """Leave a world behind with its thread, which may go on writing into its dialogue."""
+        """Fail an episode and abandon its world's thread, which may still write to the original episode."""
         live.is_over = True
         logger.warning("dialogue %s: %s", live.episode.key, reason)
         threading.Thread(target=self.run_worlds, daemon=True).start()
         self.finish(live, "failed", reason)
 
     def finish(self, live: ActiveEpisode, *end: Any) -> None:
-        """A dialogue leaves its lane. One that is ended from here is a copy: its world may still write into its own."""
+        """Free the lane of an episode, and end it if `end` (status and reason) is given.
+
+        In that case a copy is ended, since the world may still write to the original.
+        """
         if end:
             live.episode = copied(live.episode)
             live.episode.end(*end)
@@ -225,7 +241,7 @@ class Rollout:
             self.close(live)
 
     def close(self, live: ActiveEpisode) -> None:
-        """Let the world of a dialogue that was ended from here close what it holds."""
+        """Close the world's generator in a thread, so that it releases its resources."""
 
         def close() -> None:
             try:
@@ -237,7 +253,7 @@ class Rollout:
 
 
 def copied(episode: Episode) -> Episode:
-    """A dialogue as it stands."""
+    """Return a snapshot of an episode."""
     return replace(
         episode,
         messages=list(episode.messages),

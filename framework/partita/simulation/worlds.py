@@ -1,5 +1,8 @@
-"""Who says what when. A world plays one dialogue: it yields whenever an agent is to speak, and finds its words
-there."""
+"""Worlds decide whose turn it is and what is said to the agents.
+
+A world runs one episode as a generator. It yields a `RequestTurn` when an agent is to speak; when it resumes, the turn
+is in the episode.
+"""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
@@ -25,32 +28,40 @@ from partita.simulation.contract import (
 
 @dataclass(frozen=True)
 class RequestTurn:
-    """It is an agent's turn to speak."""
+    """A request for a turn of an agent."""
 
     agent: str = AGENT
 
 
 Play = Generator[RequestTurn, None, None]
-"""Yields whose turn it is; goes on when what was said stands in the dialogue, or where that agent has no more to
-say."""
+"""Generator of turn requests.
+
+It resumes once the turn is in the episode, or without a new message if the agent has nothing more to say.
+"""
 
 
 class World(Protocol):
-    """Plays dialogues."""
+    """Interface of worlds, which run episodes."""
 
     def run(self, episode: Episode) -> Play:
-        """From the first word to the end, which it notes in the dialogue. What it raises is a failure."""
+        """Run an episode from its first message to `episode.end(...)`. An exception fails the episode."""
 
 
 class EnvironmentWorld:
-    """A program answers the model."""
+    """World in which an environment (a program) answers the model."""
 
     def __init__(self, make: Callable[[], Environment], *, max_turns: int, closing: Closing) -> None:
-        """`make` gives a new environment for each dialogue."""
+        """Store the settings.
+
+        Args:
+            make: Creates a new environment for each episode.
+            max_turns: Model turns after which an episode is truncated.
+            closing: Closes the environments.
+        """
         self.make, self.max_turns, self.closing = make, max_turns, closing
 
     def run(self, episode: Episode) -> Play:
-        """Reset, and step until the environment or the limit ends it."""
+        """Reset the environment, then step until the environment or the turn limit ends the episode."""
         environment = self.make()
         try:
             said = opened(environment.reset(seed=episode.seed, task=episode.task))
@@ -73,13 +84,13 @@ class EnvironmentWorld:
 
 
 class ReplayWorld:
-    """What others said in a dialogue of a data set is said again."""
+    """World that replays a dialogue of a dataset: the other speakers' messages stay as they are."""
 
     def __init__(self, *, max_turns: int) -> None:
         self.max_turns = max_turns
 
     def run(self, episode: Episode) -> Play:
-        """All messages in order; where the model's own would stand, it answers."""
+        """Replay all messages in order, and request a turn in place of each message of the model."""
         for message in episode.task["messages"]:
             if not message.get("learned"):
                 episode.observe([message])
@@ -93,26 +104,30 @@ class ReplayWorld:
 
 
 END = object()
-"""What a generator that has ended gives."""
+"""Default of `next` for an exhausted generator."""
 
 
 class WorldError(Exception):
-    """A world of the user's has raised; why stands as its cause."""
+    """A custom world raised; `__cause__` is its exception."""
 
 
 class CustomWorld:
-    """A world of the user's, held to its contract: it asks agents that are there, and the agent not too often."""
+    """Wrapper of a user-defined world that checks its contract: known agents only, at most `max_turns` model turns."""
 
     def __init__(self, world: World, agents: Collection[str], *, max_turns: int) -> None:
         self.world, self.agents, self.max_turns = world, agents, max_turns
 
     def run(self, episode: Episode) -> Play:
-        """The user's dialogue; it is done where the user has not said how it ended. Raises WorldError."""
+        """Run an episode in the user-defined world; its status is done if the world sets none.
+
+        Raises:
+            WorldError: The world raised or broke its contract.
+        """
         play = self.begun(episode)
         try:
             while (ask := self.next_ask(play, episode)) is not None and episode.status is None:
                 if ask.agent == AGENT and len(episode.replies) >= self.max_turns:
-                    self.leave(play)  # what it does at its end is done before
+                    self.leave(play)  # closed first, so that its cleanup runs before the episode ends
                     episode.end("truncated", "turns")
                     return
                 yield ask
@@ -122,14 +137,14 @@ class CustomWorld:
             self.leave(play)
 
     def leave(self, play: Play) -> None:
-        """Let the user's generator close what it holds. Raises WorldError."""
+        """Close the user's generator, which releases its resources. Raises WorldError."""
         try:
             play.close()
         except (Exception, SystemExit) as error:
             raise WorldError from error
 
     def begun(self, episode: Episode) -> Play:
-        """The user's generator."""
+        """Create the user's generator. Raises WorldError."""
         try:
             play = self.world.run(episode)
             if not isinstance(play, Generator):
@@ -139,7 +154,7 @@ class CustomWorld:
         return play
 
     def next_ask(self, play: Play, episode: Episode) -> RequestTurn | None:
-        """Whose turn it is; None at the end. What it leaves in the dialogue is looked at."""
+        """Return the next turn request, None at the end, and check what the world wrote. Raises WorldError."""
         before = len(episode.messages)
         try:
             ask: Any = next(play, END)
@@ -161,17 +176,21 @@ class CustomWorld:
 
 
 class CheckerError(Exception):
-    """A checker has raised; why stands as its cause."""
+    """A checker raised; `__cause__` is its exception."""
 
 
 class CheckedWorld:
-    """Another world, at whose end a checker looks at the dialogue and may send it back."""
+    """Wrapper of a world that checks each finished episode, and requests another answer if the checker rejects it."""
 
     def __init__(self, world: World, checker: Checker, *, rounds: int) -> None:
         self.world, self.checker, self.rounds = world, checker, rounds
 
     def run(self, episode: Episode) -> Play:
-        """The other world's dialogue, its verdict, and a further answer as often as the rounds allow."""
+        """Run the wrapped world and check its episode, with up to `rounds` further answers after a rejection.
+
+        Raises:
+            CheckerError: The checker raised or broke its contract.
+        """
         yield from self.world.run(episode)
         verdict = self.verdict(episode)
         while not verdict.ok and verdict.feedback and episode.rounds < self.rounds and episode.status == "done":
@@ -185,7 +204,7 @@ class CheckedWorld:
         episode.metrics |= verdict.metrics
 
     def verdict(self, episode: Episode) -> Verdict:
-        """What the checker finds. Raises CheckerError."""
+        """Return the checker's verdict. Raises CheckerError."""
         try:
             return judged(self.checker.check(episode))
         except Exception as error:
@@ -193,7 +212,7 @@ class CheckedWorld:
 
 
 def failure(error: BaseException) -> str:
-    """What is noted of a dialogue in which something from outside raised."""
+    """Return the failure reason of an episode for an exception of its environment, world or checker."""
     where, cause = "environment", error
     if isinstance(error, CheckerError | WorldError) and error.__cause__ is not None:
         where, cause = ("checker" if isinstance(error, CheckerError) else "world"), error.__cause__
