@@ -106,7 +106,7 @@ class Episode:
                 "history: gold needs the right answer of each turn: info['gold'], or dialogue.gold of a world"
             )
         self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold))
-        self.gold = None
+        self.gold = None  # it belongs to this answer; the next one needs its own
         self.messages.append({"role": "assistant", "content": text, "agent": AGENT, "learned": True})
 
     @property
@@ -138,9 +138,9 @@ class Episode:
         """Messages as the model sees them; with `shows_gold`, gold answers replace its own."""
         if not self.shows_gold:
             return self.messages
-        right = {reply.place: reply.gold for reply in self.replies}
+        gold = {reply.place: reply.gold for reply in self.replies}
         return [
-            message | {"content": right[place]} if place in right else message
+            message | {"content": gold[place]} if place in gold else message
             for place, message in enumerate(self.messages)
         ]
 
@@ -153,6 +153,7 @@ class Episode:
         """End the episode. A failed episode loses its reward, verdict and metrics."""
         self.status, self.reason = status, reason
         if status == "failed":
+            # The reward and metrics of an incomplete episode would distort averages.
             self.reward, self.ok, self.metrics = None, None, {}
 
     @property
@@ -196,6 +197,7 @@ class Episode:
 
 def derived_seed(seed: int, *names: str) -> int:
     """Derive a seed between 0 and 2**32 - 1 from a seed and names."""
+    # From names and not from an index: the seed of an episode does not depend on its position among the others.
     text = "\0".join((str(seed), *names)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
 
@@ -204,6 +206,7 @@ def from_line(line: Mapping[str, Any]) -> Episode:
     """Restore an episode from its transcript line, with everything that metrics need."""
     episode = Episode(line["dialogue"], line["task"], {}, line["seed"])
     for place, message in enumerate(line["messages"]):
+        # Without `agent`, only messages of the main agent have tokens.
         agent = message.get("agent", AGENT if "tokens" in message else "user")
         episode.messages.append({"role": message["role"], "content": message["content"], "agent": agent})
         if "tokens" in message and agent != AGENT:

@@ -84,11 +84,11 @@ def context_of(episode: Episode, agent: str, *, seed: int) -> TurnContext:
     )
 
 
-def replies_of(found: Any, *, count: int) -> Sequence[str | None]:
+def replies_of(replies: Any, *, count: int) -> Sequence[str | None]:
     """Validate the result of `act`. Raises ContractError."""
-    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != count:
-        raise ContractError(f"act gave {shown(found)} for {count} contexts; give a list with a reply to each")
-    for reply in found:
+    if not isinstance(replies, Sequence) or isinstance(replies, str) or len(replies) != count:
+        raise ContractError(f"act gave {shown(replies)} for {count} contexts; give a list with a reply to each")
+    for reply in replies:
         if not isinstance(reply, str | None):
             raise ContractError(f"act gave the reply {shown(reply)}; give a text, or None to say no more")
-    return found
+    return replies

@@ -86,19 +86,19 @@ class EnvironmentReply:
     truncated: bool = False
 
 
-def opened(found: Any) -> EnvironmentReply:
+def opened(result: Any) -> EnvironmentReply:
     """Validate the result of `reset`. Raises ContractError."""
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise ContractError(f"reset gave {shown(found)}; give (messages, info)")
-    messages, info = found
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError(f"reset gave {shown(result)}; give (messages, info)")
+    messages, info = result
     return EnvironmentReply(messages_of(messages, "reset"), info_of(info, "reset"))
 
 
-def answered(found: Any) -> EnvironmentReply:
+def answered(result: Any) -> EnvironmentReply:
     """Validate the result of `step`. Raises ContractError."""
-    if not isinstance(found, tuple) or len(found) != 5:
-        raise ContractError(f"step gave {shown(found)}; give (messages, reward, terminated, truncated, info)")
-    messages, reward, terminated, truncated, info = found
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise ContractError(f"step gave {shown(result)}; give (messages, reward, terminated, truncated, info)")
+    messages, reward, terminated, truncated, info = result
     reply = EnvironmentReply(
         messages_of(messages, "step"),
         info_of(info, "step"),
@@ -111,14 +111,14 @@ def answered(found: Any) -> EnvironmentReply:
     return reply
 
 
-def judged(found: Any) -> Verdict:
+def judged(result: Any) -> Verdict:
     """Validate the result of `check`. Raises ContractError."""
-    if not isinstance(found, Verdict):
-        raise ContractError(f"check gave {shown(found)}; give a partita.simulation.Verdict")
-    metrics_of(found.metrics, "check")
-    if found.target is not None and not isinstance(found.target, str):
-        raise ContractError(f"check gave a target of {shown(found.target)}; give a text or None")
-    return found
+    if not isinstance(result, Verdict):
+        raise ContractError(f"check gave {shown(result)}; give a partita.simulation.Verdict")
+    metrics_of(result.metrics, "check")
+    if result.target is not None and not isinstance(result.target, str):
+        raise ContractError(f"check gave a target of {shown(result.target)}; give a text or None")
+    return result
 
 
 def check_played(episode: Episode, *, first: int) -> None:
@@ -148,14 +148,14 @@ def reward_of(reward: Any, method: str) -> float | None:
     return float(reward)
 
 
-def messages_of(given: Any, method: str) -> list[dict[str, str]]:
+def messages_of(value: Any, method: str) -> list[dict[str, str]]:
     """Convert a text or a list of messages to messages; an empty text gives none. Raises ContractError."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}] if given else []
-    if not isinstance(given, Sequence):
-        raise ContractError(f"{method} gave messages of {shown(given)}; give a text, or a list of messages")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}] if value else []
+    if not isinstance(value, Sequence):
+        raise ContractError(f"{method} gave messages of {shown(value)}; give a text, or a list of messages")
     messages = []
-    for message in given:
+    for message in value:
         role = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
         if role not in ROLES or not isinstance(content, str):

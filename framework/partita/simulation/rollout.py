@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 THREADS = 8
 """Maximum number of worlds that run at the same time."""
-GLANCE_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Interval at which deadlines are checked while no event arrives, in seconds."""
 
 
@@ -70,20 +70,28 @@ class Rollout:
             lanes: Maximum number of concurrent episodes.
             seed: Seed of the agents' random numbers.
             limits: Time limits of steps and episodes.
-            stopping: Return whether to stop; active episodes are then dropped.
+            stopping: Returns whether to stop; active episodes are then dropped.
         """
         self.world, self.limits, self.stopping = world, limits, stopping
-        self.free = list(reversed(range(lanes)))
+        self.free_lanes = list(reversed(range(lanes)))
+        """Free lanes, taken from the end."""
         self.active: dict[int, ActiveEpisode] = {}
+        """Active episodes by lane."""
         self.ended: list[Episode] = []
-        self.coming: Iterator[Episode] = iter(())
-        self.all_begun = False
-        self.acting, self.news = queue.SimpleQueue[ActiveEpisode | None](), queue.SimpleQueue[ActiveEpisode | None]()
+        """Episodes that ended since the last `take_finished`."""
+        self.upcoming: Iterator[Episode] = iter(())
+        self.exhausted = False
+        """Whether `upcoming` has no more episodes."""
+        self.world_queue = queue.SimpleQueue[ActiveEpisode | None]()
+        """Episodes whose world is to take a step; None ends a thread."""
+        self.events = queue.SimpleQueue[ActiveEpisode | None]()
+        """Episodes whose world has taken a step; None only ends a wait, after a program has answered."""
         self.errors: dict[int, BaseException] = {}
+        """Exceptions of worlds, by id of the active episode."""
         self.speakers: dict[str, Speaker] = {
             name: ModelSpeaker(name, agent, lanes=lanes, more=lambda: self.has_episodes, stopping=stopping)
             if isinstance(agent, ModelSpec)
-            else ProgramSpeaker(name, agent, seed=seed, seconds=limits.step_seconds, wake=lambda: self.news.put(None))
+            else ProgramSpeaker(name, agent, seed=seed, seconds=limits.step_seconds, wake=lambda: self.events.put(None))
             for name, agent in agents.items()
         }
         self.encoders = [agent.turns for agent in agents.values() if isinstance(agent, ModelSpec)]
@@ -91,8 +99,10 @@ class Rollout:
 
     def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         """Run `dialogues` and yield each episode when it ends; episodes still active at a stop are not yielded."""
-        self.coming = dialogues
-        threads = [threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free)))]
+        self.upcoming = dialogues
+        threads = [
+            threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free_lanes)))
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -105,12 +115,12 @@ class Rollout:
             yield from self.take_finished()
         finally:
             for _ in threads:
-                self.acting.put(None)
+                self.world_queue.put(None)
 
     @property
     def has_episodes(self) -> bool:
         """Whether an episode is active or still to be started."""
-        return bool(self.active) or not self.all_begun
+        return bool(self.active) or not self.exhausted
 
     @property
     def has_work(self) -> bool:
@@ -121,12 +131,13 @@ class Rollout:
 
     def step(self) -> None:
         """Advance every agent by one step and handle finished world steps; wait if there is no work."""
+        # After a stop request, only answers in progress are finished: no episode starts, and no agent is asked again.
         if not self.stopping():
             self.begin()
             self.poll_worlds(wait=not any(speaker.has_work for speaker in self.speakers.values()))
         for speaker in self.speakers.values():
-            for spoken in speaker.step():
-                self.handle_turn(spoken)
+            for turn in speaker.step():
+                self.handle_turn(turn)
 
     def take_finished(self) -> list[Episode]:
         """Return the episodes that ended since the last call."""
@@ -135,62 +146,64 @@ class Rollout:
 
     def begin(self) -> None:
         """Start an episode in every free lane."""
-        while self.free and not self.all_begun:
-            dialogue = next(self.coming, None)
-            if dialogue is None:
-                self.all_begun = True
+        while self.free_lanes and not self.exhausted:
+            # Taken only when a lane is free: with several ranks, taking an episode claims it for this rank.
+            episode = next(self.upcoming, None)
+            if episode is None:
+                self.exhausted = True
                 return
-            active = ActiveEpisode(dialogue, self.world.run(dialogue), self.free.pop(), time.monotonic())
+            active = ActiveEpisode(episode, self.world.run(episode), self.free_lanes.pop(), time.monotonic())
             self.active[active.lane] = active
-            self.acting.put(active)
+            self.world_queue.put(active)
 
-    def handle_turn(self, spoken: TurnResult) -> None:
+    def handle_turn(self, turn: TurnResult) -> None:
         """Handle an agent's turn: continue with the world, or end the episode."""
-        active = self.active[spoken.lane]
-        if spoken.end is not None:
-            self.finish(active, *spoken.end)
+        active = self.active[turn.lane]
+        if turn.end is not None:
+            self.finish(active, *turn.end)
             return
-        if spoken.text is not None:
+        if turn.text is not None:
             try:
-                self.record_turn(active, spoken.text, spoken.tokens)
+                self.record_turn(active, turn.text, turn.tokens)
             except ValueError as error:
                 self.finish(active, "failed", f"environment: {error}")
                 return
+            # Only now: the speaker compares its tokens with the text of the turn in the episode.
             self.speakers[active.agent].turn_recorded(active.lane)
-        self.acting.put(active)
+        self.world_queue.put(active)
 
-    def record_turn(self, live: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
+    def record_turn(self, active: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
         """Append an agent's turn to its episode.
 
         Raises:
             ValueError: The history is gold, and the turn has no gold answer.
         """
-        if live.agent != AGENT:
-            live.episode.act_as(live.agent, text, tokens)
+        if active.agent != AGENT:
+            active.episode.act_as(active.agent, text, tokens)
             return
         assert tokens is not None, "the agent is a model"
-        live.episode.act(text, tokens)
+        active.episode.act(text, tokens)
 
     # World steps, in threads
 
     def run_worlds(self) -> None:
         """Advance queued worlds, one at a time, each to the next turn of an agent; the body of a thread."""
-        while (active := self.acting.get()) is not None:
-            active.since = time.monotonic()
+        while (active := self.world_queue.get()) is not None:
+            active.since = time.monotonic()  # here and not in `begin`: time in the queue does not count
             try:
-                ask = next(active.play, None)
-                active.agent = active.agent if ask is None else ask.agent
+                request = next(active.play, None)
+                active.agent = active.agent if request is None else request.agent
             except (Exception, SystemExit) as error:
                 self.errors[id(active)] = error
             if active.is_over:
                 return  # the step timed out, and another thread has replaced this one
-            self.news.put(active)
+            self.events.put(active)
 
     def poll_worlds(self, *, wait: bool = False) -> None:
         """Handle finished world steps and fail episodes whose world exceeds `limits.step_seconds`."""
         try:
             while True:
-                active = self.news.get(timeout=GLANCE_SECONDS) if wait else self.news.get_nowait()
+                active = self.events.get(timeout=POLL_SECONDS) if wait else self.events.get_nowait()
                 wait = False
                 if active is not None:
                     self.world_acted(active)
@@ -201,53 +214,55 @@ class Rollout:
             if active.since is not None and now - active.since > self.limits.step_seconds:
                 self.abandon(active, failure(StepTimeoutError(self.limits.step_seconds)))
 
-    def world_acted(self, live: ActiveEpisode) -> None:
+    def world_acted(self, active: ActiveEpisode) -> None:
         """Handle a finished world step: end the episode, or request the next agent's turn."""
-        if live.is_over:
-            return
-        live.since = None
-        error = self.errors.pop(id(live), None)
+        if active.is_over:
+            return  # timed out after its thread had checked `is_over`
+        active.since = None
+        error = self.errors.pop(id(active), None)
         if error is not None:
-            self.finish(live, "failed", failure(error))
-        elif live.episode.status is not None:
-            self.finish(live)
-        elif time.monotonic() - live.started > self.limits.dialogue_seconds:
-            self.finish(live, "truncated", "time")
+            self.finish(active, "failed", failure(error))
+        elif active.episode.status is not None:
+            self.finish(active)
+        elif time.monotonic() - active.started > self.limits.dialogue_seconds:
+            self.finish(active, "truncated", "time")
         else:
-            self.speakers[live.agent].ask(live)
+            self.speakers[active.agent].ask(active)
 
-    def abandon(self, live: ActiveEpisode, reason: str) -> None:
+    def abandon(self, active: ActiveEpisode, reason: str) -> None:
         """Fail an episode and abandon its world's thread, which may still write to the original episode."""
-        live.is_over = True
-        logger.warning("dialogue %s: %s", live.episode.key, reason)
+        active.is_over = True
+        logger.warning("dialogue %s: %s", active.episode.key, reason)
         threading.Thread(target=self.run_worlds, daemon=True).start()
-        self.finish(live, "failed", reason)
+        self.finish(active, "failed", reason)
 
-    def finish(self, live: ActiveEpisode, *end: Any) -> None:
+    def finish(self, active: ActiveEpisode, *end: Any) -> None:
         """Free the lane of an episode, and end it if `end` (status and reason) is given.
 
         In that case a copy is ended, since the world may still write to the original.
         """
         if end:
-            live.episode = copied(live.episode)
-            live.episode.end(*end)
-        live.is_over = live.is_over or bool(end)
-        del self.active[live.lane]
-        self.free.append(live.lane)
+            active.episode = copied(active.episode)
+            active.episode.end(*end)
+        active.is_over = active.is_over or bool(end)
+        # The next episode takes the lane, so every speaker drops its state of the lane now: cached keys and values too.
+        del self.active[active.lane]
+        self.free_lanes.append(active.lane)
         for speaker in self.speakers.values():
-            speaker.forget(live.lane)
-        self.ended.append(live.episode)
-        if end and live.since is None:
-            self.close(live)
+            speaker.forget(active.lane)
+        self.ended.append(active.episode)
+        # A generator that is running, in a thread that timed out, cannot be closed from another thread.
+        if end and active.since is None:
+            self.close(active)
 
-    def close(self, live: ActiveEpisode) -> None:
+    def close(self, active: ActiveEpisode) -> None:
         """Close the world's generator in a thread, so that it releases its resources."""
 
         def close() -> None:
             try:
-                live.play.close()
+                active.play.close()
             except Exception as error:
-                logger.debug("dialogue %s: %s at its end", live.episode.key, error)
+                logger.debug("dialogue %s: %s at its end", active.episode.key, error)
 
         threading.Thread(target=close, daemon=True).start()
 

@@ -64,22 +64,23 @@ class EnvironmentWorld:
         """Reset the environment, then step until the environment or the turn limit ends the episode."""
         environment = self.make()
         try:
-            said = opened(environment.reset(seed=episode.seed, task=episode.task))
-            episode.observe(said.messages, gold=said.info.get("gold"))
+            reply = opened(environment.reset(seed=episode.seed, task=episode.task))
+            episode.observe(reply.messages, gold=reply.info.get("gold"))
             while True:
                 yield RequestTurn()
-                said = answered(environment.step(episode.replies[-1].text))
-                episode.add_reward(said.reward)
-                episode.metrics |= said.info.get("metrics", {})
-                if said.terminated or said.truncated:
-                    episode.observe(said.messages)
-                    episode.end(*(("done",) if said.terminated else ("truncated", "environment")))
+                reply = answered(environment.step(episode.replies[-1].text))
+                episode.add_reward(reply.reward)
+                episode.metrics |= reply.info.get("metrics", {})
+                if reply.terminated or reply.truncated:
+                    episode.observe(reply.messages)
+                    episode.end(*(("done",) if reply.terminated else ("truncated", "environment")))
                     return
-                episode.observe(said.messages, gold=said.info.get("gold"))
+                episode.observe(reply.messages, gold=reply.info.get("gold"))
                 if len(episode.replies) >= self.max_turns:
                     episode.end("truncated", "turns")
                     return
         finally:
+            # Also when the generator is closed early. In a thread: a slow `close` does not count against the episode.
             self.closing.begin(environment.close)
 
 
@@ -98,6 +99,7 @@ class ReplayWorld:
             if len(episode.replies) >= self.max_turns:
                 episode.end("truncated", "turns")
                 return
+            # With gold history, the model's next prompts show this answer in place of its own.
             episode.gold = message["content"]
             yield RequestTurn()
         episode.end("done")
@@ -123,27 +125,27 @@ class CustomWorld:
         Raises:
             WorldError: The world raised or broke its contract.
         """
-        play = self.begun(episode)
+        play = self.start(episode)
         try:
-            while (ask := self.next_ask(play, episode)) is not None and episode.status is None:
-                if ask.agent == AGENT and len(episode.replies) >= self.max_turns:
-                    self.leave(play)  # closed first, so that its cleanup runs before the episode ends
+            while (request := self.next_request(play, episode)) is not None and episode.status is None:
+                if request.agent == AGENT and len(episode.replies) >= self.max_turns:
+                    self.close_play(play)  # closed first, so that its cleanup runs before the episode ends
                     episode.end("truncated", "turns")
                     return
-                yield ask
+                yield request
             if episode.status is None:
                 episode.end("done")
         finally:
-            self.leave(play)
+            self.close_play(play)
 
-    def leave(self, play: Play) -> None:
+    def close_play(self, play: Play) -> None:
         """Close the user's generator, which releases its resources. Raises WorldError."""
         try:
             play.close()
         except (Exception, SystemExit) as error:
             raise WorldError from error
 
-    def begun(self, episode: Episode) -> Play:
+    def start(self, episode: Episode) -> Play:
         """Create the user's generator. Raises WorldError."""
         try:
             play = self.world.run(episode)
@@ -153,26 +155,28 @@ class CustomWorld:
             raise WorldError from error
         return play
 
-    def next_ask(self, play: Play, episode: Episode) -> RequestTurn | None:
+    def next_request(self, play: Play, episode: Episode) -> RequestTurn | None:
         """Return the next turn request, None at the end, and check what the world wrote. Raises WorldError."""
         before = len(episode.messages)
         try:
-            ask: Any = next(play, END)
+            request: Any = next(play, END)
             check_played(episode, first=before)
-            if ask is END:
+            if request is END:
                 return None
-            if not isinstance(ask, RequestTurn):
+            if not isinstance(request, RequestTurn):
                 raise ContractError(
-                    f"run gave {shown(ask)}; yield partita.simulation.RequestTurn(), with an agent's name in it"
+                    f"run gave {shown(request)}; yield partita.simulation.RequestTurn(), with an agent's name in it"
                 )
-            if ask.agent not in self.agents:
-                raise ContractError(f"run asks {shown(ask.agent)}; the agents of the file are {', '.join(self.agents)}")
+            if request.agent not in self.agents:
+                raise ContractError(
+                    f"run asks {shown(request.agent)}; the agents of the file are {', '.join(self.agents)}"
+                )
         except ContractError as error:
-            del episode.messages[before:]
+            del episode.messages[before:]  # they may be no messages, and a failed episode is saved as well
             raise WorldError from error
         except (Exception, SystemExit) as error:
             raise WorldError from error
-        return ask
+        return request
 
 
 class CheckerError(Exception):
