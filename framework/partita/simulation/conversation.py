@@ -1,4 +1,4 @@
-"""Two agents talk to each other: a user that is played, or a partner that may be the same model."""
+"""World in which the main agent talks with another agent: a simulated user, or a partner in self-play."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from partita.simulation.worlds import Play, RequestTurn
 
 @dataclass(frozen=True)
 class Conversation:
-    """The other agent and the agent speak in turn, until one says that all is done, or has no more to say."""
+    """World in which two agents alternate until one ends the dialogue or has nothing more to say."""
 
     other: str
-    """Agent that the agent talks to."""
+    """Name of the other agent."""
     max_turns: int
+    """Turns of the main agent after which an episode is truncated."""
     done: str
-    """The dialogue is done once words hold this."""
+    """Text that ends the dialogue when a turn of the other agent contains it."""
     agent_may_end: bool = False
-    """Whether the agent's words may as well."""
+    """Whether `done` in a turn of the main agent ends the dialogue as well."""
     first: str | None = None
-    """What is taken to have been said before, with {column} for values of the task."""
+    """Fixed first message, with `{column}` for values of the task."""
     first_by_agent: bool = False
-    """Whether the agent is taken to have said it, and not the other."""
+    """Whether the first message is the main agent's instead of the other agent's."""
     instruction: str | None = None
-    """What the agent is told by the system."""
+    """System prompt of the main agent, with `{column}` for values of the task."""
 
     def run(self, episode: Episode) -> Play:
-        """From the first word to the last."""
+        """Run an episode: system prompt, first message, then alternating turns."""
         if self.instruction is not None:
-            told = {"role": "system", "content": filled(self.instruction, episode.task)}
-            episode.observe([told], agent="system")
+            message = {"role": "system", "content": filled(self.instruction, episode.task)}
+            episode.observe([message], agent="system")
         if self.first is not None:
             self.begin(episode, filled(self.first, episode.task))
         if self.first is None or self.first_by_agent:
@@ -43,20 +44,21 @@ class Conversation:
                 yield from self.other_speaks(episode)
 
     def begin(self, episode: Episode, text: str) -> None:
-        """Note what is taken to have been said."""
+        """Append the fixed first message."""
         role, agent = ("assistant", AGENT) if self.first_by_agent else ("user", self.other)
         episode.observe([{"role": role, "content": text}], agent=agent)
 
     def other_speaks(self, episode: Episode) -> Play:
-        """The other's turn, after which the dialogue may be over."""
+        """Request a turn of the other agent; end the episode if it says `done` or nothing, or at the turn limit."""
         before = len(episode.messages)
         yield RequestTurn(self.other)
         if len(episode.messages) == before or self.done in episode.messages[-1]["content"]:
             episode.end("done")
         elif len(episode.replies) >= self.max_turns:
+            # Checked after the other agent's turn: it may still end the dialogue after the last answer.
             episode.end("truncated", "turns")
 
 
 def filled(template: str, task: Mapping[str, Any]) -> str:
-    """A template with the values of a task."""
+    """Fill a template with the values of a task."""
     return template.format_map(task)

@@ -1,29 +1,39 @@
-"""Slots for dialogues, which grow: each has room for the longest, and keeps what was read until its dialogue ends."""
+"""Continuous batching for dialogues, whose prompts grow from turn to turn.
+
+A row of this scheduler is a lane of a rollout, not a prompt: it is answered again for each turn of its episode. Two
+things follow. Every slot has room for the longest dialogue, since the lengths of later turns are unknown. And the slot
+of a finished turn keeps its KV cache, so that the next turn of the lane prefills only the tokens that are new; the
+rollout calls `forget` when the lane's episode ends.
+"""
 
 from collections.abc import Sequence
 
 from partita.generation.scheduler import Scheduler
 from partita.lm.base import AnsweringSlots, SlotRequest
 
-ALIKE = 2
-"""How many times the tokens of the shortest prompt the longest may have where both are read in one pass."""
+MAX_LENGTH_RATIO = 2
+"""Maximum ratio of the tokens to prefill of the longest and the shortest prompt in one pass; limits padding."""
 
 
 class DialogueScheduler(Scheduler):
-    """Answers dialogues; its rows are lanes, each of one dialogue at a time."""
+    """Scheduler whose rows are lanes, each of one episode at a time."""
 
     room = 0
-    """Tokens of a prompt and its answer."""
+    """Maximum number of tokens of a prompt and its answer together."""
     keeps = True
-    """Whether keys and values are kept between turns. Without, all is read anew each time, as benchmarks do."""
+    """Whether the KV cache is kept between turns. Benchmarks set False to prefill each prompt completely."""
 
     def longest(self, rows: Sequence[int]) -> int:
-        """The room."""
+        """Return `room`: the slots must fit all later turns too."""
         return self.room
 
     def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
-        """The next prompts that are read in one pass: those with most to read, and others with about as much."""
-        most = min(self.count - len(slots.live), len(self.queue))
+        """Remove the next prompts to prefill together from the queue: those with the most new tokens of all.
+
+        The order of the queue is by whole prompts, which says little here: a long dialogue whose earlier turns are
+        cached has few new tokens.
+        """
+        free = min(self.count - len(slots.live), len(self.queue))
         waiting = [
             SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row), keep=self.keeps)
             for row, ids in zip(self.queue, self.work.fetch(self.queue), strict=True)
@@ -31,13 +41,13 @@ class DialogueScheduler(Scheduler):
         unread = {request.row: slots.unread(request) for request in waiting}
         waiting.sort(key=lambda request: (-unread[request.row], request.row))
         longest = unread[waiting[0].row]
-        alike = sum(ALIKE * unread[request.row] >= longest for request in waiting)
-        group = waiting[: slots.readable(longest, min(most, alike))]
+        similar = sum(MAX_LENGTH_RATIO * unread[request.row] >= longest for request in waiting)
+        group = waiting[: slots.readable(longest, min(free, similar))]
         for request in group:
             self.queue.remove(request.row)
         return group
 
     def forget(self, lane: int) -> None:
-        """A lane's dialogue has ended, and the next one must find nothing of it."""
+        """Release the KV cache of a lane, so that the next episode in the lane does not reuse it."""
         if self.slots is not None:
             self.slots.forget(lane)

@@ -1,4 +1,4 @@
-"""From `simulation.agents` to those who speak, and what of them decides the dialogues."""
+"""Create the agents of a simulation from its configuration, with hashes of everything that affects their turns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +38,9 @@ from partita_schema.simulation import Simulation
 from partita_trainers.batch_size.probe import BatchSize
 
 SpeakingAgent: TypeAlias = ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig
-"""An agent whose words come from elsewhere than the world."""
-ROOM = 2048
-"""Tokens of a dialogue where neither the model nor the file has a limit."""
+"""Agents that are models or programs; other agents speak as part of the world."""
+DEFAULT_ROOM = 2048
+"""Maximum number of tokens of a dialogue if neither the model nor the configuration has a limit."""
 
 
 @dataclass(frozen=True)
@@ -50,39 +50,39 @@ class AgentModel:
     pipeline: Pipeline
     sizing: BatchSizeTuner
     fingerprint: str
-    """A hash of all its weights."""
+    """Hash of all weights."""
 
     @property
     def identity(self) -> str:
-        """A hash of all that decides its answers."""
+        """Hash of everything that affects its answers: the weights and the configuration."""
         config = self.pipeline.config
         sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
         return digest(self.fingerprint, repr(sections), repr(config.data.dialogue.model_dump(mode="json")))
 
 
 def other_agents(section: Simulation) -> dict[str, SpeakingAgent]:
-    """Who speaks beside the agent, by name; in worlds of an environment and of a data set nobody."""
+    """Return the agents other than the main agent by name; none for environments and replay."""
     agents, world = section.agents, section.world
-    found: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     if isinstance(world, UserSimWorldConfig):
-        found = {"user": agents.user}
+        others = {"user": agents.user}
     elif isinstance(world, SelfPlayWorldConfig):
-        found = {"partner": agents.partner or ModelAgentConfig(type="model")}
+        others = {"partner": agents.partner or ModelAgentConfig(type="model")}
     elif isinstance(world, CustomWorldConfig):
-        found = {place.removeprefix("others."): agent for place, agent in agents_beside_main(agents).items()}
+        others = {key.removeprefix("others."): agent for key, agent in agents_beside_main(agents).items()}
     assert all(
-        isinstance(agent, ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig) for agent in found.values()
+        isinstance(agent, ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig) for agent in others.values()
     ), "as the schema asks"
-    return found
+    return others
 
 
 def place_of(section: Simulation, name: str) -> str:
-    """Where an agent stands in the file."""
+    """Return the configuration key of an agent."""
     return f"simulation.agents.{'others.' if name in section.agents.others else ''}{name}"
 
 
 def build_conversation(section: Simulation) -> Conversation:
-    """The world in which two agents talk."""
+    """Build the world of a user simulation or of self-play."""
     world = section.world
     assert isinstance(world, UserSimWorldConfig | SelfPlayWorldConfig)
     (other,) = other_agents(section)
@@ -98,7 +98,15 @@ def build_conversation(section: Simulation) -> Conversation:
 
 
 def check_columns(section: Simulation, tasks: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Raises DataError where a text of the file names a column that a task, by its key, does not have."""
+    """Check that every task has the columns that the templates of the configuration name.
+
+    Args:
+        section: The simulation section.
+        tasks: Key and columns of each task.
+
+    Raises:
+        DataError: A task lacks a column.
+    """
     for where, template in templates(section):
         for key, values in tasks:
             missing = [name for name in template_fields(template) if name not in values]
@@ -109,17 +117,17 @@ def check_columns(section: Simulation, tasks: Sequence[tuple[str, Mapping[str, o
 
 
 def templates(section: Simulation) -> Iterator[tuple[str, str]]:
-    """Texts with columns in them, and where they stand."""
+    """Yield the configuration key and the text of each template."""
     texts: dict[str, str | None] = {}
     if isinstance(section.world, UserSimWorldConfig | SelfPlayWorldConfig):
         texts["simulation.world.first"] = section.world.first
         texts["simulation.agents.agent.prompt"] = section.agents.agent.prompt
     for name, agent in other_agents(section).items():
-        place = place_of(section, name)
+        key = place_of(section, name)
         if isinstance(agent, ModelAgentConfig):
-            texts[f"{place}.prompt"] = agent.prompt
+            texts[f"{key}.prompt"] = agent.prompt
         elif isinstance(agent, ScriptedAgentConfig):
-            texts |= {f"{place}.lines[{number}]": line for number, line in enumerate(agent.lines)}
+            texts |= {f"{key}.lines[{number}]": line for number, line in enumerate(agent.lines)}
     yield from ((where, text) for where, text in texts.items() if text is not None)
 
 
@@ -127,19 +135,32 @@ def templates(section: Simulation) -> Iterator[tuple[str, str]]:
 
 
 def build_programs(section: Simulation, *, folder: Path) -> tuple[dict[str, Callable[[], Agent]], dict[str, str]]:
-    """What makes the programs that speak, by agent, and hashes of them. Raises ConfigError where one is not there."""
+    """Return factories of the agents that are programs, by agent, and hashes of their sources.
+
+    Raises:
+        ConfigError: A program was not found, or cannot be created with its options.
+    """
     programs: dict[str, Callable[[], Agent]] = {}
-    about: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for name, agent in other_agents(section).items():
         if not isinstance(agent, ModelAgentConfig):
-            programs[name], about[f"agent {name}"] = build_program(agent, key=place_of(section, name), folder=folder)
-    return programs, about
+            programs[name], hashes[f"agent {name}"] = build_program(agent, key=place_of(section, name), folder=folder)
+    return programs, hashes
 
 
 def build_program(
     agent: ScriptedAgentConfig | GoldAgentConfig, *, key: str, folder: Path
 ) -> tuple[Callable[[], Agent], str]:
-    """What makes the program of an agent that stands at `key`, and a hash. Raises ConfigError where it is not there."""
+    """Return a factory of an agent's program and a hash of its source.
+
+    Args:
+        agent: Configuration of the agent.
+        key: Configuration key of the agent, for errors.
+        folder: Folder to import the program from.
+
+    Raises:
+        ConfigError: The program was not found, or cannot be created with its options.
+    """
     if isinstance(agent, GoldAgentConfig):
         return GoldTurns, "gold"
     if agent.program is None:
@@ -159,7 +180,7 @@ def build_program(
 
 
 class Participants:
-    """Those who speak in the dialogues of a simulation."""
+    """The agents of a simulation: models, and factories of programs."""
 
     def __init__(
         self,
@@ -170,9 +191,17 @@ class Participants:
         seed: int,
         rollout: type[Rollout] = Rollout,
     ) -> None:
-        """Models and what makes programs, by agent; `rollout` has the dialogues.
+        """Compute how many tokens each model has room for.
 
-        Raises ConfigError where a model has no room for an answer.
+        Args:
+            section: The simulation section.
+            models: Models by agent.
+            programs: Factories of programs by agent.
+            seed: Seed for sampling, and of the contexts of programs.
+            rollout: Class that runs the episodes.
+
+        Raises:
+            ConfigError: A model has no room for a prompt and an answer.
         """
         self.section, self.models, self.programs, self.seed = section, models, programs, seed
         self.rollout = rollout
@@ -181,24 +210,30 @@ class Participants:
     def begin(
         self, world: World, sizes: Mapping[str, BatchSize], *, capacity: Capacity, stopping: Callable[[], bool]
     ) -> Rollout:
-        """What has dialogues, as many at a time as the agent has `capacity` for; other models answer up to `sizes`."""
+        """Create a rollout.
+
+        Args:
+            world: Runs each episode.
+            sizes: Batch sizes of all models by agent.
+            capacity: Capacity of the main agent, which determines the number of concurrent episodes.
+            stopping: Returns whether to stop.
+        """
         agents: dict[str, ModelSpec | Callable[[], Agent]] = dict(self.programs)
         for agent in self.models:
-            agents[agent] = self.voice(agent, capacity if agent == AGENT else capacity_of(sizes[agent], capacity))
+            agents[agent] = self.model_spec(agent, capacity if agent == AGENT else capacity_of(sizes[agent], capacity))
         limits = self.section.limits
         return self.rollout(world, agents, lanes=capacity.rows, seed=self.seed, limits=limits, stopping=stopping)
 
-    def voice(self, agent: str, capacity: Capacity) -> ModelSpec:
-        """The model that speaks for an agent."""
+    def model_spec(self, agent: str, capacity: Capacity) -> ModelSpec:
+        """Return the model of an agent with its settings."""
         pipeline, room = self.models[agent].pipeline, self.rooms[agent]
         other = other_agents(self.section).get(agent)
-        told = (
-            other.prompt if isinstance(other, ModelAgentConfig) else None
-        )  # what the agent is told stands in the dialogue
+        # The main agent's system prompt is None here: it is a message of the episode, written by the world.
+        prompt = other.prompt if isinstance(other, ModelAgentConfig) else None
         most_tokens = room - pipeline.max_new_tokens
         return ModelSpec(
             pipeline.lm,
-            turn_encoder(pipeline, self.section, agent=agent, prompt=told, most_tokens=most_tokens),
+            turn_encoder(pipeline, self.section, agent=agent, prompt=prompt, most_tokens=most_tokens),
             options=pipeline.generation,
             capacity=capacity,
             room=room,
@@ -208,9 +243,13 @@ class Participants:
 
 
 def room_of(pipeline: Pipeline, section: Simulation, *, agent: str) -> int:
-    """Tokens of a prompt and its answer. Raises ConfigError where an answer alone has more."""
+    """Return the maximum number of tokens of a prompt and its answer together.
+
+    Raises:
+        ConfigError: The maximum answer leaves no token for a prompt.
+    """
     limits = [limit for limit in (pipeline.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
-    room = min(limits, default=ROOM)
+    room = min(limits, default=DEFAULT_ROOM)
     if room <= pipeline.max_new_tokens:
         whose = "" if agent == AGENT else f" of agent {agent}"
         message = f"{room} tokens leave no room for a prompt{whose} beside an answer of {pipeline.max_new_tokens}; "
@@ -222,7 +261,15 @@ def room_of(pipeline: Pipeline, section: Simulation, *, agent: str) -> int:
 def turn_encoder(
     pipeline: Pipeline, section: Simulation, *, agent: str, prompt: str | None, most_tokens: int
 ) -> TurnEncoder:
-    """What makes an agent's prompts."""
+    """Create the prompt encoder of an agent.
+
+    Args:
+        pipeline: Pipeline of the agent's model.
+        section: The simulation section.
+        agent: Name of the agent.
+        prompt: System prompt that only this agent sees.
+        most_tokens: Maximum length of a prompt, if the configuration allows to drop turns.
+    """
     feature = pipeline.config.dialogue_input
     assert feature is not None, "the schema asks for one"
     drops = section.context.policy == "drop_oldest_turns"
@@ -240,22 +287,30 @@ def turn_encoder(
 def find_sizes(
     models: Mapping[str, AgentModel], section: Simulation, *, dialogues: int, rows: int | None
 ) -> dict[str, BatchSize]:
-    """Rows that each model answers at a time.
+    """Return the batch size of each model by agent.
 
-    Sizes are looked for with all models in memory, but each without the answers of the others: of what fits, each
-    takes its share.
+    Args:
+        models: Models by agent.
+        section: The simulation section.
+        dialogues: Number of episodes.
+        rows: Batch size that overrides the configuration.
     """
-    found = {}
+    sizes = {}
     for agent, model in models.items():
         room = room_of(model.pipeline, section, agent=agent)
         size = model.sizing.generation(np.full(dialogues, room - model.pipeline.max_new_tokens), rows=rows)
+        # Each size is measured with the weights of all models in memory, but without the KV cache of the others. All
+        # models answer at the same time, so each gets an equal share of what fits.
         if len(models) > 1 and size.max_fitting is not None:
             size = replace(size, rows=min(size.rows, max(1, size.max_fitting // len(models))))
-        found[agent] = size
-    return found
+        sizes[agent] = size
+    return sizes
 
 
 def capacity_of(size: BatchSize, agent: Capacity) -> Capacity:
-    """What a model of another agent may put on the device at once; the agent's guard holds for all."""
+    """Return the capacity of another agent's model, given that of the main agent.
+
+    It has no `guard`, since the guard of the main agent is active during the whole rollout.
+    """
     rows = min(size.rows, agent.rows)
     return Capacity(rows, BatchLimit(rows))

@@ -17,7 +17,7 @@ from partita.generation.predict import ShowProgress
 from partita.generation.work_queue import WorkQueue, drain
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
-from partita.simulation.turns import tell_prompts
+from partita.simulation.turns import log_prompt_counts
 from partita_schema.errors import SimulationError
 from partita_schema.simulation import Limits
 from partita_trainers.base import Progress
@@ -132,7 +132,7 @@ def rollout(
         ended = standing.before[0] + sum(other.ended for other in endings)
         if ended > shown:
             display.advance(ended - shown)
-    tell_prompts(rollout.encoders)
+    log_prompt_counts(rollout.encoders)
     if any(other.too_many for other in endings):
         failed = standing.before[1] + sum(other.failed for other in endings)
         reason = next(other.reason for other in endings if other.reason is not None)

@@ -1,4 +1,8 @@
-"""How agents get their words: a model in slots, a program in calls, each for all dialogues that wait for it."""
+"""Get the turns of agents: a model answers with continuous batching, a program in batched calls.
+
+A speaker serves all episodes that wait for its agent. `Rollout` calls `step` of each speaker in turn; a step of a model
+is one token of all its answers, so that models and programs progress together.
+"""
 
 import logging
 import threading
@@ -30,33 +34,33 @@ logger = logging.getLogger(__name__)
 
 
 class WaitingTurn(Protocol):
-    """A dialogue in which it is an agent's turn."""
+    """An active episode that waits for the turn of an agent."""
 
     episode: Episode
     lane: int
-    """A number of its own among the dialogues that go on."""
+    """Index of the episode among the active ones."""
 
 
 class TurnResult(NamedTuple):
-    """What came of asking."""
+    """The result of a request for a turn."""
 
     lane: int
     text: str | None = None
-    """What is said; None where nothing is."""
+    """Text of the turn; None if the agent says nothing."""
     tokens: tuple[int, ...] | None = None
-    """The same in tokens, of a model."""
+    """Tokens of the text; None if the agent is a program."""
     end: tuple[Status, str] | None = None
-    """Why the dialogue is over."""
+    """Status and reason if the episode ends instead."""
 
 
 class Speaker(Protocol):
-    """Speaks for an agent."""
+    """Interface of speakers, which produce the turns of one agent."""
 
-    def ask(self, live: WaitingTurn) -> None:
-        """It is its turn in a dialogue."""
+    def ask(self, waiting: WaitingTurn) -> None:
+        """Request a turn in an episode."""
 
     def step(self) -> list[TurnResult]:
-        """What has come since; does a piece of the work, and does not wait."""
+        """Do one part of the work and return finished turns; never wait."""
 
     @property
     def has_work(self) -> bool:
@@ -64,16 +68,16 @@ class Speaker(Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether there are answers that were begun."""
+        """Whether answers are in progress that a stop request must wait for."""
 
     def turn_recorded(self, lane: int) -> None:
-        """What it said stands in the dialogue now."""
+        """Note that the last turn of a lane is now in its episode."""
 
     def forget(self, lane: int) -> None:
-        """A dialogue is over."""
+        """Drop the state of a lane whose episode has ended."""
 
     def open(self) -> AbstractContextManager[None]:
-        """Around all steps."""
+        """Return a context that must surround all steps."""
 
 
 # Models
@@ -81,21 +85,26 @@ class Speaker(Protocol):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model, and how it speaks."""
+    """A model that speaks for an agent, with its settings."""
 
     lm: "GenerativeModel"
     turns: TurnEncoder
-    """Makes its prompts."""
+    """Encodes the prompts."""
     options: GenerationOptions
     capacity: Capacity
     room: int
-    """Tokens of a prompt and its answer."""
+    """Maximum number of tokens of a prompt and its answer together."""
     max_new_tokens: int
     seed: int
+    """Seed for sampling."""
 
 
 class ModelSpeaker:
-    """A model speaks: all dialogues that wait for it are answered in its slots. The source of its rows, the lanes."""
+    """Speaker of an agent that is a model.
+
+    Implements `RowQueue`: the rows of the scheduler are lanes. All turns of an episode are the same row, which is how
+    the scheduler finds the KV cache of the earlier turns.
+    """
 
     def __init__(
         self,
@@ -106,91 +115,108 @@ class ModelSpeaker:
         more: Callable[[], bool],
         stopping: Callable[[], bool],
     ) -> None:
-        """There are so many `lanes`, and `more` tells whether any dialogue may still come."""
+        """Create a speaker without waiting episodes.
+
+        Args:
+            agent: Name of the agent.
+            spec: The model.
+            lanes: Maximum number of active episodes.
+            more: Returns whether episodes may still request a turn.
+            stopping: Returns whether to stop; answers in progress are then finished, and no others start.
+        """
         self.agent, self.spec, self.more, self.stopping = agent, spec, more, stopping
-        self.lengths, self.new_tokens = np.zeros(lanes, dtype=np.int64), np.zeros(lanes, dtype=np.int64)
+        # By lane. The scheduler holds the same arrays, so they are changed in place.
+        self.lengths = np.zeros(lanes, dtype=np.int64)
+        self.new_tokens = np.zeros(lanes, dtype=np.int64)
         self.waiting: list[WaitingTurn] = []
+        """Requests whose prompt is not encoded yet."""
         self.asked: dict[int, tuple[Episode, PromptExample]] = {}
-        """By lane."""
+        """Episode and prompt of each lane that the model is to answer, by lane."""
         self.shown: dict[int, TurnPrompt] = {}
-        """What the model has seen of dialogues, by lane."""
+        """Previous prompt and answer of each active lane."""
         self.ended: list[TurnResult] = []
-        self.run: DialogueScheduler | None = None
+        """Turns that `step` has not returned yet."""
+        self.scheduler: DialogueScheduler | None = None
+        """None if the model cannot use continuous batching; waiting prompts are then answered in static batches."""
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The model answers in here, in slots where it can."""
+        """Switch the model to evaluation mode, and create its scheduler if it supports slots."""
         reason = self.spec.lm.why_no_slots(self.spec.options, tokens=self.spec.room)
         if reason is not None:
             whose = "" if self.agent == AGENT else f"of {self.agent} "
             way = self.spec.lm.batch_way(self.spec.options, tokens=self.spec.room)
             logger.info("dialogues %sare answered %s", whose, way.describe(reason))
         with self.spec.lm.evaluating():
-            self.run = self.new_slots() if reason is None else None
+            self.scheduler = self.new_scheduler() if reason is None else None
             try:
                 yield
             finally:
-                if self.run is not None:
-                    self.run.close()
+                if self.scheduler is not None:
+                    self.scheduler.close()
 
-    def new_slots(self) -> DialogueScheduler:
-        work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
+    def new_scheduler(self) -> DialogueScheduler:
+        """Create a scheduler that takes its rows from this speaker."""
         spec = self.spec
-        run = DialogueScheduler(
+        work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
+        scheduler = DialogueScheduler(
             spec.lm,
             work,
             spec.options,
             slots=spec.capacity.rows,
             seed=spec.seed,
-            left=np.zeros(len(self.lengths), dtype=np.bool_),
+            left=np.zeros(len(self.lengths), dtype=np.bool_),  # no planned rows: all come from `source`
             limit=spec.capacity.limit,
             stopping=self.stopping,
             source=self,
         )
-        run.room = spec.room
-        return run
+        scheduler.room = spec.room
+        return scheduler
 
-    def ask(self, live: WaitingTurn) -> None:
-        """It is the model's turn in a dialogue."""
-        self.waiting.append(live)
+    def ask(self, waiting: WaitingTurn) -> None:
+        """Request a turn of the model in an episode."""
+        self.waiting.append(waiting)
 
     @property
     def has_work(self) -> bool:
-        """Whether a dialogue waits, or is being answered."""
-        return bool(self.waiting or (self.run is not None and self.run.queue)) or self.is_answering
+        """Whether an episode waits or is being answered."""
+        return bool(self.waiting or (self.scheduler is not None and self.scheduler.queue)) or self.is_answering
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer has begun."""
-        return self.run is not None and self.run.slots is not None and bool(self.run.slots.live)
+        """Whether an answer is in progress."""
+        return self.scheduler is not None and self.scheduler.slots is not None and bool(self.scheduler.slots.live)
 
     def step(self) -> list[TurnResult]:
-        """A token more of every answer; or all answers, where the model cannot answer in slots."""
+        """Decode one token of every answer, or whole answers if there is no scheduler; return finished turns."""
         if not self.has_work:
             return []
-        for result in self.in_batches() if self.run is None else self.in_slots(self.run):
+        results = self.generate_batch() if self.scheduler is None else self.step_scheduler(self.scheduler)
+        for result in results:
             self.handle_result(result)
         ended, self.ended = self.ended, []
         return ended
 
-    def in_slots(self, run: DialogueScheduler) -> list[RowResult]:
-        if run.has_waiting():
-            run.step()
-        results, run.results = run.results, []
+    def step_scheduler(self, scheduler: DialogueScheduler) -> list[RowResult]:
+        """Advance the scheduler by one step, and return the rows that are finished."""
+        if scheduler.has_waiting():  # also takes waiting lanes from this speaker, with `take`
+            scheduler.step()
+        results, scheduler.results = scheduler.results, []
         return results
 
-    def in_batches(self) -> list[RowResult]:
+    def generate_batch(self) -> list[RowResult]:
+        """Answer all waiting episodes at once."""
         rows = self.take(len(self.lengths))
-        asked = [
+        requests = [
             GenerationRequest(ids, int(self.new_tokens[row]), key=self.key(row))
             for row, ids in zip(rows, self.prompts(rows), strict=True)
         ]
         spec = self.spec
-        found = requests_in_batches(spec.lm, asked, options=spec.options, capacity=spec.capacity, seed=spec.seed)
-        return [RowResult(row, generated, None) for row, generated in zip(rows, found, strict=True)]
+        answers = requests_in_batches(spec.lm, requests, options=spec.options, capacity=spec.capacity, seed=spec.seed)
+        return [RowResult(row, generated, None) for row, generated in zip(rows, answers, strict=True)]
 
     def handle_result(self, result: RowResult) -> None:
-        """The model has answered."""
+        """Convert a generated answer, or the error of its row, to a turn."""
         if result.generated is None:
             who = "model" if self.agent == AGENT else f"agent {self.agent}"
             self.ended.append(TurnResult(result.row, end=("failed", f"{who}: {result.error}")))
@@ -198,57 +224,62 @@ class ModelSpeaker:
         self.ended.append(TurnResult(result.row, result.generated.text, result.generated.ids))
 
     def turn_recorded(self, lane: int) -> None:
-        """What the model said stands in the dialogue now."""
-        dialogue, prompt = self.asked.pop(lane)
-        self.shown[lane] = self.spec.turns.after(prompt, self.shown[lane], dialogue)
+        """Remember the prompt and the answer, from which the next prompt of the lane continues."""
+        episode, prompt = self.asked.pop(lane)
+        self.shown[lane] = self.spec.turns.after(prompt, self.shown[lane], episode)
 
     def forget(self, lane: int) -> None:
-        """A dialogue is over."""
+        """Drop the prompts and the KV cache of a lane whose episode has ended."""
         self.asked.pop(lane, None)
         self.shown.pop(lane, None)
-        self.waiting = [live for live in self.waiting if live.lane != lane]
-        if self.run is not None:
-            self.run.forget(lane)
+        self.waiting = [waiting for waiting in self.waiting if waiting.lane != lane]
+        if self.scheduler is not None:
+            self.scheduler.forget(lane)
 
-    # Where the model's rows come from: a RowSource
+    # Implementation of RowQueue
 
     @property
     def left(self) -> bool:
-        """Whether there may be more."""
+        """Whether episodes may still request a turn."""
         return self.more()
 
     def take(self, wanted: int) -> Sequence[int]:
-        """Lanes of all dialogues that wait, the longest first; those without room for an answer are ended."""
+        """Encode the prompts of all waiting episodes and return their lanes, the longest prompt first.
+
+        An episode whose prompt is invalid or leaves no room for an answer ends instead. `wanted` is ignored: encoded
+        early, the prompts are ready when a slot is free, and the scheduler can choose prompts of similar length.
+        """
         waiting, self.waiting = self.waiting, []
-        shown = [self.shown.setdefault(live.lane, TurnPrompt()) for live in waiting]
-        prompts = self.spec.turns.encode([live.episode for live in waiting], shown)
-        lanes = [live.lane for live, prompt in zip(waiting, prompts, strict=True) if self.has_room(live, prompt)]
+        shown = [self.shown.setdefault(turn.lane, TurnPrompt()) for turn in waiting]
+        prompts = self.spec.turns.encode([turn.episode for turn in waiting], shown)
+        lanes = [turn.lane for turn, prompt in zip(waiting, prompts, strict=True) if self.has_room(turn, prompt)]
         return sorted(lanes, key=lambda lane: -int(self.lengths[lane]))
 
-    def has_room(self, live: WaitingTurn, prompt: PromptExample) -> bool:
-        """Note a prompt that can be answered, or why it cannot."""
+    def has_room(self, waiting: WaitingTurn, prompt: PromptExample) -> bool:
+        """Store a prompt that can be answered; end the episode and return False otherwise."""
         length, room = len(prompt.input_ids), self.spec.room
         if prompt.error is not None and not length:
             who = "environment" if self.agent == AGENT else f"agent {self.agent}"
-            self.ended.append(TurnResult(live.lane, end=("failed", f"{who}: {prompt.error}")))
+            self.ended.append(TurnResult(waiting.lane, end=("failed", f"{who}: {prompt.error}")))
             return False
         if prompt.error is not None or length >= room:
-            self.ended.append(TurnResult(live.lane, end=("truncated", "tokens")))
+            self.ended.append(TurnResult(waiting.lane, end=("truncated", "tokens")))
             return False
-        self.asked[live.lane] = live.episode, prompt
-        self.lengths[live.lane] = length
-        self.new_tokens[live.lane] = min(self.spec.max_new_tokens, room - length)
+        self.asked[waiting.lane] = waiting.episode, prompt
+        self.lengths[waiting.lane] = length
+        self.new_tokens[waiting.lane] = min(self.spec.max_new_tokens, room - length)
         return True
 
     def prompts(self, rows: Sequence[int]) -> list[list[int]]:
-        """Tokens of the prompts of lanes."""
+        """Return the prompt tokens of lanes."""
         return [list(self.asked[row][1].input_ids) for row in rows]
 
     def key(self, row: int) -> bytes:
-        """What random numbers of an answer follow from: the dialogue and its turn, and who is not the agent."""
-        dialogue, _ = self.asked[row]
-        who = "" if self.agent == AGENT else f"\0{self.agent}"
-        return f"{dialogue.key}\0{dialogue.turns_of(self.agent)}{who}".encode()
+        """Return the sampling key of a lane: its episode, turn and, other than for the main agent, agent."""
+        # The lane itself is no part of the key: the same episode may run in any lane.
+        episode, _ = self.asked[row]
+        agent = "" if self.agent == AGENT else f"\0{self.agent}"
+        return f"{episode.key}\0{episode.turns_of(self.agent)}{agent}".encode()
 
 
 # Programs
@@ -256,9 +287,9 @@ class ModelSpeaker:
 
 @dataclass(eq=False)
 class PendingCall:
-    """Dialogues that a program was asked for together."""
+    """A call of a program for a batch of episodes."""
 
-    asked: list[WaitingTurn]
+    turns: list[WaitingTurn]
     started: float = field(default_factory=time.monotonic)
     replies: Sequence[str | None] | None = None
     error: BaseException | None = None
@@ -266,55 +297,65 @@ class PendingCall:
 
 
 class ProgramSpeaker:
-    """A program speaks: it is called with all dialogues that wait, in a thread.
+    """Speaker of an agent that is a program, which is called in a thread with all waiting episodes.
 
-    Where a call fails or takes too long, its dialogues are asked for one by one, so that only those fail whose own
-    call does. A program that does not come back is left behind, and another object takes its place.
+    After a call that fails or times out, each of its episodes is retried alone; only those whose own call fails end as
+    failed. A program that timed out is abandoned with its thread and replaced by a new instance.
     """
 
     def __init__(
         self, agent: str, make: Callable[[], Agent], *, seed: int, seconds: float, wake: Callable[[], None]
     ) -> None:
-        """A call may take so many `seconds`; `wake` is called when one has ended."""
+        """Create the program.
+
+        Args:
+            agent: Name of the agent.
+            make: Creates the program.
+            seed: Seed of the contexts.
+            seconds: Time limit of a call, in seconds.
+            wake: Called from the thread of a call when the call ends.
+        """
         self.agent, self.make, self.seed, self.seconds, self.wake = agent, make, seed, seconds, wake
         self.program = make()
         self.waiting: list[WaitingTurn] = []
-        self.alone: deque[WaitingTurn] = deque()
+        self.retries: deque[WaitingTurn] = deque()
+        """Episodes of failed batches, to be tried one by one before others."""
         self.call: PendingCall | None = None
+        """The call in progress. There is at most one; episodes that wait meanwhile form the next batch."""
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Nothing is to be held open."""
+        """Do nothing: a program needs no preparation."""
         yield
 
-    def ask(self, live: WaitingTurn) -> None:
-        """It is the program's turn in a dialogue."""
-        self.waiting.append(live)
+    def ask(self, waiting: WaitingTurn) -> None:
+        """Request a turn of the program in an episode."""
+        self.waiting.append(waiting)
 
     @property
     def has_work(self) -> bool:
-        """Whether a call has ended, or another one can begin."""
-        return self.call.is_over if self.call is not None else bool(self.waiting or self.alone)
+        """Whether a call has ended or another one can start."""
+        return self.call.is_over if self.call is not None else bool(self.waiting or self.retries)
 
     @property
     def is_answering(self) -> bool:
-        """Nothing is waited for once all are to stop."""
+        """False: a stop request does not wait for programs."""
         return False
 
     def step(self) -> list[TurnResult]:
-        """Begin a call where there is none, and take in one that has ended."""
-        spoken = self.taken_in() if self.call is not None else []
-        if self.call is None and (self.alone or self.waiting):
-            asked = [self.alone.popleft()] if self.alone else self.waiting
-            self.waiting = self.waiting if asked is not self.waiting else []
-            self.begin(asked)
-        return spoken
+        """Collect the replies of a call that has ended, and start the next call."""
+        results = self.collect() if self.call is not None else []
+        if self.call is None and (self.retries or self.waiting):
+            turns = [self.retries.popleft()] if self.retries else self.waiting
+            self.waiting = self.waiting if turns is not self.waiting else []
+            self.begin(turns)
+        return results
 
-    def begin(self, asked: list[WaitingTurn]) -> None:
+    def begin(self, turns: list[WaitingTurn]) -> None:
         """Call the program in a thread."""
-        call = self.call = PendingCall(asked)
-        contexts = [context_of(live.episode, self.agent, seed=self.seed) for live in asked]
-        program = self.program
+        call = self.call = PendingCall(turns)
+        contexts = [context_of(turn.episode, self.agent, seed=self.seed) for turn in turns]
+        program = self.program  # bound here: after a timeout, `self.program` is another instance
 
         def work() -> None:
             try:
@@ -326,8 +367,8 @@ class ProgramSpeaker:
 
         threading.Thread(target=work, daemon=True).start()
 
-    def taken_in(self) -> list[TurnResult]:
-        """What the call has come to, where it has."""
+    def collect(self) -> list[TurnResult]:
+        """Return the turns of the call in progress if it has ended or timed out."""
         call = self.call
         assert call is not None
         late = not call.is_over and time.monotonic() - call.started > self.seconds
@@ -335,23 +376,23 @@ class ProgramSpeaker:
             return []
         self.call = None
         if call.replies is not None and call.is_over:
-            return [TurnResult(live.lane, reply) for live, reply in zip(call.asked, call.replies, strict=True)]
+            return [TurnResult(turn.lane, reply) for turn, reply in zip(call.turns, call.replies, strict=True)]
         if late:
-            logger.warning("agent %s has not answered %s dialogues in time", self.agent, len(call.asked))
+            logger.warning("agent %s has not answered %s dialogues in time", self.agent, len(call.turns))
             self.program = self.make()
-        if len(call.asked) > 1:
-            self.alone += call.asked
+        if len(call.turns) > 1:
+            self.retries += call.turns
             return []
-        return [TurnResult(call.asked[0].lane, end=("failed", self.failure(call.error)))]
+        return [TurnResult(call.turns[0].lane, end=("failed", self.failure(call.error)))]
 
     def failure(self, error: BaseException | None) -> str:
-        """What is noted of a dialogue."""
+        """Return the failure reason of an episode; `error` is None for a timeout."""
         if error is None:
             return f"timeout: agent {self.agent} gave no reply within {self.seconds:g} s (limits.step_seconds)"
         return f"agent {self.agent}: {described(error)}"
 
     def turn_recorded(self, lane: int) -> None:
-        """Nothing is kept of what was said."""
+        """Do nothing: a program's contexts are built from the episode."""
 
     def forget(self, lane: int) -> None:
-        """A dialogue is over, while nobody waits for it here."""
+        """Do nothing: no turn of a lane is pending when its episode ends."""

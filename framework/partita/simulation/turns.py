@@ -1,9 +1,13 @@
-"""Prompts of dialogues that go on: what a model said keeps the tokens that it said it in.
+"""Encode the prompts of successive turns, reusing the tokens that a model has read and generated.
 
-A prompt is rendered whole each time, as rows of dialogues are. Where the text of the turn before stands unchanged at
-its beginning, and a segment and a token begin after the answer, the tokens up to there are those that the model has
-seen and made. Elsewhere, as with a chat template that writes a whole prompt in one piece, all is encoded again, as for
-the rows that such a model learns from. So it is where exchanges are left out because a dialogue has grown too long.
+Text and tokens do not correspond one to one: the tokens that a model generated can differ from the tokens of the same
+text. To keep the KV cache valid, and answers as they were generated, the next prompt starts with the tokens of the
+previous prompt and its answer.
+
+Each prompt is rendered completely, like a row of a dialogue dataset. Its beginning keeps the earlier tokens if it
+equals the earlier text and the end of that text is a boundary of segments and of tokens. Otherwise the whole prompt is
+tokenized again, like the rows that the model is trained on: for chat templates that render all messages as one segment,
+and when exchanges are dropped because a dialogue is too long.
 """
 
 import logging
@@ -21,57 +25,58 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TurnPrompt:
-    """What a model has been shown of a dialogue."""
+    """The previous prompt and answer of an agent in an episode; empty if the next prompt cannot continue from them."""
 
     text: str = ""
-    """The last prompt and the answer to it."""
+    """Text of the prompt and the answer."""
     ids: list[int] = field(default_factory=list)
-    """Their tokens."""
+    """Tokens of the prompt and the answer, as the model has read and generated them."""
     dropped: int = 0
-    """Exchanges that are left out."""
+    """Number of oldest exchanges that are dropped; never decreases."""
 
 
 @dataclass
 class TurnEncoder:
-    """Makes an agent's prompts of dialogues, and counts those that were encoded anew."""
+    """Encodes an agent's prompts, and counts those whose earlier tokens could not be reused."""
 
     encoder: RowTokenizer
     name: str
-    """Of the dialogue input."""
+    """Name of the dialogue input."""
     decode: Callable[..., str]
-    """From tokens of an answer to its text, special tokens left out."""
+    """Converts the tokens of an answer to text without special tokens."""
     agent: str = AGENT
-    """Who is to answer."""
+    """Agent whose prompts are encoded."""
     prompt: str | None = None
-    """What this agent alone is told by the system, with {column} for values of the task."""
+    """System prompt that only this agent sees, with `{column}` for values of the task."""
     most_tokens: int | None = None
-    """Tokens of a prompt above which exchanges are left out; None to leave out nothing."""
+    """Prompt length in tokens above which exchanges are dropped; None to drop nothing."""
     keep: Collection[str] = ()
-    """What is never left out."""
+    """Messages that are never dropped: `system`, `first_user`."""
     rewritten: int = 0
-    """Prompts, but the first of a dialogue, in which an earlier answer may have other tokens than it was made of,
-    because of the template ..."""
+    """Number of later prompts of an episode that were tokenized again because of the template or a token boundary."""
     dropped: int = 0
-    """... and those because more was left out than before."""
+    """Number of prompts that were tokenized again because they drop more exchanges than the one before."""
     shortened: int = 0
-    """Prompts without some of what was said."""
-
-    @property
-    def anew(self) -> int:
-        """Prompts that were encoded anew, but the first of a dialogue."""
-        return self.rewritten + self.dropped
+    """Number of prompts that drop any exchanges."""
 
     def encode(self, dialogues: Sequence[Episode], shown: Sequence[TurnPrompt]) -> list[PromptExample]:
-        """The prompt of each dialogue, which goes on from what was `shown` of it; notes there what is left out."""
-        return [self.encode_one(dialogue, before) for dialogue, before in zip(dialogues, shown, strict=True)]
+        """Encode the next prompt of each episode.
+
+        Args:
+            dialogues: The episodes.
+            shown: Previous prompt of each episode; its `dropped` is updated in place.
+        """
+        return [self.encode_one(episode, before) for episode, before in zip(dialogues, shown, strict=True)]
 
     def encode_one(self, episode: Episode, before: TurnPrompt) -> PromptExample:
-        """The prompt of one."""
+        """Encode the next prompt of one episode, and update `before.dropped`."""
         messages, dropped = self.messages(episode), before.dropped
         prompt = self.rendered(episode, messages, before)
         if self.is_too_long(prompt):
-            last = droppable(messages, self.keep)
-            while self.is_too_long(prompt) and before.dropped < last:
+            most = droppable(messages, self.keep)
+            # One at a time, so that no more is dropped than necessary. What is dropped stays dropped in later prompts:
+            # as long as the number is the same, they continue from earlier tokens.
+            while self.is_too_long(prompt) and before.dropped < most:
                 before.dropped += 1
                 prompt = self.rendered(episode, messages, TurnPrompt(dropped=before.dropped))
         if before.dropped > dropped:
@@ -82,31 +87,37 @@ class TurnEncoder:
         return prompt
 
     def messages(self, episode: Episode) -> list[dict[str, Any]]:
-        """What the agent sees, with what it is told."""
-        told = [] if self.prompt is None else [{"role": "system", "content": filled(self.prompt, episode.task)}]
-        return [*told, *episode.seen_by(self.agent)]
+        """Return the messages as the agent sees them, after its system prompt."""
+        system = [] if self.prompt is None else [{"role": "system", "content": filled(self.prompt, episode.task)}]
+        return [*system, *episode.seen_by(self.agent)]
 
     def rendered(self, episode: Episode, messages: Sequence[dict[str, Any]], before: TurnPrompt) -> PromptExample:
-        """The prompt without the oldest exchanges."""
+        """Encode messages without the `before.dropped` oldest exchanges, reusing the tokens of `before` if possible."""
         row = {self.name: {"messages": without_oldest(messages, before.dropped, self.keep), "learn_all": False}}
         return self.encoder.encode_turn(row, key=episode.key, before=before.ids, behind=before.text)
 
     def is_too_long(self, prompt: PromptExample) -> bool:
-        """Whether a prompt leaves less room than it should."""
+        """Whether a prompt exceeds `most_tokens`."""
         return self.most_tokens is not None and len(prompt.input_ids) > self.most_tokens
 
     def after(self, prompt: PromptExample, before: TurnPrompt, episode: Episode) -> TurnPrompt:
-        """What was shown once the model has answered a prompt, as far as it can be kept."""
+        """Return the state from which the next prompt continues.
+
+        Args:
+            prompt: The prompt that was answered.
+            before: State before the prompt.
+            episode: The episode, with the answer as its last message.
+        """
         text, tokens = episode.messages[-1]["content"], episode.last_tokens
-        hides = self.agent == AGENT and episode.shows_gold
-        if hides or self.decode(tokens) != text:
-            # another answer is shown in its place, or a stop text was cut off
+        replaced_by_gold = self.agent == AGENT and episode.shows_gold
+        if replaced_by_gold or self.decode(tokens) != text:
+            # The next prompt shows the gold answer instead, or a stop text was cut off: the tokens do not apply to it.
             return TurnPrompt(dropped=before.dropped)
         return TurnPrompt(prompt.text + text, [*prompt.input_ids, *tokens], before.dropped)
 
 
-def tell_prompts(encoders: Sequence[TurnEncoder]) -> None:
-    """Say of how many prompts earlier answers were encoded anew, and why, and which did not show all."""
+def log_prompt_counts(encoders: Sequence[TurnEncoder]) -> None:
+    """Log how many prompts were tokenized again or shortened."""
     rewritten, shortened = sum(turns.rewritten for turns in encoders), sum(turns.shortened for turns in encoders)
     if rewritten:
         logger.info(
