@@ -1,4 +1,4 @@
-"""A simulation from its section in the file to its report."""
+"""Run the simulation of a configuration and build its report."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -45,29 +45,36 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """What the dialogues of a file need: what they are about, how they go, and who speaks."""
+    """Everything that the rollouts of a configuration need."""
 
     section: Simulation
     tasks: list[Task]
     world: World
-    cast: Participants
+    participants: Participants
     transcripts: type[Transcripts]
-    """What keeps them."""
+    """Class that saves the episodes."""
     decided_by: dict[str, str]
-    """Hashes of all that decides the dialogues, by part."""
+    """Hashes of everything that affects the episodes, by part."""
 
     def open_transcripts(
         self, folder: Path, history: str, *, fresh: bool, process_group: ProcessGroup
     ) -> AbstractContextManager[Transcripts]:
-        """Those of one history."""
+        """Open the transcripts of one history.
+
+        Args:
+            folder: Output folder.
+            history: `gold` or `predicted`.
+            fresh: Whether to discard existing transcripts.
+            process_group: The ranks that share the episodes.
+        """
         return open_transcripts(
             folder, history, decided_by=self.decided_by, fresh=fresh, process_group=process_group, kind=self.transcripts
         )
 
     def dialogues(self, *, shows_gold: bool) -> list[Episode]:
-        """All, in the order of the tasks, before their first words."""
+        """Create all episodes, in the order of the tasks."""
         return [
-            new_dialogue(task, repeat, self.section, seed=self.cast.seed, shows_gold=shows_gold)
+            new_dialogue(task, repeat, self.section, seed=self.participants.seed, shows_gold=shows_gold)
             for task in self.tasks
             for repeat in range(self.section.repeats)
         ]
@@ -87,79 +94,111 @@ def simulate(
     rows: Rows | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SimulationReport, BatchSizes]:
-    """All dialogues of the file, with their transcripts in `folder`, and the size that they were had with.
+    """Run all episodes of a configuration that are not in the transcripts of `folder` yet.
 
-    Those that are in the transcripts already are not had again. `model` is a hash of all weights, `others` are models
-    that speak in other agents. `rows` take the place of the data set that replay has its dialogues from. The ranks of
-    `process_group` call it together and come to the same; each has the dialogues that it claims. Raises SimulationError
-    where too many fail.
+    All ranks of the process group must call this function; each runs a part of the episodes.
+
+    Args:
+        pipeline: Pipeline of the main agent.
+        folder: Output folder for transcripts and their page.
+        sizing: Batch size tuner of the main agent.
+        seed: Seed of environments, sampling and programs.
+        model: Hash of all weights of the main agent.
+        others: Models of other agents.
+        batch_size: Batch size that overrides the configuration.
+        fresh: Whether to discard existing transcripts.
+        progress: Creates progress displays.
+        rows: Rows that replace the dataset of the tasks.
+        process_group: The ranks that share the episodes.
+
+    Returns:
+        The report, the same on every rank, and the batch size.
+
+    Raises:
+        SimulationError: Too many episodes failed.
     """
     section = section_of(pipeline.config)
     models = {AGENT: AgentModel(pipeline, sizing, model), **(others or {})}
     for name, agent in other_agents(section).items():
         if isinstance(agent, ModelAgentConfig) and agent.is_own:
             models[name] = models[AGENT]
-    found: dict[str, RolloutOutcomes] = {}
-    had: dict[str, list[Episode]] = {}
+    outcomes: dict[str, RolloutOutcomes] = {}
+    finished: dict[str, list[Episode]] = {}
     with ExitStack() as held:
         with synchronized_errors(process_group, "opening the tasks and the world"):
-            stage = set_stage(pipeline, models, seed=seed, rows=rows, held=held)
-        sizes = find_sizes(models, section, dialogues=len(stage.tasks) * section.repeats, rows=batch_size)
+            setup = build_setup(pipeline, models, seed=seed, rows=rows, held=held)
+        sizes = find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, rows=batch_size)
         for history in section.history:
-            dialogues = stage.dialogues(shows_gold=history == "gold")
+            dialogues = setup.dialogues(shows_gold=history == "gold")
             with (
-                stage.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
+                setup.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
                 sizing.work("generation", sizes[AGENT]) as capacity,
             ):
                 rollout(
                     in_order(dialogues, section),
                     transcripts,
-                    begin=partial(stage.cast.begin, stage.world, sizes),
+                    begin=partial(setup.participants.begin, setup.world, sizes),
                     capacity=capacity,
                     limits=section.limits,
                     name=f"{history} history",
                     progress=progress,
                     process_group=process_group,
                 )
-                found[history] = process_group.run_on_rank_zero(
-                    partial(come_to, transcripts, dialogues, repeats=section.repeats), "what the dialogues came to"
+                # Rank 0 alone has the episodes of all ranks; the outcomes are sent to the others.
+                outcomes[history] = process_group.run_on_rank_zero(
+                    partial(finish_transcripts, transcripts, dialogues, repeats=section.repeats),
+                    "what the dialogues came to",
                 )
-                had[history] = (
+                finished[history] = (
                     [transcripts.done[dialogue.key] for dialogue in dialogues] if process_group.rank == 0 else []
                 )
-            tell(history, found[history], had[history])
-    process_group.run_on_rank_zero(partial(write_page, folder, found, had), "the page of the dialogues")
-    return SimulationReport(found, str(folder)), BatchSizes(generation=sizes[AGENT])
+            log_outcomes(history, outcomes[history], finished[history])
+    process_group.run_on_rank_zero(partial(write_page, folder, outcomes, finished), "the page of the dialogues")
+    return SimulationReport(outcomes, str(folder)), BatchSizes(generation=sizes[AGENT])
 
 
-def set_stage(
+def build_setup(
     pipeline: Pipeline, models: Mapping[str, AgentModel], *, seed: int, rows: Rows | None, held: ExitStack
 ) -> RolloutSetup:
-    """Open what the file names; it is `held` until it is needed no more. Raises ConfigError and DataError."""
+    """Open the tasks, the world and the agents of a configuration.
+
+    Args:
+        pipeline: Pipeline of the main agent.
+        models: Models by agent.
+        seed: Seed of environments, sampling and programs.
+        rows: Rows that replace the dataset of the tasks.
+        held: Stack that closes opened resources, such as processes of environments.
+
+    Raises:
+        ConfigError: A program was not found, or cannot be created with its options.
+        DataError: The tasks cannot be read, or lack a column.
+    """
     section = section_of(pipeline.config)
-    tasks, about = open_tasks(pipeline.config, section, folder=pipeline.folder, rows=rows)
+    tasks, tasks_hash = open_tasks(pipeline.config, section, folder=pipeline.folder, rows=rows)
     check_columns(section, [(task.key, task.values) for task in tasks])
     world, parts = build_world(section, folder=pipeline.folder, held=held)
-    programs, about_programs = build_programs(section, folder=pipeline.folder)
-    rollout, transcripts, about_rollout = find_keepers(section, folder=pipeline.folder)
-    own = models[AGENT]
-    others = {f"agent {name}": other.identity for name, other in models.items() if other is not own}
+    programs, program_hashes = build_programs(section, folder=pipeline.folder)
+    rollout, transcripts, rollout_hashes = find_keepers(section, folder=pipeline.folder)
+    main = models[AGENT]
+    # Agents that share the main agent's model add nothing: its weights and settings are part of the hashes already.
+    others = {f"agent {name}": other.identity for name, other in models.items() if other is not main}
     settings = settings_of(pipeline.config, section, seed=seed)
-    decided_by = {"model": own.fingerprint, "tasks": about}
-    decided_by |= parts | about_programs | about_rollout | others | settings
-    cast = Participants(section, models, programs, seed=seed, rollout=rollout)
-    return RolloutSetup(section, tasks, world, cast, transcripts, decided_by)
+    decided_by = {"model": main.fingerprint, "tasks": tasks_hash}
+    decided_by |= parts | program_hashes | rollout_hashes | others | settings
+    participants = Participants(section, models, programs, seed=seed, rollout=rollout)
+    return RolloutSetup(section, tasks, world, participants, transcripts, decided_by)
 
 
-def come_to(transcripts: Transcripts, dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcomes:
-    """What all dialogues came to; their file is written."""
+def finish_transcripts(transcripts: Transcripts, dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcomes:
+    """Write the transcripts in the order of the tasks, and return the outcomes of all episodes."""
     return outcomes_of(transcripts.finish([dialogue.key for dialogue in dialogues]), repeats=repeats)
 
 
 def in_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Episode]:
-    """Dialogues in the order in which they are begun: of a data set the longest first, as far as that is known.
+    """Return episodes in the order in which they start: for replay, those with the most answers and text first.
 
-    What is begun last should not take long: the other processes have ended then.
+    A long episode that starts last would run while all other slots and ranks are idle. The lengths of other worlds'
+    episodes are unknown.
     """
     if not isinstance(section.world, ReplaySection):
         return dialogues
@@ -172,18 +211,18 @@ def in_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Epis
     return sorted(dialogues, key=length, reverse=True)
 
 
-def write_page(folder: Path, found: Mapping[str, RolloutOutcomes], had: Mapping[str, list[Episode]]) -> None:
-    """A page to be read beside the transcripts."""
+def write_page(folder: Path, outcomes: Mapping[str, RolloutOutcomes], finished: Mapping[str, list[Episode]]) -> None:
+    """Write an HTML page of the outcomes and episodes by history."""
     title = "/".join(folder.resolve().parts[-2:])
     with writing(folder):
-        write_atomically(folder / "index.html", page(found, had, title=f"Dialogues in {title}"))
+        write_atomically(folder / "index.html", page(outcomes, finished, title=f"Dialogues in {title}"))
 
 
-def tell(history: str, outcomes: RolloutOutcomes, had: Sequence[Episode]) -> None:
-    """Say how many dialogues did not come to an end of their own, and why the last one failed."""
+def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Episode]) -> None:
+    """Log how many episodes were truncated or failed, and the reason of the last failure."""
     for status, count in sorted(outcomes.statuses.items()):
         if status != "done":
             logger.info("%s history: %s of %s dialogues %s", history, count, outcomes.dialogues, status)
-    failed = next((dialogue for dialogue in reversed(had) if dialogue.status == "failed"), None)
+    failed = next((episode for episode in reversed(finished) if episode.status == "failed"), None)
     if failed is not None:
         logger.info("%s history: %s failed: %s", history, failed.key, failed.reason)

@@ -1,8 +1,9 @@
-"""The dialogues of one history, had by all processes of a job: each is had by one of them, from its first word on.
+"""Roll out the episodes of one history on all ranks of a process group, each episode on one rank.
 
-Nobody waits for anybody while dialogues are had: processes whose turns come at different times would be handed each
-other's objects. They claim dialogues from a number that they count up together, and tell in such numbers how far they
-are, and that the simulation is to end. At the end they meet once.
+There are no collectives during the rollout. Ranks finish turns at different times, so a collective would wait for the
+slowest rank or be matched with a different call on another rank. Instead, ranks take episodes from a shared counter and
+report progress and stop requests through further counters. At the end, one `all_gather_object` collects a summary of
+each rank.
 """
 
 import logging
@@ -26,31 +27,48 @@ from partita_trainers.process_group import ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)
 
-FIRST = 20
-"""Dialogues that have ended before it is asked whether too many failed."""
-ASK_SECONDS = 0.25
-"""Time after which it is looked again whether another process ends the simulation."""
+MIN_ENDED = 20
+"""Number of finished episodes from which `limits.fail_fraction` applies."""
+STOP_POLL_SECONDS = 0.25
+"""Interval at which the stop requests of other ranks are read, in seconds."""
 
 
 class RolloutProgress:
-    """How far all processes are. Each makes one at the same point of its work."""
+    """Progress of all ranks, kept in shared counters."""
 
     def __init__(self, process_group: ProcessGroup, *, ended: int, failed: int) -> None:
-        """`ended` and `failed` dialogues there were before."""
-        self.alone = process_group.world_size == 1
+        """Create the shared counters; all ranks must do so at the same point.
+
+        Args:
+            process_group: The ranks.
+            ended: Number of episodes that ended in earlier runs.
+            failed: Number of them that failed.
+        """
+        self.is_single = process_group.world_size == 1
         self.before = (ended, failed)
+        """Episodes that ended in earlier runs, and those of them that failed."""
         self.count_ended = process_group.shared_counter("dialogues that ended")
         self.count_failed = process_group.shared_counter("dialogues that failed")
         self.count_turns = process_group.shared_counter("answers of the model")
         self.count_stops = process_group.shared_counter("processes that end the simulation")
         self.mine = (0, 0)
-        """Dialogues that have ended here, and those of them that failed."""
+        """Episodes that ended on this rank in this run, and those of them that failed."""
         self.stops = False
-        self.looked = time.monotonic()
+        """Whether a rank has requested a stop, as far as this rank knows."""
+        self.last_poll = time.monotonic()
 
-    def note(self, *, failed: bool, turns: int) -> tuple[int, int, int]:
-        """A dialogue has ended here: how many have ended, how many of them failed, and answers since the start."""
+    def update(self, *, failed: bool, turns: int) -> tuple[int, int, int]:
+        """Count an episode that ended on this rank.
+
+        Args:
+            failed: Whether it failed.
+            turns: Number of the model's answers in it.
+
+        Returns:
+            Episodes of all ranks that ended, those of them that failed, and answers of all ranks in this run.
+        """
         self.mine = (self.mine[0] + 1, self.mine[1] + failed)
+        # A counter returns its value before the addition.
         return (
             self.before[0] + self.count_ended(1) + 1,
             self.before[1] + self.count_failed(int(failed)) + int(failed),
@@ -58,35 +76,37 @@ class RolloutProgress:
         )
 
     def stop(self) -> None:
-        """The simulation is to end, on all processes."""
+        """Request a stop of all ranks."""
         self.stops = True
         self.count_stops(1)
 
     def is_stopping(self) -> bool:
-        """Whether a process ends the simulation; the others are not asked each time."""
-        if not (self.stops or self.alone) and time.monotonic() - self.looked >= ASK_SECONDS:
+        """Return whether a rank has requested a stop."""
+        # Called before every step; reading a shared counter each time would be slow.
+        if not (self.stops or self.is_single) and time.monotonic() - self.last_poll >= STOP_POLL_SECONDS:
             self.stops = self.count_stops(0) > 0
-            self.looked = time.monotonic()
+            self.last_poll = time.monotonic()
         return self.stops
 
 
 @dataclass(frozen=True)
 class WorkerSummary:
-    """How a process has come to the end of its part.
+    """Final state of one rank.
 
-    It holds all that is said of the end: the numbers that are counted up are gone with the first process that leaves.
+    It contains everything that is needed to report the end, since the shared counters are lost when the first rank
+    exits.
     """
 
     ended: int
-    """Dialogues that have ended there."""
+    """Number of episodes that ended on the rank."""
     failed: int
-    """Those of them that failed."""
+    """Number of them that failed."""
     asked: bool
-    """Whether somebody asked it to stop."""
+    """Whether the rank was interrupted."""
     too_many: bool
-    """Whether it has seen that too many dialogues failed."""
+    """Whether the rank found that more than `limits.fail_fraction` of all episodes failed."""
     reason: str | None
-    """Of the last one that failed there."""
+    """Reason of the last failure on the rank."""
 
 
 def rollout(
@@ -100,46 +120,59 @@ def rollout(
     progress: ShowProgress,
     process_group: ProcessGroup,
 ) -> None:
-    """Have those dialogues that are not in the transcripts, in this order, and keep them there.
+    """Run the episodes that are not in the transcripts yet, in the given order, and save them there.
 
-    `begin` makes a rollout. Each rank of the process group has the dialogues that it claims. Raises SimulationError
-    where too many fail, and KeyboardInterrupt where one was asked to stop; what was had is kept.
+    Args:
+        dialogues: All episodes, the same on every rank.
+        transcripts: Transcripts of this rank.
+        begin: Creates a rollout from `capacity` and `stopping`.
+        capacity: Capacity of the main agent.
+        limits: `fail_fraction` limits the failed episodes.
+        name: Name of the progress display.
+        progress: Creates the progress display.
+        process_group: The ranks that share the episodes.
+
+    Raises:
+        SimulationError: Too many episodes failed. Finished episodes are saved.
+        KeyboardInterrupt: A rank was interrupted before all episodes ended. Finished episodes are saved.
     """
-    had = process_group.run_on_rank_zero(
+    saved = process_group.run_on_rank_zero(
         lambda: {key: done.status for key, done in transcripts.done.items()}, "what was had before"
     )
-    owed = [dialogue for dialogue in dialogues if dialogue.key not in had]
-    if had and owed:
-        logger.info("%s of %s dialogues were finished before", f"{len(had):,}", f"{len(dialogues):,}")
-    standing = RolloutProgress(process_group, ended=len(had), failed=sum(status == "failed" for status in had.values()))
-    claims = WorkQueue(len(owed), process_group=process_group)
-    # No rank begins more than its share at once: the others would be left without.
-    share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(owed) // process_group.world_size))))
+    remaining = [episode for episode in dialogues if episode.key not in saved]
+    if saved and remaining:
+        logger.info("%s of %s dialogues were finished before", f"{len(saved):,}", f"{len(dialogues):,}")
+    num_failed = sum(status == "failed" for status in saved.values())
+    standing = RolloutProgress(process_group, ended=len(saved), failed=num_failed)
+    claims = WorkQueue(len(remaining), process_group=process_group)
+    # No rank runs more than its share at once: with few episodes, the first rank would take all of them.
+    share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(remaining) // process_group.world_size))))
     with (
         interruption("finishing the answers in progress") as asked,
-        progress(len(dialogues), name, completed=len(had)) as display,
+        progress(len(dialogues), name, completed=len(saved)) as display,
     ):
-        with synchronized_errors(process_group, "the dialogues"), stopping_all(standing):
+        with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(standing):
             rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
-            begun = (owed[place] for place in drain(claims))
-            shown, too_many = record(rollout, begun, transcripts, standing=standing, display=display, limits=limits)
+            # Lazy: the rollout takes an episode from the shared counter only when it has a free lane.
+            claimed = (remaining[index] for index in drain(claims))
+            shown, too_many = record(rollout, claimed, transcripts, standing=standing, display=display, limits=limits)
             if asked.asked or too_many:
                 standing.stop()
-        ending = WorkerSummary(*standing.mine, asked.asked, too_many, transcripts.last_failure)
+        summary = WorkerSummary(*standing.mine, asked.asked, too_many, transcripts.last_failure)
         if process_group.rank > 0:
-            transcripts.close()  # rank 0 takes over what is there
-        endings = process_group.all_gather_object(ending, "the end of the dialogues")
-        ended = standing.before[0] + sum(other.ended for other in endings)
+            transcripts.close()  # before the collective: afterwards, rank 0 merges the files of all ranks
+        summaries = process_group.all_gather_object(summary, "the end of the dialogues")
+        ended = standing.before[0] + sum(rank.ended for rank in summaries)
         if ended > shown:
             display.advance(ended - shown)
     log_prompt_counts(rollout.encoders)
-    if any(other.too_many for other in endings):
-        failed = standing.before[1] + sum(other.failed for other in endings)
-        reason = next(other.reason for other in endings if other.reason is not None)
-        told = f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
-        message = f"{told}; the last one: {reason}. Finished dialogues are saved in {transcripts.path.parent}"
+    if any(rank.too_many for rank in summaries):
+        failed = standing.before[1] + sum(rank.failed for rank in summaries)
+        reason = next(rank.reason for rank in summaries if rank.reason is not None)
+        count = f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
+        message = f"{count}; the last one: {reason}. Finished dialogues are saved in {transcripts.path.parent}"
         process_group.raise_if_any_failed(SimulationError(message), "the share of failures")
-    if ended < len(dialogues) and any(other.asked for other in endings):
+    if ended < len(dialogues) and any(rank.asked for rank in summaries):
         logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{len(dialogues):,}")
         raise KeyboardInterrupt
 
@@ -153,28 +186,37 @@ def record(
     display: Progress,
     limits: Limits,
 ) -> tuple[int, bool]:
-    """Keep dialogues as they end, up to where so many have failed that the simulation is to end.
+    """Save episodes as they end, until all have ended or too many have failed.
 
-    How many the display has shown, of all processes, and whether so many have failed.
+    Args:
+        rollout: Runs the episodes.
+        dialogues: Episodes for this rank.
+        transcripts: Transcripts of this rank.
+        standing: Progress of all ranks.
+        display: Progress display.
+        limits: `fail_fraction` limits the failed episodes.
+
+    Returns:
+        Number of finished episodes of all ranks that the display shows, and whether too many have failed.
     """
     started, shown = time.perf_counter(), standing.before[0]
-    for dialogue in rollout.run(dialogues):
-        transcripts.add(dialogue)
-        ended, failed, turns = standing.note(failed=dialogue.status == "failed", turns=len(dialogue.replies))
+    for episode in rollout.run(dialogues):
+        transcripts.add(episode)
+        ended, failed, turns = standing.update(failed=episode.status == "failed", turns=len(episode.replies))
         rate = turns / (time.perf_counter() - started)
         display.advance(ended - shown, live=len(rollout.active), failed=failed, turns_per_second=rate)
         shown = ended
-        if ended >= FIRST and failed > limits.fail_fraction * ended:
+        if ended >= MIN_ENDED and failed > limits.fail_fraction * ended:
             return shown, True
     return shown, False
 
 
 @contextmanager
-def stopping_all(standing: RolloutProgress) -> Iterator[None]:
-    """Around the work of this process: what it raises ends the work of the others."""
+def stop_all_on_error(standing: RolloutProgress) -> Iterator[None]:
+    """Request a stop of all ranks when the block raises."""
     try:
         yield
     except Exception:
-        with suppress(Exception):  # where the others are gone, they need not be told
+        with suppress(Exception):  # the counters are lost if other ranks have exited, which then need no request
             standing.stop()
         raise
