@@ -136,7 +136,9 @@ def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> A
 
 def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
     """Answers of the engines with those of `generate` to each row alone."""
-    from partita.generation.engine import generate_rows
+    from partita.generation.generator import LocalGenerator
+    from partita.generation.oom_backoff import BatchBudget
+    from partita.generation.requests import GenerationJob, GenerationSettings
     from partita.lm.generation import generation_options
 
     options = generation_options(lm.config, tokenizer=lm.tokenizer, checkpoint=lm.checkpoint_generation)
@@ -154,16 +156,9 @@ def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
             measured.slots = lm.why_no_slots(options, tokens=CONTEXT)
             if measured.slots is not None:
                 continue
-        found = generate_rows(
-            lm,
-            Prompts(asked),
-            engine=engine,  # type: ignore[arg-type]
-            options=options,
-            max_new_tokens=8,
-            batch_size=4,
-            seed=0,
-            done=np.zeros(len(asked), dtype=np.bool_),
-        )
+        settings = GenerationSettings(options, BatchBudget(4), 0)
+        job = GenerationJob(Prompts(asked), settings, engine, max_new_tokens=8)  # type: ignore[arg-type]
+        found = LocalGenerator(lm).generate(job, done=np.zeros(len(asked), dtype=np.bool_))
         answers = {result.row: result for batch in found for result in batch.results}
         for row, wanted in enumerate(alone):
             if wanted is None:

@@ -75,8 +75,8 @@ def timed(folder: Path, ranks: int, number: int) -> float:
 
         os.chdir(folder)
         model = Model(config, quiet=True)
-        model._runtime.ready()
-        model._runtime.process_group.all_gather_object(None, "ready")
+        model._backend.parts()
+        model._backend.context.process_group.all_gather_object(None, "ready")
         started = time.perf_counter()
         model.predict("many.jsonl", output=f"out-{ranks}-{number}.jsonl", batch_size=64, fresh=True)
         if rank == 0:

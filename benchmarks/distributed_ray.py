@@ -93,7 +93,7 @@ def timed(folder: Path, name: str, *, ranks: int, workers: int = 0, kill_after: 
         backend = {"backend": {"type": "ray", "workers": workers}} if workers else {}
         model = Model(config(folder) | backend, quiet=True)
         model.predict("few.jsonl", fresh=True)  # the model is in memory
-        model._runtime.process_group.all_gather_object(None, "ready")
+        model._backend.context.process_group.all_gather_object(None, "ready")
         killed: list[int] = []
         if kill_after is not None:
             threading.Thread(target=kill_a_worker, args=(folder, name, kill_after, killed), daemon=True).start()

@@ -205,7 +205,7 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
         "trainer": {"type": "none", "memory_budget": budget},
     }
     model = Model(config, quiet=True)
-    lm = model._runtime.ready().lm
+    lm = model._backend.parts().lm
     rows = [{"prompt": prompt} for prompt in prompts]
     ids = lm.tokenizer(prompts)["input_ids"]
     cpu = time.process_time()
@@ -228,16 +228,15 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
 
 def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
     """Answers of which each ends at a length of its own."""
-    from partita.generation.engine import generate_requests
-    from partita.generation.oom_backoff import BatchLimit, Capacity
+    from partita.generation.generator import generate_requests
+    from partita.generation.oom_backoff import BatchBudget
+    from partita.generation.requests import GenerationSettings
     from partita.lm.base import GenerationRequest
 
-    pipeline = model._runtime.ready()
+    pipeline = model._backend.parts()
     requests = [GenerationRequest(prompt, limit) for prompt, limit in zip(ids, limits, strict=True)]
-    with model._runtime.sizing.work("generation", model._runtime.sizing.known["generation"].size):
-        found = generate_requests(
-            pipeline.lm, requests, options=pipeline.generation, capacity=Capacity(rows, BatchLimit(rows)), seed=0
-        )
+    with model._backend.tuner.work("generation", model._backend.tuner.known["generation"].size):
+        found = generate_requests(pipeline.lm, requests, GenerationSettings(pipeline.generation, BatchBudget(rows), 0))
     return {row: list(answer.ids) for row, answer in enumerate(found)}
 
 

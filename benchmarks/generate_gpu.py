@@ -78,18 +78,19 @@ def in_slots(folder: str, *, batch: int) -> tuple[Any, int]:
     """Answers by the slot engine; of `batch` 0, by as many slots as the tuner chooses."""
     import numpy as np
 
-    from partita.generation.engine import generate_requests
-    from partita.generation.oom_backoff import BatchLimit, Capacity
+    from partita.generation.generator import generate_requests
+    from partita.generation.oom_backoff import BatchBudget
+    from partita.generation.requests import GenerationSettings
     from partita.lm.base import GenerationRequest
 
     model = load(folder)
-    pipeline = model._runtime.ready()
-    batch = batch or model._runtime.sizing.generation(np.full(20_000, PROMPT_TOKENS)).rows
+    pipeline = model._backend.parts()
+    batch = batch or model._backend.tuner.generation(np.full(20_000, PROMPT_TOKENS)).rows
 
     def answer(chosen: list[list[int]]) -> int:
         requests = [GenerationRequest(ids, NEW_TOKENS) for ids in chosen]
-        held = Capacity(batch, BatchLimit(batch))
-        found = generate_requests(pipeline.lm, requests, options=pipeline.generation, capacity=held, seed=0)
+        held = BatchBudget(batch)
+        found = generate_requests(pipeline.lm, requests, GenerationSettings(pipeline.generation, held, 0))
         return sum(len(one.ids) for one in found)
 
     return answer, batch

@@ -85,7 +85,7 @@ def one(count: int) -> None:
     from partita.model import Model
 
     model = Model(LARGER if count in (SOME, MANY) else CONFIG, quiet=True)
-    model._runtime.ready()
+    model._backend.parts()
     started = time.perf_counter()
     stats = model.predict(f"{count}.jsonl", output=f"out{count}.jsonl").stats
     seconds = time.perf_counter() - started

@@ -136,7 +136,7 @@ def load(folder: str, name: str, **trainer: Any) -> Any:
         "trainer": {"type": "none", **trainer},
     }
     model = Model(config, quiet=True)
-    model._runtime.ready()
+    model._backend.parts()
     return model
 
 
@@ -192,7 +192,7 @@ def fit(folder: str, name: str, room: str) -> dict[str, Any]:
     from partita.lm.base import GenerationRequest
 
     model = load(folder, name)
-    pipeline = model._runtime.ready()
+    pipeline = model._backend.parts()
     prompts = [pipeline.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
     longest = max(prompts, key=len)
     chance = random.Random(0)
@@ -223,8 +223,9 @@ def generates(pipeline: Any, requests: list[Any], room: int) -> bool:
     """Whether rows are answered at once with so many bytes more, memory given back as soon as it is free."""
     import ctypes
 
-    from partita.generation.engine import generate_requests
-    from partita.generation.oom_backoff import BatchLimit, Capacity
+    from partita.generation.generator import generate_requests
+    from partita.generation.oom_backoff import BatchBudget
+    from partita.generation.requests import GenerationSettings
     from partita_schema.errors import PartitaError
 
     library = ctypes.CDLL(None)
@@ -232,11 +233,9 @@ def generates(pipeline: Any, requests: list[Any], room: int) -> bool:
     library.malloc_trim(0)
     limit = data_bytes() + room
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-    held = BatchLimit(len(requests))
+    held = BatchBudget(len(requests))
     try:
-        generate_requests(
-            pipeline.lm, requests, options=pipeline.generation, capacity=Capacity(len(requests), held), seed=0
-        )
+        generate_requests(pipeline.lm, requests, GenerationSettings(pipeline.generation, held, 0))
     except (RuntimeError, MemoryError, PartitaError):
         return False
     return not held.out_of_memory

@@ -113,25 +113,26 @@ def measure(folder: str, length: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from partita.generation.engine import generate_requests
-    from partita.generation.oom_backoff import BatchLimit, Capacity
+    from partita.generation.generator import generate_requests
+    from partita.generation.oom_backoff import BatchBudget
+    from partita.generation.requests import GenerationSettings
     from partita.lm.base import GenerationRequest
     from partita_schema.errors import OutOfMemory
 
     model = load(folder)
-    pipeline = model._runtime.ready()
+    pipeline = model._backend.parts()
     os.environ["PARTITA_CACHE"] = f"{folder}/cache"
     started = time.perf_counter()
-    found = model._runtime.sizing.generation(np.full(ROWS, length))
+    found = model._backend.tuner.generation(np.full(ROWS, length))
     seconds = time.perf_counter() - started
     fits = found.max_fitting or 0
 
     def runs(rows: int) -> bool:
         ids = np.random.default_rng(rows).integers(5, 250, (rows, length)).tolist()
         requests = [GenerationRequest(prompt, NEW_TOKENS) for prompt in ids]
-        held = BatchLimit(rows)
+        held = BatchBudget(rows)
         try:
-            generate_requests(pipeline.lm, requests, options=pipeline.generation, capacity=Capacity(rows, held), seed=0)
+            generate_requests(pipeline.lm, requests, GenerationSettings(pipeline.generation, held, 0))
         except OutOfMemory:
             return False
         finally:

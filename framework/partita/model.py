@@ -4,15 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from partita.backends.context import ModelRuntime
-from partita.backends.verbs.evaluate import evaluate
-from partita.backends.verbs.generate import generate
-from partita.backends.verbs.predict import predict
-from partita.backends.verbs.save import push_to_hub, save
-from partita.backends.verbs.simulate import simulate
-from partita.backends.verbs.train import train
-from partita.backends.verbs.tune import tune
+from partita.backends.base import Backend, PredictOptions
+from partita.backends.context import RunContext
+from partita.backends.open import open_backend
 from partita.pipeline.batch_sizes import BatchSizes
+from partita.pipeline.export import upload
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config
 from partita_schema.load import load_config
@@ -43,7 +39,8 @@ class Model:
         Raises:
             ConfigError: The configuration is invalid; all errors are reported at once.
         """
-        self._runtime = ModelRuntime(load_config(config, overrides=overrides), quiet=quiet)
+        context = RunContext(load_config(config, overrides=overrides), quiet=quiet)
+        self._backend: Backend = open_backend(context)
 
     def __repr__(self) -> str:
         run = f", run {self.run}" if self.run is not None else ""
@@ -52,17 +49,17 @@ class Model:
     @property
     def config(self) -> Config:
         """The validated configuration."""
-        return self._runtime.config
+        return self._backend.context.config
 
     @property
     def name(self) -> str:
         """Stem of the file name; names the directory of its runs."""
-        return self._runtime.name
+        return self._backend.context.name
 
     @property
     def run(self) -> Path | None:
         """Directory of the run that was trained or loaded."""
-        return self._runtime.run
+        return self._backend.context.run
 
     @classmethod
     def load(
@@ -90,9 +87,8 @@ class Model:
                 a trainer's, is refused by those verbs.
         """
         model = cls.__new__(cls)
-        model._runtime = ModelRuntime.load(
-            folder, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code
-        )
+        context = RunContext.load(folder, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+        model._backend = open_backend(context)
         return model
 
     def train(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
@@ -104,7 +100,7 @@ class Model:
             run: The run's directory. An unfinished run is resumed, a finished one is not trained again.
                 Default: runs/NAME, or the next free NAME-2.
         """
-        return train(self._runtime, dataset, run)
+        return self._backend.train(dataset, run)
 
     def predict(
         self,
@@ -130,15 +126,14 @@ class Model:
         Raises:
             DataError: `output` cannot be written; checked before anything is loaded or generated.
         """
-        return predict(
-            self._runtime,
-            dataset,
-            output,
+        options = PredictOptions(
+            output=None if output is None else Path(output),
             batch_size=batch_size,
             retry_errors=retry_errors,
             fresh=fresh,
             safe_csv=safe_csv,
         )
+        return self._backend.predict(dataset, options)
 
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
         """Compute metrics by output feature on labeled rows, and `loss` under the key `model`.
@@ -146,7 +141,7 @@ class Model:
         `dataset` defaults to the test rows of the file, else its validation rows. Rows that cannot be scored are
         counted as `skipped`. A server returns no loss. Raises DataError if no row can be scored.
         """
-        return evaluate(self._runtime, dataset, batch_size=batch_size)
+        return self._backend.evaluate(dataset, batch_size=batch_size)
 
     def simulate(
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
@@ -155,7 +150,8 @@ class Model:
 
         Episodes are saved as they finish; call it again to run only the missing ones. `fresh` starts over.
         """
-        return simulate(self._runtime, output, batch_size=batch_size, fresh=fresh)
+        folder = None if output is None else Path(output)
+        return self._backend.simulate(folder, batch_size=batch_size, fresh=fresh)
 
     @overload
     def generate(
@@ -199,7 +195,7 @@ class Model:
             stream: Return an iterator of text pieces as they are generated; for several prompts, of pairs of a prompt's
                 index and a piece.
         """
-        return generate(self._runtime, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, stream=stream)
+        return self._backend.generate(prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, stream=stream)
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """Measure the batch sizes that fit this machine, and choose the best.
@@ -208,12 +204,14 @@ class Model:
         `trainer: {type: none}`, the sizes of generation, and of evaluation if `dataset` has answers. `dataset` replaces
         data.source, or the rows to evaluate on. `fresh` ignores the sizes that earlier runs found.
         """
-        return tune(self._runtime, dataset, fresh=fresh)
+        return self._backend.tune(dataset, fresh=fresh)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`."""
-        return save(self._runtime, folder)
+        self._backend.save(Path(folder), origin=self._backend.context.loaded.folder)
+        return Path(folder)
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
-        return push_to_hub(self._runtime, name, private=private)
+        self._backend.refusals.check("save")
+        return upload(name, private=private, write=lambda folder: self._backend.save(folder, origin=None))

@@ -26,14 +26,14 @@ Sharding = Literal["none", "full"]
 HOST_AND_PORT = r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}"
 
 
-class LocalBackend(ConfigModel):
+class LocalBackendConfig(ConfigModel):
     """Run in this process."""
 
     type: Literal["local"] = "local"
     """Run in this process."""
 
 
-class TorchrunBackend(ConfigModel):
+class TorchrunBackendConfig(ConfigModel):
     """Several processes started by torchrun, on one machine or on several. On several machines, run the same command on
     each."""
 
@@ -59,13 +59,13 @@ class TorchrunBackend(ConfigModel):
         return address
 
     @model_validator(mode="after")
-    def machines_find_each_other(self) -> "TorchrunBackend":
+    def machines_find_each_other(self) -> "TorchrunBackendConfig":
         if self.nodes > 1 and self.address is None:
             raise rule_error("with nodes above 1, write address: HOST:PORT of one of them", at="address")
         return self
 
 
-class RayBackend(ConfigModel):
+class RayBackendConfig(ConfigModel):
     """Workers started by Ray, on this machine or on a cluster. Training restarts when a worker dies."""
 
     type: Literal["ray"]
@@ -94,7 +94,7 @@ class RayBackend(ConfigModel):
         return address
 
 
-class EndpointBackend(ConfigModel):
+class EndpointBackendConfig(ConfigModel):
     """A server with an OpenAI-compatible API, such as vLLM, SGLang, llama.cpp or a hosted service."""
 
     type: Literal["endpoint"]
@@ -168,4 +168,6 @@ class EndpointBackend(ConfigModel):
         return body
 
 
-Backend = Annotated[LocalBackend | TorchrunBackend | RayBackend | EndpointBackend, Field(discriminator="type")]
+Backend = Annotated[
+    LocalBackendConfig | TorchrunBackendConfig | RayBackendConfig | EndpointBackendConfig, Field(discriminator="type")
+]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import AfterValidator, BaseModel
 
 from partita_schema.agents import ModelAgentConfig
-from partita_schema.backend import EndpointBackend, RayBackend
+from partita_schema.backend import EndpointBackendConfig, RayBackendConfig
 from partita_schema.config import Config
 from partita_schema.model import ModelParameters
 from partita_schema.simulation import EnvironmentWorldConfig
@@ -88,9 +88,9 @@ def special(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
         yield f"{at}environment", model.environment
     elif isinstance(model, ModelAgentConfig) and model.file is not None:
         yield f"{at}file", model.file
-    elif isinstance(model, RayBackend) and model.address is not None:  # results from the cluster are unpickled
+    elif isinstance(model, RayBackendConfig) and model.address is not None:  # results from the cluster are unpickled
         yield f"{at}address", model.address
-    elif isinstance(model, EndpointBackend):  # receives rows and an API key of the caller
+    elif isinstance(model, EndpointBackendConfig):  # receives rows and an API key of the caller
         yield f"{at}url", model.url
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from partita_schema.adapter import Adapter
-from partita_schema.backend import Backend, EndpointBackend, LocalBackend
+from partita_schema.backend import Backend, EndpointBackendConfig, LocalBackendConfig
 from partita_schema.base import ConfigModel, Name, NonNegativeInt, StrictBool, is_set, rule_error
 from partita_schema.constraint_rules import refused_by_constraints
 from partita_schema.data import Data, Preprocessing, RandomSplit, Split
@@ -56,7 +56,7 @@ class Config(ConfigModel):
     trainer: Trainer = NoTrainer.model_construct(type="none")
     """How the model is trained. none: not at all (zero-shot); finetune: supervised fine-tuning; hogwild: lock-free
     training of a bag of words; custom: your own class."""
-    backend: Backend = LocalBackend.model_construct()
+    backend: Backend = LocalBackendConfig.model_construct()
     """Where the run executes: this process, torchrun, Ray, or an OpenAI-compatible server."""
     simulation: Simulation | None = None
     """Multi-turn simulation (`partita simulate`): the model talks to an environment, to the user turns of a dataset, or
@@ -166,7 +166,7 @@ class Config(ConfigModel):
 
     @model_validator(mode="after")
     def servers_are_only_asked(self) -> "Config":
-        if isinstance(self.backend, EndpointBackend):
+        if isinstance(self.backend, EndpointBackendConfig):
             for key, message in refused_by_endpoint(self):
                 raise rule_error(message, at=key)
         return self

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from partita_schema.backend import EndpointBackend
+from partita_schema.backend import EndpointBackendConfig
 from partita_schema.base import is_set
 from partita_schema.features import CategoryOutput, JsonOutput
 from partita_schema.grammar import grammar_mistake
@@ -36,7 +36,7 @@ def refused_by_constraints(config: "Config") -> Iterator[Refusal]:
 
 def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
     """Yield keys that conflict with constrained JSON. `at` is the decoder of the first constrained output."""
-    if isinstance(config.backend, EndpointBackend):
+    if isinstance(config.backend, EndpointBackendConfig):
         reason = "a server constrains its answers itself"
         yield f"{at}.constrain", f"{reason}; remove it, and write response_format or the like in backend.extra_body"
     for place, output in enumerate(config.output_features):
@@ -60,7 +60,7 @@ def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
 
 def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Iterator[Refusal]:
     """Yield keys that conflict with scored labels. `at` is the path of their output."""
-    if isinstance(config.backend, EndpointBackend):
+    if isinstance(config.backend, EndpointBackendConfig):
         yield f"{at}.decoder.scoring", "servers do not return the probability of a given text; remove it"
     if len(config.output_features) > 1:
         yield f"{at}.decoder.scoring", "only the label of a single output is scored; remove it, or the other outputs"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from partita_schema.backend import EndpointBackend
+from partita_schema.backend import EndpointBackendConfig
 from partita_schema.base import is_set
 from partita_schema.features import TextInput
 from partita_schema.model import ModelParameters, NewModel
@@ -35,7 +35,7 @@ Refusal = tuple[str, str]
 
 def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:
     """Yield every key that conflicts with `backend: {type: endpoint}`."""
-    assert isinstance(config.backend, EndpointBackend)
+    assert isinstance(config.backend, EndpointBackendConfig)
     yield from refused_models(config)
     yield from refused_prompts(config, config.backend)
     yield from refused_lengths(config)
@@ -63,7 +63,7 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
                 yield f"trainer.{key}", f"the server makes its own batches; remove {key}, and write backend.concurrency"
 
 
-def refused_prompts(config: "Config", backend: EndpointBackend) -> Iterator[Refusal]:
+def refused_prompts(config: "Config", backend: EndpointBackendConfig) -> Iterator[Refusal]:
     """Yield options that conflict with the way prompts are sent."""
     if backend.mode == "completion" and config.prompt.chat is True:
         yield "backend.mode", "completion sends no chat; write mode: chat, or remove prompt.chat"
@@ -116,5 +116,5 @@ def refused_generation(config: "Config") -> Iterator[Refusal]:
 
 def sends_chat(config: "Config") -> bool:
     """Return whether requests contain messages rather than one text."""
-    mode = config.backend.mode if isinstance(config.backend, EndpointBackend) else None
+    mode = config.backend.mode if isinstance(config.backend, EndpointBackendConfig) else None
     return mode == "chat" or (mode is None and config.prompt.chat is not False)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from partita_schema.backend import LocalBackend
+from partita_schema.backend import LocalBackendConfig
 from partita_schema.base import is_set
 from partita_schema.features import CategoryOutput, TextInput
 from partita_schema.model import EmbeddingBagModel, ModelParameters
@@ -36,7 +36,7 @@ def refused_by_hogwild(config: "Config") -> Iterator[Refusal]:
     yield from refused_features(config)
     yield from refused_prompts(config)
     yield from refused_data(config)
-    if not isinstance(config.backend, LocalBackend):
+    if not isinstance(config.backend, LocalBackendConfig):
         reason = "the workers of hogwild share the memory of one machine and are started by the trainer"
         yield "backend.type", f"{reason}; remove backend, and write trainer.workers"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.adapter import AdaloraAdapter
-from partita_schema.backend import RayBackend, TorchrunBackend
+from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_schema.batching import TokenBudgetBatching
 from partita_schema.trainer import FinetuneTrainer
 
@@ -20,7 +20,7 @@ Refusal = tuple[str, str]
 
 def refused_by_sharding(config: "Config") -> Iterator[Refusal]:
     """Yield every key that conflicts with `sharding: full`."""
-    if not isinstance(config.backend, TorchrunBackend | RayBackend) or config.backend.sharding == "none":
+    if not isinstance(config.backend, TorchrunBackendConfig | RayBackendConfig) or config.backend.sharding == "none":
         return
     if not isinstance(config.trainer, FinetuneTrainer):
         reason = "only training shares the weights of a model"

@@ -106,7 +106,7 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
 
     manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
     assert manifest["numbers_of_a_process"] < 0.6 * manifest["parameters"]
-    assert model._runtime.result == Path("run/model"), "what predict takes"
+    assert model._backend.context.weights == Path("run/model"), "what predict takes"
     assert model.train(run="run").steps == 12, "finished, and not trained again"
     assert not list(Path("run").glob(".ray-*"))
 

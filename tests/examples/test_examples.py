@@ -108,7 +108,7 @@ def test_the_custom_trainer_lowers_the_loss(copy_of: Any) -> None:
     folder = copy_of("custom_trainer")
     write_tickets(folder)
     model = Model("config.yaml", overrides=["trainer.options.steps=60"], quiet=True)
-    with model._runtime.open_run(Path("run")):  # begun and killed
+    with model._backend.context.open_run(Path("run")):  # begun and killed
         (folder / "run" / "log.jsonl").write_text('{"step": 1, "loss": 9.0}\n', encoding="utf8")
     result = model.train(run="run")
     losses = [json.loads(line)["loss"] for line in (result.run / "log.jsonl").read_text(encoding="utf8").splitlines()]

@@ -12,9 +12,9 @@ import yaml
 from pydantic import AfterValidator, BaseModel
 
 from partita import ConfigError, Model, ModelError, PartitaError
-from partita.backends.context import ModelRuntime
-from partita.backends.other_models import agent_models
-from partita.backends.verbs.train import train_here
+from partita.backends.agent_contexts import agent_contexts
+from partita.backends.context import RunContext
+from partita.backends.local import LocalBackend
 from partita_schema.code import code_of, takes_target
 from partita_schema.config import Config
 from partita_schema.load import load_config
@@ -180,9 +180,9 @@ def test_the_callers_word_lets_it_run(
 
 
 def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[str, Any]], Path]) -> None:
-    copy = ModelRuntime.load(theirs({"trainer": CUSTOM}), quiet=True).sent()
+    copy = RunContext.load(theirs({"trainer": CUSTOM}), quiet=True).for_other_process()
     with pytest.raises(ConfigError, match=r"trainer\.target: planted:Part"):
-        train_here(copy, ROWS, "run")
+        LocalBackend(copy).train(ROWS, "run")
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_a_run_in_a_agent_of_the_users_file_is_not_the_users_word(
     own = FILE | simulation(agents={"user": {"type": "model", "run": str(folder), "prompt": "Ask."}})
     own |= {"data": {"source": write_rows(tmp_path)}}
     with pytest.raises(ConfigError, match=r"simulation.agents.user.run: .*\(trust_remote_code: true\)"):
-        agent_models(ModelRuntime(load_config(own), quiet=True))
-    allowed = ModelRuntime(load_config(own | {"trust_remote_code": True}), quiet=True)
+        agent_contexts(RunContext(load_config(own), quiet=True))
+    allowed = RunContext(load_config(own | {"trust_remote_code": True}), quiet=True)
     assert allowed.allows_saved_code
 
 

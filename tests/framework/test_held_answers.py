@@ -171,7 +171,7 @@ def test_answers_in_another_form_are_another_job(scoring: Any, colours: Any, tmp
     config = colours.config(trainer={"epochs": 6, "learning_rate": 0.006}, output_features=[{**LABEL, "decoder": {}}])
     del config["generation"]
     generating = Model(config, quiet=True)
-    generating._runtime.run = result.run
+    generating._backend.context.run = result.run
     with pytest.raises(ResumeError, match=r"output_features changed"):
         generating.predict(rows, tmp_path / "answers.jsonl")
     assert "colour_probability" not in generating.predict(rows, tmp_path / "others.jsonl").columns

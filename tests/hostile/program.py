@@ -164,32 +164,28 @@ def predicted(name: str) -> dict[str, Any]:
     from partita.data.formatting.row_tokenizer import RowTokenizer
     from partita.data.sources.sources import open_rows
     from partita.data.splits import check_columns
-    from partita.generation.oom_backoff import BatchLimit, Capacity
-    from partita.generation.predict import predict_rows
+    from partita.generation.generator import LocalGenerator
+    from partita.generation.job import PredictionParts
+    from partita.generation.oom_backoff import BatchBudget
+    from partita.generation.predict import PredictionFiles, predict_rows
     from partita.lm.base import GenerationOptions
     from partita.lm.scripted import ScriptedModel
     from partita.outputs.decode import Decoder
-    from partita_schema.rows import row_schema
 
     lm, plan = ScriptedModel(lambda prompt: prompt[:20]), config()
     rows = open_rows(name, folder=Path())
     check_columns(rows, plan, supervised=False)
-    predict_rows(
-        lm=lm,
-        rows=rows,
-        encoder=RowTokenizer(Formatter(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-        schema=row_schema(plan, supervised=False),
-        decoder=Decoder(plan, labels={}),
+    parts = PredictionParts(
         config=plan,
+        generator=LocalGenerator(lm),
+        encoder=RowTokenizer(Formatter(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        decoder=Decoder(plan, labels={}),
         generation=GenerationOptions({}),
         max_new_tokens=20,
-        capacity=lambda lengths: Capacity(32, limit=BatchLimit(32)),
-        seed=1,
-        journal_path=Path("journal.jsonl"),
-        output=Path("out.jsonl"),
-        bad=rows.bad,
-        fingerprint={"model": "scripted", "data": "rows"},
     )
+    fingerprint = {"model": "scripted", "data": "rows"}
+    files = PredictionFiles(journal=Path("journal.jsonl"), output=Path("out.jsonl"), fingerprint=fingerprint)
+    predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(32), bad=rows.bad)
     with Path("out.jsonl").open(encoding="utf8") as lines:
         statuses = Counter(json.loads(line)["status"] for line in lines)
     return {"outcome": "answered", "rows": len(rows), "bad": len(rows.bad), "statuses": statuses, "said": 0}

@@ -3,13 +3,13 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from partita_schema.backend import Backend, RayBackend
+from partita_schema.backend import Backend, RayBackendConfig
 
 BACKEND: TypeAdapter[Backend] = TypeAdapter(Backend)
 
 
 def test_ray_needs_nothing_but_its_name() -> None:
-    assert BACKEND.validate_python({"type": "ray"}) == RayBackend(type="ray", workers="auto", address=None)
+    assert BACKEND.validate_python({"type": "ray"}) == RayBackendConfig(type="ray", workers="auto", address=None)
 
 
 @pytest.mark.parametrize("address", ["auto", "ray-head:6379", "10.0.0.7:6379", "[::1]:6379"])

@@ -1,4 +1,4 @@
-"""The internal object of `Model`: its configuration, its run, and the pipeline in memory."""
+"""What every backend works on: the configuration, the run, and the data."""
 
 import logging
 import os
@@ -8,22 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.backends.endpoint.verbs import is_served
-from partita.backends.ray.verbs import build_pipeline_on_ray, is_on_ray
 from partita.data.formatting.labels import find_labels
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.sources.sources import open_rows
 from partita.distributed.init import get_process_group
-from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
-from partita.pipeline.build import (
-    EndpointPipeline,
-    Labels,
-    Pipeline,
-    RayPipeline,
-    build_endpoint_pipeline,
-    build_pipeline,
-)
+from partita.pipeline.build import Labels
 from partita.runs.directory import RunDirectory, open_run_of_group
 from partita.runs.finding import ChosenRun, choose_folder, find_finished, runs_beside
 from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
@@ -34,8 +24,7 @@ from partita_schema.dump import resolved_yaml
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import Loaded, load_config
 from partita_schema.model import ScratchModel
-from partita_trainers.batch_size.cache import Cache
-from partita_trainers.process_group import ProcessGroup, synchronized_errors
+from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 file_logger = logging.getLogger("partita.file")
@@ -45,11 +34,11 @@ RUNS = Path("runs")
 """Default parent of run directories."""
 
 
-class ModelRuntime:
-    """State that the public methods of `Model` work on; also sent to other processes."""
+class RunContext:
+    """The configuration, the run and the data that a backend works on; also sent to other processes."""
 
     def __init__(self, loaded: Loaded, *, quiet: bool = False) -> None:
-        """Log the warnings of the configuration. The model is loaded when a verb first needs it."""
+        """Log the warnings of the configuration."""
         self.loaded = loaded
         for warning in self.loaded.warnings:
             file_logger.warning("%s", warning)
@@ -60,9 +49,6 @@ class ModelRuntime:
         """Manifest of the configuration, if it names code that the caller has not allowed."""
         self.allows_saved_code = self.config.trust_remote_code
         """Whether to run code named by other saved models that take part in a simulation."""
-        self.pipeline: Pipeline | None = None
-        self.served: EndpointPipeline | RayPipeline | None = None
-        self.found_sizing: BatchSizeTuner | None = None
         self.splits: dict[str, Rows] = {}
 
     @classmethod
@@ -73,7 +59,7 @@ class ModelRuntime:
         overrides: Sequence[str] = (),
         quiet: bool = False,
         trust_remote_code: bool = False,
-    ) -> "ModelRuntime":
+    ) -> "RunContext":
         """Read a run directory or a saved model, as `Model.load` describes."""
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -91,28 +77,24 @@ class ModelRuntime:
         if "config" not in manifest:
             raise PartitaError(f"{place} has no config, so it is not known what the model is asked; restore it")
         try:
-            runtime = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
+            context = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
         except ConfigError as error:
             problems = [replace(problem, file=problem.file or str(place)) for problem in error.problems]
             raise ConfigError(problems) from None
-        runtime.loaded = replace(runtime.loaded, folder=Path(manifest.get("folder", ".")))
-        runtime.run = folder
-        runtime.allows_saved_code = trust_remote_code
+        context.loaded = replace(context.loaded, folder=Path(manifest.get("folder", ".")))
+        context.run = folder
+        context.allows_saved_code = trust_remote_code
         if not trust_remote_code:
-            runtime.distrusted = place
-            runtime.refuse_code("model")
-        return runtime
+            context.distrusted = place
+            context.refuse_code("model")
+        return context
 
-    def sent(self) -> "ModelRuntime":
+    def for_other_process(self) -> "RunContext":
         """Return a copy for another process: the configuration with absolute paths, without the model."""
         loaded = replace(load_config(self.config), folder=self.loaded.folder.resolve())
-        copy = ModelRuntime(loaded, quiet=self.quiet)
+        copy = RunContext(loaded, quiet=self.quiet)
         copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
         return copy
-
-    def drop_model(self) -> None:
-        """Release the model; the next use loads it again."""
-        self.pipeline = self.served = self.found_sizing = None
 
     @property
     def config(self) -> Config:
@@ -123,38 +105,6 @@ class ModelRuntime:
     def name(self) -> str:
         """Stem of the file name; names the directory of its runs."""
         return Path(self.loaded.file).stem if self.loaded.file else "run"
-
-    def ready(self) -> Pipeline:
-        """Return the pipeline for prediction: of the last training, of the run, or for zero-shot of the base model."""
-        if self.pipeline is None:
-            with synchronized_errors(self.process_group, "loading the model"):
-                self.use_finished_run()
-                labels, training = self.known_labels()
-                self.pipeline = self.build_pipeline(labels, training, trainable=False)
-        return self.pipeline
-
-    def answering(self) -> Pipeline | EndpointPipeline | RayPipeline:
-        """Return the pipeline for prediction, with the model in this process, on a server or on workers."""
-        if not (is_served(self.config) or is_on_ray(self.config)):
-            return self.ready()
-        if self.process_group.world_size > 1:
-            raise PartitaError(
-                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are "
-                f"{self.process_group.world_size}; "
-                "start the command by itself"
-            )
-        if self.served is None:
-            folder = self.loaded.folder
-            if is_on_ray(self.config):
-                self.use_finished_run()
-                labels, training = self.known_labels()
-                self.served = build_pipeline_on_ray(
-                    self.config, folder=folder, labels=labels, training=training, saved=self.result
-                )
-            else:
-                labels, training = self.known_labels()
-                self.served = build_endpoint_pipeline(self.config, folder=folder, labels=labels, training=training)
-        return self.served
 
     def refuse_code(self, of: str) -> None:
         """Raise ConfigError if a saved model names code that would run now and the caller has not allowed it.
@@ -172,7 +122,7 @@ class ModelRuntime:
 
     def use_finished_run(self) -> None:
         """Use the newest finished run of this file if the file trains. Raise PartitaError if there is none."""
-        if self.result is not None or self.config.trainer.type == "none":
+        if self.weights is not None or self.config.trainer.type == "none":
             return
         self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
         if self.run is None:
@@ -196,29 +146,15 @@ class ModelRuntime:
             output.type == "category" and output.labels is None and output.name not in labels
             for output in self.config.output_features
         )
-        new = isinstance(self.config.base_model, ScratchModel) and self.result is None
+        new = isinstance(self.config.base_model, ScratchModel) and self.weights is None
         retrieval = self.config.prompt.retrieval
         training = None
         if new or (retrieval is not None and retrieval.dataset is None) or (open_labels and self.config.data.source):
             training = self.open_data().training
         return labels or find_labels(self.config, training), training
 
-    def build_pipeline(
-        self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
-    ) -> Pipeline:
-        """Build the pipeline with a model in this process; see `partita.pipeline.build.build_pipeline`."""
-        return build_pipeline(
-            self.config,
-            folder=self.loaded.folder,
-            labels=labels,
-            training=training,
-            saved=None if trainable else self.result,
-            tokenizer_folder=tokenizer_folder,
-            trainable=trainable,
-        )
-
     @property
-    def result(self) -> Path | None:
+    def weights(self) -> Path | None:
         """Folder of the trained weights; None if nothing was trained."""
         if self.run is None:
             return None
@@ -226,28 +162,9 @@ class ModelRuntime:
         return folder if (folder / "tokenizer_config.json").exists() else None
 
     @property
-    def kept(self) -> Path:
+    def output_folder(self) -> Path:
         """Folder for journals and transcripts: the run's, or that of a future run."""
         return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
-
-    @property
-    def sizing(self) -> BatchSizeTuner:
-        """The batch-size tuner of the model in memory."""
-        if self.found_sizing is None:
-            self.found_sizing = BatchSizeTuner(self.ready(), cache=Cache.of_user(), process_group=self.process_group)
-        return self.found_sizing
-
-    def note_memory(self, used: BatchSizes) -> None:
-        """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
-        after = self.sizing.after(used)
-        if (
-            after != used
-            and self.process_group.rank == 0
-            and self.run is not None
-            and os.access(self.run / MANIFESTS[0], os.W_OK)
-        ):
-            directory = RunDirectory(self.run, config=self.config)
-            directory.note(batch_sizes={**directory.manifest.get("batch_sizes", {}), **after.records()})
 
     @property
     def sampling_seed(self) -> int:
@@ -278,6 +195,14 @@ class ModelRuntime:
         """Return a progress display; only rank 0 shows it."""
         quiet = self.quiet or self.process_group.rank > 0
         return show_progress(total, description, completed=completed, quiet=quiet)
+
+    def check_single_process(self) -> None:
+        """Raise PartitaError if this process was started as one of several, which the backend does not allow."""
+        if self.process_group.world_size > 1:
+            raise PartitaError(
+                f"backend: {{type: {self.config.backend.type}}} needs one process, and here are "
+                f"{self.process_group.world_size}; start the command by itself"
+            )
 
     @property
     def process_group(self) -> ProcessGroup:

@@ -97,9 +97,9 @@ def print_comments(generation: "Explanation | None", layout: "Layout | None", pl
 
 def generation_of(loaded: "Loaded") -> "Explanation | None":
     """Return the generation settings and their origins; None for a server, whose defaults are unknown."""
-    from partita_schema.backend import EndpointBackend
+    from partita_schema.backend import EndpointBackendConfig
 
-    if isinstance(loaded.config.backend, EndpointBackend):
+    if isinstance(loaded.config.backend, EndpointBackendConfig):
         return None
     from partita.lm.generation_defaults import explain_generation
 

@@ -56,12 +56,12 @@ def preview(
         return
     if file is None:
         raise typer.BadParameter("write the YAML file of the run", param_hint="FILE")
-    from partita.backends.endpoint.verbs import PREVIEW, refuse_served
+    from partita.backends.open import check_supported
     from partita.data.preview import preview as make_preview
     from partita_schema.load import load_config
 
     loaded = load_config(file, overrides=overrides)
-    refuse_served(loaded.config, what=PREVIEW)
+    check_supported(loaded.config, "preview")
     result = make_preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
     print_preview(result, console)
 

@@ -5,7 +5,7 @@ import os
 from functools import cache
 
 from partita.distributed.world import DistributedEnv, get_world
-from partita_schema.backend import RayBackend, TorchrunBackend
+from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, PartitaError, Problem
@@ -30,7 +30,9 @@ def get_process_group(config: Config) -> ProcessGroup:
         message = f"{device} is one device, and each of {world.local_world_size} processes needs its own; write {kind}"
         raise ConfigError([Problem("model_parameters.device", message)])
     backend = config.backend
-    timeout = backend.timeout_seconds if isinstance(backend, TorchrunBackend | RayBackend) else DEFAULT_TIMEOUT
+    timeout = (
+        backend.timeout_seconds if isinstance(backend, TorchrunBackendConfig | RayBackendConfig) else DEFAULT_TIMEOUT
+    )
     return init_process_group(timeout, on_cpu=device == "cpu")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from partita.distributed.init import THREADS_BY_HAND, available_cores
 from partita.distributed.world import LAUNCHED, get_world
-from partita_schema.backend import TorchrunBackend
+from partita_schema.backend import TorchrunBackendConfig
 from partita_schema.config import Config
 from partita_schema.errors import JobError
 
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 """Linux: signal to send to this process when its parent exits."""
 
 
-def num_processes(backend: TorchrunBackend) -> int:
+def num_processes(backend: TorchrunBackendConfig) -> int:
     """Return the number of processes on this machine: as configured, else one per GPU, else one."""
     if backend.processes != "auto":
         return backend.processes
@@ -36,7 +36,11 @@ def num_processes(backend: TorchrunBackend) -> int:
 def is_to_be_launched(config: Config) -> bool:
     """Return whether the configuration asks for several processes and this is not one of them yet."""
     backend = config.backend
-    if not isinstance(backend, TorchrunBackend) or get_world().world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+    if (
+        not isinstance(backend, TorchrunBackendConfig)
+        or get_world().world_size > 1
+        or "TORCHELASTIC_RUN_ID" in os.environ
+    ):
         return False
     return backend.nodes > 1 or num_processes(backend) > 1
 
@@ -56,7 +60,7 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     backend = config.backend
-    if not isinstance(backend, TorchrunBackend):
+    if not isinstance(backend, TorchrunBackendConfig):
         raise AssertionError("only a file with backend: {type: torchrun} is launched")
     processes = num_processes(backend)
     os.environ[LAUNCHED] = str(os.getpid())

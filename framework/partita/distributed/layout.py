@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from partita_schema.backend import RayBackend, TorchrunBackend
+from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_schema.batching import PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.counted import counted
@@ -77,9 +77,9 @@ class Layout:
 def layout_of(config: Config) -> Layout | None:
     """Return the layout of a configuration that asks for several processes; None for any other."""
     backend, trainer = config.backend, config.trainer
-    if isinstance(backend, TorchrunBackend):
+    if isinstance(backend, TorchrunBackendConfig):
         nodes, configured = backend.nodes, backend.processes
-    elif isinstance(backend, RayBackend):
+    elif isinstance(backend, RayBackendConfig):
         nodes, configured = None, backend.workers
     else:
         return None

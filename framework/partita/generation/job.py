@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.engine import Engine, generate_rows
+from partita.generation.generator import Generator
 from partita.generation.journal import Journal
-from partita.generation.oom_backoff import BatchLimit
+from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, PredictionStats, answer_of
-from partita.generation.prompts import PromptSource
+from partita.generation.prompts import PromptEncoder, PromptSource
 from partita.generation.record import PredictionRecord, Status
+from partita.generation.requests import GenerationJob, GenerationSettings
 from partita.generation.results import BatchResult, RowResult, unanswerable
 from partita.lm.base import GenerationOptions
 from partita.outputs.decode import Decoder
-from partita_trainers.interrupt import never
+from partita_schema.config import Config
+from partita_schema.rows import row_schema
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
-    from partita.backends.endpoint.server import EndpointClient
-    from partita.backends.ray.worker_pool import WorkerPool
-    from partita.lm.base import GenerativeModel
+    from marshmallow import Schema
 
 
 @dataclass
@@ -112,26 +112,73 @@ class Tally:
         )
 
 
-@dataclass(frozen=True)
-class Job:
-    """Everything that determines the answers of a call."""
+@dataclass(frozen=True, kw_only=True)
+class PredictionParts:
+    """What turns rows into predictions."""
 
-    lm: "GenerativeModel | EndpointClient | WorkerPool"
-    prompts: PromptSource
+    config: Config
+    generator: Generator
+    encoder: PromptEncoder
+    """Tokenizes prompts."""
     decoder: Decoder
-    options: GenerationOptions
-    engine: Engine
+    """Parses answers."""
+    generation: GenerationOptions
     max_new_tokens: int
-    batch_size: int
-    seed: int
-    room_tokens: int | None = None
-    """Total tokens of rows that fit, if memory determined the batch size."""
-    limit: BatchLimit | None = None
-    """Upper bound on the batch size; None for a new one."""
-    stopping: Callable[[], bool] = never
-    """Whether to start no more rows."""
-    process_group: ProcessGroup = SINGLE_PROCESS
-    """The ranks that share the rows."""
+    """Limit of generated tokens per answer."""
+
+    @property
+    def row_schema(self) -> "Schema":
+        """Converts a row without answers to values by feature name."""
+        return row_schema(self.config, supervised=False)
+
+    @property
+    def sampling_seed(self) -> int:
+        """Seed for sampling."""
+        return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
+
+    def job(
+        self,
+        prompts: PromptSource,
+        budget: Callable[[PromptSource], BatchBudget],
+        *,
+        process_group: ProcessGroup = SINGLE_PROCESS,
+    ) -> "PredictionJob":
+        """Choose the engine for prompts, then their batch size, and return the job.
+
+        Args:
+            prompts: The prompts.
+            budget: Returns the batch budget for the prompts.
+            process_group: The ranks that share the rows.
+        """
+        engine = self.generator.choose_engine(
+            prompts.lengths, options=self.generation, max_new_tokens=self.max_new_tokens
+        )
+        settings = GenerationSettings(self.generation, budget(prompts), self.sampling_seed, process_group=process_group)
+        job = GenerationJob(prompts, settings, engine=engine, max_new_tokens=self.max_new_tokens)
+        return PredictionJob(self.generator, self.decoder, job)
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """The answers of a call."""
+
+    generator: Generator
+    decoder: Decoder
+    job: GenerationJob
+
+    @property
+    def prompts(self) -> PromptSource:
+        """The prompts."""
+        return self.job.prompts
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The ranks that share the rows."""
+        return self.job.settings.process_group
+
+    def stopped_by(self, stopping: Callable[[], bool]) -> "PredictionJob":
+        """Return the job that starts no more rows once `stopping` returns True."""
+        return replace(self, job=replace(self.job, settings=replace(self.job.settings, stopping=stopping)))
 
     def completions(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
@@ -149,7 +196,7 @@ class Job:
         def number(row: int) -> int:
             return attempts(row) + 1
 
-        errors = unanswerable(self.prompts, context_length=self.lm.context_length)
+        errors = unanswerable(self.prompts, context_length=self.generator.context_length)
         known: list[tuple[int, Status, str]] = [
             *((row, "skipped", reason) for row, reason in self.prompts.skipped.items()),
             *((row, "error", reason) for row, reason in errors.items()),
@@ -161,29 +208,13 @@ class Job:
         ]
         if left:
             yield [self._answer(record) for record in left]
-        for batch in self._batches(done):
+        for batch in self.generator.generate(self.job, done=done):
             tally.add(batch)
             share = round(batch.seconds * 1000 / len(batch.results), 3)
             yield [
                 self._answer(self._record(result, attempt=number(result.row), milliseconds=share))
                 for result in batch.results
             ]
-
-    def _batches(self, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
-        return generate_rows(
-            self.lm,
-            self.prompts,
-            engine=self.engine,
-            options=self.options,
-            max_new_tokens=self.max_new_tokens,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            done=done,
-            limit=self.limit,
-            room_tokens=self.room_tokens,
-            stopping=self.stopping,
-            process_group=self.process_group,
-        )
 
     def _key(self, row: int) -> str:
         key: bytes = self.prompts.keys[row].tobytes()

@@ -20,40 +20,37 @@ T = TypeVar("T")
 
 
 @dataclass
-class BatchLimit:
-    """Most rows in one forward pass. Jobs that share a limit also share its reductions."""
+class BatchBudget:
+    """How many rows a job may put on the device at once. Jobs that share a budget share its reductions."""
 
-    rows: int
-    """The current limit, for rows of `tokens` tokens."""
-    out_of_memory: int = 0
-    """How often a batch did not fit."""
-    tokens: int | None = None
-    """Length of the longest row in the batch that did not fit; None if all have fitted."""
-    most: int = 0
-    """The limit for rows of any length; 0 for the initial `rows`."""
-
-    def __post_init__(self) -> None:
-        self.most = self.most or self.rows
-
-    def at(self, tokens: int) -> int:
-        """Return the most rows of this length: as many tokens in total as `rows` rows of `tokens` tokens."""
-        if self.tokens is None:
-            return self.rows
-        return min(self.most, max(1, self.rows * self.tokens // max(1, tokens)))
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """How many rows a job may put on the device at once."""
-
-    rows: int
-    """Planned batch size."""
-    limit: BatchLimit
-    """Upper bound on the batches."""
-    room_tokens: int | None = None
-    """Total tokens of rows that fit, if memory and not speed determined the number of rows."""
+    batch_size: int
+    """Planned rows of a batch: slots with continuous batching, requests in flight with a server."""
+    token_budget: int | None = None
+    """Total tokens of rows that fit, if memory and not speed determined the batch size; allows more short rows."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context in which the device raises an error before the system kills the process."""
+    current_limit: int = 0
+    """Most rows in one forward pass, for rows of `limit_tokens` tokens; starts at `batch_size`."""
+    limit_tokens: int | None = None
+    """Length of the longest row in the batch that did not fit; None if all have fitted."""
+    out_of_memory: int = 0
+    """How often a batch did not fit."""
+    max_rows: int = 0
+    """Most rows in one forward pass, for rows of any length; starts at `current_limit`."""
+
+    def __post_init__(self) -> None:
+        self.current_limit = self.current_limit or self.batch_size
+        self.max_rows = self.max_rows or self.current_limit
+
+    def limit_at(self, tokens: int) -> int:
+        """Return the most rows of this length: as many tokens in total as `current_limit` of `limit_tokens` tokens."""
+        if self.limit_tokens is None:
+            return self.current_limit
+        return min(self.max_rows, max(1, self.current_limit * self.limit_tokens // max(1, tokens)))
+
+    def with_batch_size(self, batch_size: int) -> "BatchBudget":
+        """Return a new budget of this batch size under the same guard."""
+        return BatchBudget(batch_size, guard=self.guard)
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def run_with_oom_backoff(
     rows: int,
     work: Callable[[range], tuple[T | None, Exception | None]],
     *,
-    limit: BatchLimit,
+    budget: BatchBudget,
     tokens: Callable[[range], int],
     describe: Callable[[range], str],
 ) -> Iterator[BatchPart[T]]:
@@ -87,31 +84,33 @@ def run_with_oom_backoff(
         rows: Number of rows in the batch.
         work: Runs a part. It returns the result, or the failure if the part did not fit, and then both halves are
             run; or neither if no row of the part is requested, and then the part is skipped.
-        limit: Upper bound on the rows of a part; lowered when memory runs out.
+        budget: Limits the rows of a part; lowered when memory runs out.
         tokens: Returns the length of a part's longest row, including new tokens.
         describe: Names a part in the log, such as "64 rows of 461 prompt tokens".
     """
-    before, failed = (limit.rows, limit.tokens), list[range]()
+    before, failed = (budget.current_limit, budget.limit_tokens), list[range]()
     waiting = [range(rows)] if rows else []
     while waiting:
         places = waiting.pop()
-        if len(places) > max(1, limit.at(tokens(places))):
+        if len(places) > max(1, budget.limit_at(tokens(places))):
             waiting += reversed(halves(places))
             continue
         result, failure = work(places)
-        limit.out_of_memory += failure is not None
+        budget.out_of_memory += failure is not None
         if result is not None:
             yield BatchPart(places, result)
         elif failure is not None and len(places) > 1:
             failed.append(places)
-            limit.rows, limit.tokens = len(halves(places)[0]), tokens(places)
+            budget.current_limit, budget.limit_tokens = len(halves(places)[0]), tokens(places)
             waiting.append(places)
             why = "too large for the device:" if is_too_large(failure) else "out of memory with"
-            logger.warning("%s %s: continuing with %s", why, describe(places), f"{limit.rows:,}")
+            logger.warning("%s %s: continuing with %s", why, describe(places), f"{budget.current_limit:,}")
             logger.debug("the device said: %s", failure)
         else:
             # Parts that contained this row may have failed because of it.
             failed = [other for other in failed if places[0] not in other]
-            limit.rows, limit.tokens = (len(halves(failed[-1])[0]), tokens(failed[-1])) if failed else before
+            budget.current_limit, budget.limit_tokens = (
+                (len(halves(failed[-1])[0]), tokens(failed[-1])) if failed else before
+            )
             if failure is not None:
                 yield BatchPart(places, None, failure)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,27 +16,19 @@ import numpy as np
 
 from partita.data.rows import BadRow
 from partita.generation.all_rows import AllRows
-from partita.generation.engine import choose_engine
-from partita.generation.job import Job, Tally
+from partita.generation.job import PredictionJob, PredictionParts, Tally
 from partita.generation.journals import JobJournal, open_journals
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, Predictions, PredictionStats
-from partita.generation.prompts import EncodedPrompts, PromptEncoder, PromptRows, PromptSource
+from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
 from partita.generation.stopping import finish_what_was_begun, terminate_as_interrupt
-from partita.lm.base import GenerationOptions
-from partita.outputs.decode import Decoder
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
-    from marshmallow import Schema
-
-    from partita.backends.endpoint.server import EndpointClient
-    from partita.backends.ray.worker_pool import WorkerPool
-    from partita.lm.base import GenerativeModel
     from partita_trainers.base import Progress
 
 logger = logging.getLogger(__name__)
@@ -55,25 +47,31 @@ class ShowProgress(Protocol):
         """Return the display as a context manager."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictionFiles:
+    """Files of a prediction job."""
+
+    journal: Path
+    """Rows recorded here are not generated again."""
+    fingerprint: Mapping[str, str]
+    """What determines an answer, by part; a journal with another fingerprint is refused."""
+    output: Path | None = None
+    """File to write."""
+    safe_csv: bool = False
+    """Whether to escape text of a .csv that a spreadsheet would run as a formula."""
+    retry_errors: bool = False
+    """Whether to generate rows again that ended in an error."""
+    fresh: bool = False
+    """Whether to discard existing records."""
+
+
 def predict_rows(
-    *,
-    lm: "GenerativeModel | EndpointClient | WorkerPool",
+    parts: PredictionParts,
     rows: PromptRows,
-    encoder: PromptEncoder,
-    schema: "Schema",
-    decoder: Decoder,
-    config: Config,
-    generation: GenerationOptions,
-    max_new_tokens: int,
-    capacity: Callable[[PromptSource], Capacity],
-    seed: int,
-    journal_path: Path,
-    output: Path | None,
-    safe_csv: bool = False,
-    fingerprint: Mapping[str, str],
+    files: PredictionFiles,
+    *,
+    budget: Callable[[PromptSource], BatchBudget],
     bad: Sequence[BadRow] = (),
-    retry_errors: bool = False,
-    fresh: bool = False,
     progress: ShowProgress | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Predictions:
@@ -82,23 +80,11 @@ def predict_rows(
     The ranks of `process_group` share the rows, and each returns all predictions.
 
     Args:
-        lm: The model.
+        parts: The model, and what turns rows into prompts and answers into values.
         rows: The readable rows.
-        encoder: Tokenizes prompts.
-        schema: Converts a row to values by feature name.
-        decoder: Parses answers.
-        config: The configuration.
-        generation: Generation options.
-        max_new_tokens: Limit of generated tokens per row.
-        capacity: Returns the batch size for the prompts; its limit is lowered when memory runs out.
-        seed: Seed for sampling.
-        journal_path: The journal; rows recorded in it are not generated again.
-        output: File to write, or None.
-        safe_csv: Escape text of a .csv that a spreadsheet would run as a formula.
-        fingerprint: What determines an answer, by part; a journal with another fingerprint is refused.
+        files: The journal and the output.
+        budget: Returns the batch budget for the prompts; it is lowered when memory runs out.
         bad: Unreadable rows; they become errors at their index in the source.
-        retry_errors: Generate rows again that ended in an error.
-        fresh: Discard existing records.
         progress: Opens a progress display.
         process_group: The ranks that share the rows.
 
@@ -107,57 +93,45 @@ def predict_rows(
         WriteError: The journal or the output cannot be written.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, after all answers so far are on disk.
     """
-    answers = _answers_part(generation, max_new_tokens, seed=seed)
+    fingerprint = {**files.fingerprint, "answers": _answers_part(parts)}
     rows = AllRows(rows, bad)
     shown = progress if len(rows) >= READING_IS_SHOWN else None
     with _display(shown, "reading", total=len(rows)) as display:
-        parts = {**fingerprint, "answers": answers}
         prompts = EncodedPrompts(
             rows,
-            encoder,
-            schema,
-            fingerprint=fingerprint_of(parts),
+            parts.encoder,
+            parts.row_schema,
+            fingerprint=fingerprint_of(fingerprint),
             progress=display.advance,
             process_group=process_group,
             unreadable=rows.unreadable,
         )
-    engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
-    allowed = capacity(prompts)
-    job = Job(
-        lm,
-        prompts,
-        decoder,
-        generation,
-        engine,
-        max_new_tokens=max_new_tokens,
-        batch_size=allowed.rows,
-        room_tokens=allowed.room_tokens,
-        seed=seed,
-        limit=allowed.limit,
-        process_group=process_group,
-    )
+    job = parts.job(prompts, budget, process_group=process_group)
     with (
-        allowed.guard(),
+        job.job.settings.budget.guard(),
         terminate_as_interrupt(),
         open_journals(
-            journal_path,
-            fingerprint=parts,
+            files.journal,
+            fingerprint=fingerprint,
             keys=prompts.keys,
-            fresh=fresh,
-            retry_errors=retry_errors,
+            fresh=files.fresh,
+            retry_errors=files.retry_errors,
             process_group=process_group,
         ) as journals,
     ):
         stats = _fill(journals, job, progress=progress)
-    _tell_unanswered(stats)
-    predictions = Predictions(rows, journal_path, config=config, decoder=decoder, stats=stats)
+    _warn_of_unanswered(stats)
+    predictions = Predictions(rows, files.journal, config=parts.config, decoder=parts.decoder, stats=stats)
+    output = files.output
     if output is not None:
-        process_group.run_on_rank_zero(lambda: predictions.write(output, safe_csv=safe_csv), "the file of predictions")
+        process_group.run_on_rank_zero(
+            lambda: predictions.write(output, safe_csv=files.safe_csv), "the file of predictions"
+        )
         predictions.path = output
     return predictions
 
 
-def _tell_unanswered(stats: PredictionStats) -> None:
+def _warn_of_unanswered(stats: PredictionStats) -> None:
     """Log how many rows have no answer, and where the reasons are."""
     if stats.errors or stats.skipped:
         logger.warning(
@@ -169,12 +143,14 @@ def _tell_unanswered(stats: PredictionStats) -> None:
         )
 
 
-def _answers_part(generation: GenerationOptions, max_new_tokens: int, *, seed: int) -> str:
+def _answers_part(parts: PredictionParts) -> str:
     """Return the part of the fingerprint for the length of answers and the seed of sampled ones."""
-    return f"max_new_tokens {max_new_tokens}" + (f", seed {seed}" if generation.samples else "")
+    return f"max_new_tokens {parts.max_new_tokens}" + (
+        f", seed {parts.sampling_seed}" if parts.generation.samples else ""
+    )
 
 
-def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> PredictionStats:
+def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | None) -> PredictionStats:
     """Generate the answers missing in the journal. Raise KeyboardInterrupt if stopped before the end."""
     done, process_group, journal = journals.before, job.process_group, journals.own
     resumed, tally = int(done.sum()), Tally()
@@ -183,10 +159,10 @@ def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> P
     if resumed:
         logger.info("resumed %s of %s", f"{resumed:,}", f"{total:,}")
     with (
-        finish_what_was_begun(job.engine) as stopping,
+        finish_what_was_begun(job.job.engine) as stopping,
         _display(progress, "predicting", total=total, completed=resumed) as display,
     ):
-        job = replace(job, stopping=stopping)
+        job = job.stopped_by(stopping)
         for answers in job.completions(done=done, attempts=journals.attempts, tally=tally):
             journal.append([answer.record for answer in answers])
             tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
@@ -206,19 +182,12 @@ def _fill(journals: JobJournal, job: Job, *, progress: ShowProgress | None) -> P
 
 
 def generate_for_rows(
-    *,
-    lm: "GenerativeModel | EndpointClient | WorkerPool",
+    parts: PredictionParts,
     rows: PromptRows,
-    encoder: PromptEncoder,
-    schema: "Schema",
-    decoder: Decoder,
-    generation: GenerationOptions,
-    max_new_tokens: int,
-    batch_size: int,
-    seed: int,
+    *,
+    budget: BatchBudget,
     progress: ShowProgress | None = None,
     description: str = "predicting",
-    limit: BatchLimit | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[Answer]:
     """Generate an answer for each row, and yield the answers in the order of completion; nothing is written.
@@ -227,34 +196,15 @@ def generate_for_rows(
     answers of some rows.
 
     Args:
-        lm: The model.
+        parts: The model, and what turns rows into prompts and answers into values.
         rows: The rows.
-        encoder: Tokenizes prompts.
-        schema: Converts a row to values by feature name.
-        decoder: Parses answers.
-        generation: Generation options.
-        max_new_tokens: Limit of generated tokens per row.
-        batch_size: Rows generated at a time.
-        seed: Seed for sampling.
+        budget: The batch budget; lowered when memory runs out.
         progress: Opens a progress display.
         description: Text of the progress display.
-        limit: Upper bound on the batch size; lowered when memory runs out.
         process_group: The ranks that share the rows.
     """
-    prompts = EncodedPrompts(rows, encoder, schema, process_group=process_group)
-    engine = choose_engine(lm, prompts.lengths, options=generation, max_new_tokens=max_new_tokens)
-    job = Job(
-        lm,
-        prompts,
-        decoder,
-        generation,
-        engine,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        limit=limit,
-        process_group=process_group,
-    )
+    prompts = EncodedPrompts(rows, parts.encoder, parts.row_schema, process_group=process_group)
+    job = parts.job(prompts, lambda prompts: budget, process_group=process_group)
     tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):

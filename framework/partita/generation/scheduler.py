@@ -12,7 +12,7 @@ rows is generated alone: only rows that fail again are errors. A failure of the 
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.oom_backoff import BatchLimit
 from partita.generation.prompts import described
-from partita.generation.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.generation.requests import GenerationSettings, RowRequests, common_prefix, plan
+from partita.generation.results import BatchResult, RowResult, stop_if_broken, too_large
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
-from partita.lm.base import SHORTEST_PREFIX, AnsweringSlots, GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt, free_everything
-from partita_trainers.interrupt import never
-from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -41,24 +39,6 @@ MORE_SLOTS = 4
 """Most slots for short rows as a multiple of those for the longest rows, if memory is the limit."""
 SECONDS = 0.02
 """Longest wait before results are yielded, in seconds."""
-
-
-@dataclass(frozen=True)
-class RowRequests:
-    """The rows to answer, with their prompts."""
-
-    lengths: npt.NDArray[np.integer]
-    """Tokens of each prompt; 0 for rows to skip."""
-    new_tokens: npt.NDArray[np.integer]
-    """Limit of generated tokens of each row."""
-    fetch: Callable[[Sequence[int]], list[list[int]]]
-    """Returns the prompt tokens of rows."""
-    key: Callable[[int], bytes]
-    """Returns the sampling key of a row."""
-    prefix: Sequence[int] = ()
-    """Tokens that all prompts begin with."""
-    digests: npt.NDArray[np.void] | None = None
-    """Equal for rows with equal prompts; None to generate each row separately."""
 
 
 @dataclass
@@ -82,46 +62,45 @@ class Scheduler:
         self,
         lm: "GenerativeModel",
         work: RowRequests,
-        options: GenerationOptions,
+        settings: GenerationSettings,
         *,
-        slots: int,
-        seed: int,
-        left: npt.NDArray[np.bool_],
-        limit: BatchLimit,
-        room_tokens: int | None = None,
+        rows: "npt.NDArray[np.bool_] | RowQueue",
         tolerant: bool = True,
-        stopping: Callable[[], bool] = never,
-        process_group: ProcessGroup = SINGLE_PROCESS,
-        source: RowQueue | None = None,
     ) -> None:
         """Plan the rows; no slots are opened yet.
 
         Args:
             lm: The model.
             work: The rows with their prompts.
-            options: Generation options.
-            slots: Most rows at a time.
-            seed: Seed for sampling.
-            left: Rows to answer, [rows].
-            limit: Upper bound on the slots; lowered when memory runs out.
-            room_tokens: Total tokens of rows that fit, if memory determined `slots`; then short rows get more slots.
+            settings: How they are generated; the budget is lowered when memory runs out.
+            rows: Rows to answer, [rows], shared by the ranks of the process group. Or a queue to take rows from, the
+                longest first; all begin with `work.prefix`.
             tolerant: Whether an error of a row becomes its result; otherwise it is raised.
-            stopping: Once it returns True, only the started rows are finished.
-            process_group: The ranks that share the rows.
-            source: Queue to take rows from instead of `left`, the longest first; all begin with `work.prefix`.
         """
-        self.lm, self.work, self.options = lm, work, options
-        self.wanted, self.seed, self.limit, self.tolerant = slots, seed, limit, tolerant
-        self.stopping = stopping
-        order, self.copies = plan(work, left)
-        self.source = PlannedRowQueue(order, process_group=process_group) if source is None else source
+        self.lm = lm
+        self.work = work
+        self.settings = settings
+        self.options = settings.options
+        self.budget = settings.budget
+        self.tolerant = tolerant
+        self.copies: Mapping[int, Sequence[int]] = {}
+        """Rows with the same prompt as a planned row, by that row."""
+        if isinstance(rows, np.ndarray):
+            order, self.copies = plan(work, rows)
+            self.source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group)
+            self.prefix = list(common_prefix(work, order))
+        else:
+            self.source = rows
+            self.prefix = list(work.prefix)
         self.queue: list[int] = []
         """Rows to start, taken from the end."""
-        self.prefix = list(common_prefix(work, order) if source is None else work.prefix)
         self.slots: AnsweringSlots | None = None
-        self.room_tokens = room_tokens
-        self.count = self.tokens = 0
+        self.num_slots = 0
+        """Number of open slots."""
+        self.tokens = 0
+        """Length of each slot in tokens."""
         self.before: tuple[int, int | None] | None = None
+        """Limit of the budget before memory ran out, until a decoding step succeeds."""
         self.results: list[RowResult] = []
         self.times = SchedulerStats()
 
@@ -158,16 +137,16 @@ class Scheduler:
 
     def has_waiting(self) -> bool:
         """Return whether rows are left to start or to finish."""
-        if self.stopping():
+        if self.settings.stopping():
             self.queue = []
-        elif self.source.left and len(self.queue) * FREE_SHARE <= self.count:
-            rows = self.source.take(self.count or min(self.wanted, self.limit.rows))
+        elif self.source.left and len(self.queue) * FREE_SHARE <= self.num_slots:
+            rows = self.source.take(self.num_slots or min(self.budget.batch_size, self.budget.current_limit))
             self.queue = [*reversed(rows), *self.queue]
         return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:
         """Return whether results have waited long enough to be yielded."""
-        return len(self.results) >= self.count or time.perf_counter() - self.times.started >= SECONDS
+        return len(self.results) >= self.num_slots or time.perf_counter() - self.times.started >= SECONDS
 
     def take_finished(self) -> BatchResult:
         """Return the results since the last call, with the work they took."""
@@ -178,11 +157,11 @@ class Scheduler:
             prompt_tokens=times.prompt_tokens,
             padded_tokens=times.padded_tokens,
             seconds=self.times.started - times.started,
-            batch_size=self.count or self.limit.rows,
+            batch_size=self.num_slots or self.budget.current_limit,
             out_of_memory=times.out_of_memory,
             prefill_seconds=times.prefill_seconds,
             decode_seconds=times.decode_seconds,
-            slot_steps=times.steps * self.count,
+            slot_steps=times.steps * self.num_slots,
             row_steps=times.row_steps,
         )
 
@@ -196,7 +175,7 @@ class Scheduler:
                 self.close()
                 return
         elif self.should_prefill(slots):
-            while self.queue and len(slots.live) < self.count:
+            while self.queue and len(slots.live) < self.num_slots:
                 if not self.prefill(slots, self.next_group(slots)):
                     return
                 if not slots.live and self.is_due():
@@ -206,31 +185,32 @@ class Scheduler:
 
     def most_slots(self, tokens: int) -> int:
         """Return the number of slots for rows of up to `tokens` tokens."""
-        most = min(self.wanted, self.limit.at(tokens))
-        if self.room_tokens is not None:
-            limit = self.limit
-            room = self.room_tokens if limit.tokens is None else min(self.room_tokens, limit.rows * limit.tokens)
-            most = max(most, min(MORE_SLOTS * self.wanted, room // tokens))
+        budget = self.budget
+        most = min(budget.batch_size, budget.limit_at(tokens))
+        if budget.token_budget is not None:
+            room = budget.token_budget
+            if budget.limit_tokens is not None:
+                room = min(room, budget.current_limit * budget.limit_tokens)
+            most = max(most, min(MORE_SLOTS * budget.batch_size, room // tokens))
         return max(1, most if self.source.left else min(most, len(self.queue)))
 
     def could_be_more(self) -> bool:
         """Return whether the remaining rows are so short that twice as many slots of their length would fit."""
-        if self.room_tokens is None or not self.queue:
+        if self.budget.token_budget is None or not self.queue:
             return False
         if 2 * self.longest(self.queue[-1:]) > self.tokens:
             return False
         tokens = self.longest(self.queue)  # a shorter prompt may have a longer answer
-        return 2 * tokens <= self.tokens and self.most_slots(tokens) >= 2 * self.count
+        return 2 * tokens <= self.tokens and self.most_slots(tokens) >= 2 * self.num_slots
 
     def longest(self, rows: Sequence[int]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
-        places = np.array(rows)
-        return int((self.work.lengths[places] + self.work.new_tokens[places]).max())
+        return self.work.longest(rows)
 
     def should_prefill(self, slots: AnsweringSlots) -> bool:
         """Return whether enough slots are free for a prefill."""
-        free = self.count - len(slots.live)
-        return not slots.live or free * FREE_SHARE >= self.count or free >= len(self.queue)
+        free = self.num_slots - len(slots.live)
+        return not slots.live or free * FREE_SHARE >= self.num_slots or free >= len(self.queue)
 
     # Operations that can fail
 
@@ -242,7 +222,9 @@ class Scheduler:
         count = self.most_slots(tokens)
         try:
             opened, failure = attempt(
-                lambda: self.lm.open_slots(self.options, slots=count, tokens=tokens, prefix=self.prefix, seed=self.seed)
+                lambda: self.lm.open_slots(
+                    self.options, slots=count, tokens=tokens, prefix=self.prefix, seed=self.settings.seed
+                )
             )
         except Exception as error:
             stop_if_broken(error)
@@ -252,7 +234,7 @@ class Scheduler:
             logger.info("what all prompts begin with cannot be read: %s", described(error))
             self.prefix = []
             return None
-        self.count, self.tokens = count, tokens
+        self.num_slots, self.tokens = count, tokens
         if opened is None:
             self.shrink(failure, [])
         self.slots = opened
@@ -312,11 +294,12 @@ class Scheduler:
             self.note(RowResult(requests[0].row, None, reason))
             return
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
+        settings = GenerationSettings(self.options, self.budget, self.settings.seed)
         for request in requests:
             work = RowRequests(self.work.lengths, self.work.new_tokens, self.work.fetch, self.work.key)
-            left = np.zeros(len(self.work.lengths), dtype=np.bool_)
-            left[request.row] = True
-            run = Scheduler(self.lm, work, self.options, slots=1, seed=self.seed, left=left, limit=self.limit)
+            alone = np.zeros(len(self.work.lengths), dtype=np.bool_)
+            alone[request.row] = True
+            run = Scheduler(self.lm, work, settings, rows=alone)
             for batch in run.completions():
                 for result in batch.results:
                     self.note(result)
@@ -336,29 +319,29 @@ class Scheduler:
         rows = [request.row for request in requests] or [self.queue.pop()]
         self.close()
         free_everything()
-        self.limit.out_of_memory += 1
+        self.budget.out_of_memory += 1
         self.times.out_of_memory += 1
-        if self.count == 1:
+        if self.num_slots == 1:
             # Batches that contained this row may have failed because of it.
             if self.before is not None:
-                self.limit.rows, self.limit.tokens = self.before
+                self.budget.current_limit, self.budget.limit_tokens = self.before
             self.before = None
             for row in rows:
                 reason = too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
-                logger.info("a row %s; continuing with %s rows at a time", reason, f"{self.limit.rows:,}")
+                logger.info("a row %s; continuing with %s rows at a time", reason, f"{self.budget.current_limit:,}")
                 if not self.tolerant:
                     raise OutOfMemory(f"a prompt {reason}") from failure
                 self.note(RowResult(row, None, reason))
             return
         self.queue = sorted([*self.queue, *rows], key=lambda row: (self.work.lengths[row], -row))
         longest = self.longest(rows)
-        self.before = self.before or (self.limit.rows, self.limit.tokens)
-        self.limit.rows, self.limit.tokens = (self.count + 1) // 2, longest
+        self.before = self.before or (self.budget.current_limit, self.budget.limit_tokens)
+        self.budget.current_limit, self.budget.limit_tokens = (self.num_slots + 1) // 2, longest
         logger.warning(
             "out of memory with %s rows of up to %s tokens: continuing with %s",
-            f"{self.count:,}",
+            f"{self.num_slots:,}",
             f"{longest:,}",
-            f"{self.limit.rows:,}",
+            f"{self.budget.current_limit:,}",
         )
         logger.debug("the device said: %s", failure)
 
@@ -374,7 +357,7 @@ class Scheduler:
         """Return the next prompts to prefill together."""
         start = len(self.prefix)
         longest = int(self.work.lengths[self.queue[-1]]) - start
-        count = slots.readable(longest, min(self.count - len(slots.live), len(self.queue)))
+        count = slots.readable(longest, min(self.num_slots - len(slots.live), len(self.queue)))
         rows = [self.queue.pop() for _ in range(count)]
         prompts = self.work.fetch(rows)
         return [
@@ -393,23 +376,3 @@ class Scheduler:
         self.results.append(result)
         for row in self.copies.get(result.row, ()):
             self.results.append(RowResult(row, result.generated, result.error))
-
-
-def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
-    """Return the common prefix of these rows' prompts if it is long enough; every prompt has tokens after it."""
-    shortest = int(work.lengths[rows].min()) if len(rows) > 1 else 0
-    prefix = work.prefix[: max(0, shortest - 1)]
-    return prefix if len(prefix) >= SHORTEST_PREFIX else ()
-
-
-def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt."""
-    rows: Rows = np.flatnonzero(left & (work.lengths > 0))
-    copies: dict[int, list[int]] = {}
-    if work.digests is not None and len(rows):
-        _, first, inverse = np.unique(work.digests[rows], return_index=True, return_inverse=True)
-        for place in np.flatnonzero(first[inverse] != np.arange(len(rows))):
-            copies.setdefault(int(rows[first[inverse[place]]]), []).append(int(rows[place]))
-        rows = rows[np.sort(first)]
-    order = np.argsort(-work.lengths[rows].astype(np.int64), kind="stable")
-    return rows[order].tolist(), copies

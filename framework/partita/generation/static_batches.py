@@ -23,19 +23,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.oom_backoff import BatchLimit, Capacity, run_with_oom_backoff
-from partita.generation.prompts import Lengths, PromptSource, described
+from partita.generation.engine import way_for
+from partita.generation.oom_backoff import run_with_oom_backoff
+from partita.generation.prompts import described
+from partita.generation.requests import GenerationSettings, RowRequests
 from partita.generation.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
 from partita.generation.work_queue import WorkQueue, drain
-from partita.lm.base import PADDED, BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import PADDED, BatchWay, Generated, GenerationRequest
 from partita_schema.counted import counted
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import attempt
-from partita_trainers.interrupt import never
-from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
-    from partita.backends.ray.worker_pool import WorkerPool
     from partita.lm.base import GenerativeModel
 
 logger = logging.getLogger(__name__)
@@ -53,38 +52,8 @@ def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: Batc
     return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
 
 
-def way_for(
-    lm: "GenerativeModel | WorkerPool",
-    lengths: npt.NDArray[np.integer],
-    new_tokens: npt.NDArray[np.integer],
-    *,
-    options: GenerationOptions,
-) -> BatchWay:
-    """Return which rows of these lengths can be generated together.
-
-    Args:
-        lm: The model.
-        lengths: Prompt lengths in tokens, [rows]; 0 for rows to skip.
-        new_tokens: Limit of generated tokens, [rows].
-        options: Generation options.
-    """
-    return lm.batch_way(options, tokens=int((lengths + new_tokens)[lengths > 0].max(initial=0)))
-
-
 def generate_in_batches(
-    lm: "GenerativeModel",
-    prompts: PromptSource,
-    *,
-    options: GenerationOptions,
-    lengths: Lengths,
-    new_tokens: npt.NDArray[np.integer],
-    key: Callable[[int], bytes],
-    batch_size: int,
-    seed: int,
-    done: npt.NDArray[np.bool_],
-    limit: BatchLimit,
-    stopping: Callable[[], bool] = never,
-    process_group: ProcessGroup = SINGLE_PROCESS,
+    lm: "GenerativeModel", work: RowRequests, settings: GenerationSettings, *, done: npt.NDArray[np.bool_]
 ) -> Iterator[BatchResult]:
     """Generate answers for all rows with a length that are not `done`, and yield them batch by batch.
 
@@ -92,73 +61,57 @@ def generate_in_batches(
 
     Args:
         lm: The model.
-        prompts: The prompts.
-        options: Generation options.
-        lengths: Prompt lengths in tokens, [rows]; 0 for rows to skip.
-        new_tokens: Limit of generated tokens, [rows].
-        key: Returns the sampling key of a row.
-        batch_size: Rows of a planned batch.
-        seed: Seed for sampling.
+        work: The rows with their prompts.
+        settings: How they are generated; the budget is lowered when memory runs out.
         done: Rows that are answered already, [rows].
-        limit: Upper bound on the batches; lowered when memory runs out.
-        stopping: Once it returns True, no batch is started.
-        process_group: The ranks that share the batches.
 
     Raises:
-        ModelError: The device failed.
+        JobError: The device failed.
     """
-    way = way_for(lm, lengths, new_tokens, options=options)
-    batches = plan_batches(lengths, batch_size=batch_size, way=way)
-    for position in drain(WorkQueue(len(batches), process_group=process_group)):
+    way = way_for(lm, work.lengths, work.new_tokens, options=settings.options)
+    batches = plan_batches(work.lengths, batch_size=settings.budget.batch_size, way=way)
+    for position in drain(WorkQueue(len(batches), process_group=settings.process_group)):
         rows = batches[position]
         wanted = ~done[rows]
         if not wanted.any():
             continue
-        if stopping():
+        if settings.stopping():
             return
         yield from StaticBatch(
             lm,
-            prompts.prompts,
-            options,
+            settings,
+            work.fetch,
+            work.key,
             rows=rows,
-            lengths=lengths[rows],
-            new_tokens=new_tokens[rows],
+            lengths=work.lengths[rows],
+            new_tokens=work.new_tokens[rows],
             wanted=wanted,
-            key=key,
-            seed=seed,
-            limit=limit,
         ).generate()
 
 
 def requests_in_batches(
-    lm: "GenerativeModel",
-    requests: Sequence[GenerationRequest],
-    *,
-    options: GenerationOptions,
-    capacity: Capacity,
-    seed: int,
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> list[Generated]:
     """Generate answers to all requests, and return them in input order. Raise OutOfMemory if a single one does not fit.
 
     Args:
         lm: The model.
         requests: The prompts.
-        options: Generation options.
-        capacity: The batch size and its limit.
-        seed: Seed for sampling.
+        settings: How they are generated.
     """
+    options = settings.options
     lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
     new_tokens = np.array([request.max_new_tokens for request in requests], dtype=np.int64)
     way = way_for(lm, lengths, new_tokens, options=options)
     answers: dict[int, Generated] = {}
-    for rows in plan_batches(lengths, batch_size=capacity.rows, way=way):
+    for rows in plan_batches(lengths, batch_size=settings.budget.batch_size, way=way):
         batch = [requests[index] for index in rows]
 
         def work(
             places: range, batch: list[GenerationRequest] = batch
         ) -> tuple[list[Generated] | None, Exception | None]:
             chosen = [batch[place] for place in places]
-            return attempt(lambda: lm.generate(chosen, options, seed=seed))
+            return attempt(lambda: lm.generate(chosen, options, seed=settings.seed))
 
         def longest(places: range, batch: list[GenerationRequest] = batch) -> int:
             return max(len(batch[place].input_ids) + batch[place].max_new_tokens for place in places)
@@ -166,7 +119,7 @@ def requests_in_batches(
         def describe(places: range, batch: list[GenerationRequest] = batch) -> str:
             return f"{counted(len(places), 'prompt')} of {counted(len(batch[places[0]].input_ids), 'token')}"
 
-        for part in run_with_oom_backoff(len(batch), work, limit=capacity.limit, tokens=longest, describe=describe):
+        for part in run_with_oom_backoff(len(batch), work, budget=settings.budget, tokens=longest, describe=describe):
             if part.result is None:
                 raise OutOfMemory(
                     f"a prompt of {len(batch[part.places[0]].input_ids):,} tokens does not fit in memory even alone; "
@@ -181,9 +134,12 @@ class StaticBatch:
     """A batch of the plan. Its rows are addressed by their index in the batch."""
 
     lm: "GenerativeModel"
+    settings: GenerationSettings
+    """How it is generated; the budget limits the rows of a forward pass."""
     fetch: Callable[[Sequence[int]], list[list[int]]]
     """Returns the prompt tokens of rows."""
-    options: GenerationOptions
+    key: Callable[[int], bytes]
+    """Returns the sampling key of a row."""
     rows: Rows
     """Index of each row in the dataset."""
     lengths: npt.NDArray[np.integer]
@@ -192,18 +148,13 @@ class StaticBatch:
     """Limit of generated tokens of each row."""
     wanted: npt.NDArray[np.bool_]
     """Which rows are requested."""
-    key: Callable[[int], bytes]
-    """Returns the sampling key of a row."""
-    seed: int
-    limit: BatchLimit
-    """Upper bound on the rows of a forward pass."""
 
     def generate(self) -> Iterator[BatchResult]:
         """Generate the batch, whole or split, and yield the results of the requested rows."""
-        limit = self.limit
-        started, before = time.perf_counter(), limit.out_of_memory
+        budget = self.settings.budget
+        started, before = time.perf_counter(), budget.out_of_memory
         for part in run_with_oom_backoff(
-            len(self.rows), self.attempt_part, limit=limit, tokens=self.longest, describe=self.describe
+            len(self.rows), self.attempt_part, budget=budget, tokens=self.longest, describe=self.describe
         ):
             results = part.result
             if results is None:
@@ -211,7 +162,7 @@ class StaticBatch:
                 logger.info(
                     "a row %s; continuing with %s rows at a time",
                     results[0].error,
-                    f"{limit.at(self.longest(part.places)):,}",
+                    f"{budget.limit_at(self.longest(part.places)):,}",
                 )
             lengths = self.lengths[part.places.start : part.places.stop]
             yield BatchResult(
@@ -219,10 +170,10 @@ class StaticBatch:
                 prompt_tokens=int(lengths.sum()),
                 padded_tokens=int(lengths.max()) * len(lengths),
                 seconds=time.perf_counter() - started,
-                batch_size=limit.at(self.longest(part.places)),
-                out_of_memory=limit.out_of_memory - before,
+                batch_size=budget.limit_at(self.longest(part.places)),
+                out_of_memory=budget.out_of_memory - before,
             )
-            started, before = time.perf_counter(), limit.out_of_memory
+            started, before = time.perf_counter(), budget.out_of_memory
 
     def longest(self, places: range) -> int:
         """Return the length of a part's longest row, including new tokens."""
@@ -261,7 +212,7 @@ class StaticBatch:
             return RowResult(row, None, described(error))
         if answers is not None:
             return RowResult(row, answers[0])
-        self.limit.out_of_memory += 1
+        self.settings.budget.out_of_memory += 1
         return self.too_large(place)
 
     def answers(self, places: Sequence[int]) -> list[Generated]:
@@ -271,7 +222,7 @@ class StaticBatch:
             GenerationRequest(tokens, int(self.new_tokens[place]), key=self.key(row))
             for place, row, tokens in zip(places, rows, self.fetch(rows), strict=True)
         ]
-        answers = self.lm.generate(requests, self.options, seed=self.seed)
+        answers = self.lm.generate(requests, self.settings.options, seed=self.settings.seed)
         if len(answers) != len(requests):
             raise RuntimeError(
                 f"the model gave {counted(len(answers), 'answer')} to {counted(len(requests), 'prompt')}"

@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from partita.generation.engine import answer_of, choose_engine, run_of_requests
-from partita.generation.oom_backoff import Capacity
+from partita.generation.generator import answer_of, engine_of_requests, run_of_requests
+from partita.generation.requests import GenerationSettings
 from partita.generation.static_batches import requests_in_batches
-from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.base import GenerationRequest
 from partita.lm.continuation import decode_continuation
 
 if TYPE_CHECKING:
@@ -19,12 +17,7 @@ INCOMPLETE = "\ufffd"
 
 
 def stream_requests(
-    lm: "GenerativeModel",
-    requests: Sequence[GenerationRequest],
-    *,
-    options: GenerationOptions,
-    capacity: Capacity,
-    seed: int,
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs of a request's index and the next piece of its answer; the pieces of a request add up to its answer.
 
@@ -33,21 +26,18 @@ def stream_requests(
     Args:
         lm: The model.
         requests: The prompts.
-        options: Generation options.
-        capacity: The batch size and its limit.
-        seed: Seed for sampling.
+        settings: How they are generated.
     """
-    lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
-    most = max((request.max_new_tokens for request in requests), default=0)
-    if not requests or choose_engine(lm, lengths, options=options, max_new_tokens=most) == "static":
-        whole = requests_in_batches(lm, requests, options=options, capacity=capacity, seed=seed)
+    if engine_of_requests(lm, requests, settings.options) == "static":
+        whole = requests_in_batches(lm, requests, settings)
         yield from ((place, answer.text) for place, answer in enumerate(whole) if answer.text)
         return
-    run = run_of_requests(lm, requests, options=options, capacity=capacity, seed=seed)
+    run = run_of_requests(lm, requests, settings)
     streamed: dict[int, str] = {}
     for results in run.steps():
         texts = {
-            row: told_so_far(decode_continuation(lm.tokenizer, ids), options.stop) for row, ids in run.unfinished()
+            row: final_part(decode_continuation(lm.tokenizer, ids), settings.options.stop)
+            for row, ids in run.unfinished()
         }
         texts |= {result.row: answer_of(result.generated, result.error).text for result in results}
         for row, text in texts.items():
@@ -57,7 +47,7 @@ def stream_requests(
                 yield row, text[len(before) :]
 
 
-def told_so_far(text: str, stop: Sequence[str]) -> str:
+def final_part(text: str, stop: Sequence[str]) -> str:
     """Return the final part of an unfinished answer: no incomplete character, no possible stop text."""
     complete = text.rstrip(INCOMPLETE)
     held = max((overlap(complete, end) for end in stop), default=0)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchBudget
 from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.pipeline.probes import EvaluationProbe, GenerationProbe
 from partita.pipeline.training_shape import TrainingShape
@@ -118,8 +118,10 @@ class BatchSizeTuner:
         )
         self.device = str(self.lm.device)
         self.known: dict[Purpose, KnownBatchSize] = {}
-        self.limits: dict[Purpose, BatchLimit] = {}
-        """Limits of running jobs, lowered when memory runs out."""
+        self.budgets: dict[Purpose, BatchBudget] = {}
+        """Budgets of the latest jobs, lowered when memory ran out."""
+        self.used: dict[Purpose, BatchSize] = {}
+        """Sizes that jobs had a budget for."""
         self.beside_training = False
         """Whether the optimizer state is on the device."""
 
@@ -130,7 +132,7 @@ class BatchSizeTuner:
         lengths: np.ndarray,
         *,
         shared_tokens: int = 0,
-        rows: int | None = None,
+        batch_size: int | None = None,
         max_new_tokens: int | None = None,
     ) -> BatchSize:
         """Return the batch size of generation.
@@ -138,11 +140,11 @@ class BatchSizeTuner:
         Args:
             lengths: Length of each prompt in tokens, 0 for rows that are not generated for.
             shared_tokens: Number of prompt tokens shared by all rows.
-            rows: Size set by the caller, which overrides the config.
+            batch_size: Size set by the caller, which overrides the config.
             max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
         """
         asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
-        fixed = self.written("generation", rows) or self.single_row(len(asked))
+        fixed = self.user_set("generation", batch_size) or self.single_row(len(asked))
         if fixed is not None:
             return fixed
         wanted = max_new_tokens or self.pipeline.max_new_tokens
@@ -153,15 +155,15 @@ class BatchSizeTuner:
         kind = [options.arguments, len(options.stop), options.logprobs, trial.engine, bucket(shared_tokens)]
         return self.find(trial, options=kind)
 
-    def evaluation(self, lengths: np.ndarray, most_learned: int, *, rows: int | None = None) -> BatchSize:
+    def evaluation(self, lengths: np.ndarray, most_learned: int, *, batch_size: int | None = None) -> BatchSize:
         """Return the batch size of evaluation, a forward pass without gradients.
 
         Args:
             lengths: Length of each row in tokens, including its answer.
             most_learned: Maximum number of loss tokens of a row.
-            rows: Size set by the caller, which overrides the config.
+            batch_size: Size set by the caller, which overrides the config.
         """
-        fixed = self.written("evaluation", rows) or self.single_row(len(lengths))
+        fixed = self.user_set("evaluation", batch_size) or self.single_row(len(lengths))
         if fixed is not None:
             return fixed
         trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned)
@@ -193,13 +195,13 @@ class BatchSizeTuner:
                 )
         return size
 
-    def written(self, purpose: Purpose, rows: int | None) -> BatchSize | None:
+    def user_set(self, purpose: Purpose, batch_size: int | None) -> BatchSize | None:
         """Return the size if the caller or the config sets a number, else None."""
         trainer = self.config.trainer
         chosen: int | str = trainer.batch_size
         if purpose != "training" and trainer.eval_batch_size is not None:
             chosen = trainer.eval_batch_size
-        chosen = rows if rows is not None else chosen
+        chosen = batch_size if batch_size is not None else chosen
         return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
 
     def single_row(self, rows: int) -> BatchSize | None:
@@ -238,7 +240,7 @@ class BatchSizeTuner:
         if size is None:
             raise OtherRankError("rank 0 failed to find a batch size; its own message says why")
         self.known[probe.purpose] = KnownBatchSize(size, rows=probe.max_rows, key=key)
-        self.limits.pop(probe.purpose, None)
+        self.budgets.pop(probe.purpose, None)
         return size
 
     def search(self, bench: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
@@ -305,33 +307,27 @@ class BatchSizeTuner:
 
     # Use of sizes
 
-    def limit(self, purpose: Purpose, size: BatchSize) -> BatchLimit:
-        """Return the limit that splits batches of jobs; it stays lowered after memory ran out."""
-        known = self.limits.get(purpose)
-        if known is None or not known.out_of_memory or known.rows > size.rows:
-            known = self.limits[purpose] = BatchLimit(size.rows)
-        return known
-
-    def capacity(self, purpose: Purpose, size: BatchSize) -> Capacity:
-        """Return the batch budget of a job."""
-        room = None
+    def budget(self, purpose: Purpose, size: BatchSize) -> BatchBudget:
+        """Return the batch budget of a job; one that was lowered when memory ran out stays lowered."""
+        token_budget = None
         if size.max_fitting is not None and size.rows >= size.max_fitting and size.prompt_tokens is not None:
-            room = size.rows * (size.prompt_tokens + (size.new_tokens or 0))
-        return Capacity(
-            size.rows,
-            self.limit(purpose, size),
-            room_tokens=room,
-            guard=lambda: self.guard(size),
-        )
+            token_budget = size.rows * (size.prompt_tokens + (size.new_tokens or 0))
+        budget = BatchBudget(size.rows, token_budget=token_budget, guard=lambda: self.guard(size))
+        before = self.budgets.get(purpose)
+        if before is not None and before.out_of_memory and before.current_limit <= size.rows:
+            budget = replace(before, batch_size=budget.batch_size, token_budget=budget.token_budget, guard=budget.guard)
+        self.budgets[purpose] = budget
+        self.used[purpose] = size
+        return budget
 
     @contextmanager
-    def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[Capacity]:
+    def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[BatchBudget]:
         """Guard memory during work of a purpose and yield its budget; a size must have been found."""
         if size is None:
             raise AssertionError(f"no batch size was looked for, for {purpose}")
-        capacity = self.capacity(purpose, size)
-        with capacity.guard():
-            yield capacity
+        budget = self.budget(purpose, size)
+        with budget.guard():
+            yield budget
 
     def guard(self, size: BatchSize) -> AbstractContextManager[None]:
         """Return a context manager that guards memory, with exact memory management if memory is short."""
@@ -357,10 +353,10 @@ class BatchSizeTuner:
 
     def settled(self, purpose: Any, size: BatchSize) -> BatchSize:
         """Return a size, lowered and cached if memory ran out since."""
-        limit = self.limits.get(purpose)
-        if limit is None or not limit.out_of_memory:
+        budget = self.budgets.get(purpose)
+        if budget is None or not budget.out_of_memory:
             return size
-        lowered = replace(size, rows=min(size.rows, limit.rows), out_of_memory=True)
+        lowered = replace(size, rows=min(size.rows, budget.current_limit), out_of_memory=True)
         known = self.known.get(purpose)
         if known is not None and known.size == size != lowered:
             self.known[purpose] = replace(known, size=lowered)

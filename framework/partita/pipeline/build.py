@@ -1,18 +1,13 @@
 """From a configuration to its pipeline: language model, tokenizer of rows and decoder, shared by all verbs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from partita.backends.endpoint.messages import Messages
-from partita.backends.endpoint.protocol import server_options
-from partita.backends.endpoint.server import EndpointClient, server_of
-from partita.backends.ray.worker_pool import WorkerPool
 from partita.data.batching.evaluation_batches import EvaluationBatches
 from partita.data.dialogue.expand import expanded
-from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger
@@ -20,10 +15,12 @@ from partita.data.rows import Rows
 from partita.data.splits import has_answers
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset, texts
-from partita.generation.engine import refuse_without_slots
+from partita.generation.engine import EngineSupport, refuse_without_slots
+from partita.generation.generator import Generator, LocalGenerator
+from partita.generation.job import PredictionParts
 from partita.generation.predict import DEFAULT_NEW_TOKENS, default_new_tokens
 from partita.lm.bag_model import load_bag
-from partita.lm.base import GenerationOptions, GenerativeModel, Label
+from partita.lm.base import GenerativeModel, Label
 from partita.lm.generation import generation_options, log_checkpoint_settings
 from partita.lm.generation_defaults import effective_generation
 from partita.lm.huggingface import load_model
@@ -36,8 +33,6 @@ from partita_schema.features import CategoryOutput
 from partita_schema.model import EmbeddingBagModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
     from partita_trainers.base import Batch
 
 Labels = Mapping[str, tuple[str, ...]]
@@ -49,44 +44,37 @@ NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineParts:
-    """The parts of a run except the model."""
+class PipelineParts(PredictionParts):
+    """Everything that a verb needs, wherever the model is."""
 
-    config: Config
+    encoder: RowTokenizer
     folder: Path
     """Folder that relative paths of the file are resolved against."""
     labels: Labels
     """Labels by category output."""
-    encoder: RowTokenizer
-    decoder: Decoder
-    generation: GenerationOptions
-    max_new_tokens: int
-    """Limit of generated tokens per answer."""
     tokens: TokenCache | None = None
     """Token cache shared between runs; None if each run tokenizes itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(PipelineParts):
-    """The parts of a run with a model in this process."""
+    """Everything that a verb needs, with a model in this process."""
 
     lm: GenerativeModel
     trainable: bool
     """Whether the model is loaded for training."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndpointPipeline(PipelineParts):
-    """The parts of a run whose model is on a server."""
+class CheckpointedModel(EngineSupport, Protocol):
+    """A model loaded from a checkpoint, in this process or on workers."""
 
-    lm: EndpointClient
+    @property
+    def tokenizer(self) -> Any:
+        """Tokenizes prompts."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class RayPipeline(PipelineParts):
-    """The parts of a run whose model is on Ray workers."""
-
-    lm: WorkerPool
+    @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """Content of the checkpoint's generation_config.json."""
 
 
 def build_pipeline(
@@ -135,7 +123,8 @@ def build_pipeline(
         lm = load_bag(config, tokenizer=tokenizer, labels=bag_labels, saved=saved)
     else:
         lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
-    parts = prediction_parts(config, lm, encoder(lm.context_length), folder=folder, labels=labels)
+    generator = LocalGenerator(lm)
+    parts = prediction_parts(config, lm, generator, encoder(lm.context_length), folder=folder, labels=labels)
     return Pipeline(**vars(parts), lm=lm, trainable=trainable)
 
 
@@ -147,47 +136,21 @@ def labels_of_bag(config: Config, labels: Labels, encoder: RowTokenizer) -> tupl
     return scored_labels(output, labels, encoder, at="base_model.vocab_size", advice=advice)
 
 
-def build_ray_pipeline(
+def prediction_parts(
     config: Config,
-    start: Callable[["PreTrainedTokenizerFast"], WorkerPool],
+    model: CheckpointedModel,
+    generator: Generator,
+    encoder: RowTokenizer,
     *,
     folder: Path,
     labels: Labels,
-    training: Rows | None,
-    saved: Path | None,
-) -> RayPipeline:
-    """Build the parts of a run on Ray workers; rows are tokenized in this process, which does not load the model.
-
-    Args:
-        config: The configuration.
-        start: Starts the workers; called with the tokenizer.
-        folder: Folder that relative paths are resolved against.
-        labels: Labels by category output.
-        training: Training rows, if anything needs them.
-        saved: Folder of the trained weights, or None.
-    """
-    tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
-    retriever = build_retriever(config, training=training, folder=folder)
-    pool = start(tokenizer)
-    encoder = build_row_tokenizer(
-        config,
-        tokenizer=tokenizer,
-        context_length=pool.context_length,
-        labels=labels,
-        retriever=retriever,
-        folder=folder,
-    )
-    return RayPipeline(**vars(prediction_parts(config, pool, encoder, folder=folder, labels=labels)), lm=pool)
-
-
-def prediction_parts(
-    config: Config, lm: GenerativeModel | WorkerPool, encoder: RowTokenizer, *, folder: Path, labels: Labels
 ) -> PipelineParts:
     """Build the parts for prediction.
 
     Args:
         config: The configuration.
-        lm: The model, or the pool of workers that hold it.
+        model: The model, or the workers that hold it.
+        generator: Generates with it.
         encoder: Tokenizes rows.
         folder: Folder that relative paths are resolved against.
         labels: Labels by category output.
@@ -195,17 +158,18 @@ def prediction_parts(
     Raises:
         ModelError: The model cannot constrain its answers as the file asks.
     """
-    shipped = lm.checkpoint_generation
-    options = generation_options(config, tokenizer=lm.tokenizer, checkpoint=shipped)
+    shipped = model.checkpoint_generation
+    options = generation_options(config, tokenizer=model.tokenizer, checkpoint=shipped)
     generation = in_form(options, config, labels=labels, encoder=encoder)
     if not generation.labels:
         log_checkpoint_settings(config.generation, shipped)
-    if generation.form and (reason := lm.why_no_slots(generation, tokens=1)) is not None:
+    if generation.form and (reason := model.why_no_slots(generation, tokens=1)) is not None:
         refuse_without_slots(generation, reason)
     most = effective_generation(config.generation, shipped).value("max_new_tokens")
-    needed = default_new_tokens(config, tokenizer=lm.tokenizer, labels=labels, otherwise=most or DEFAULT_NEW_TOKENS)
+    needed = default_new_tokens(config, tokenizer=model.tokenizer, labels=labels, otherwise=most or DEFAULT_NEW_TOKENS)
     return PipelineParts(
         config=config,
+        generator=generator,
         folder=folder,
         labels=labels,
         encoder=encoder,
@@ -223,32 +187,6 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
     # Rows to train on always have answers; rows to predict need not.
     supervised = config.trainer.type != "none" or has_answers(training, config)
     return texts(training, config, supervised=supervised)
-
-
-def build_endpoint_pipeline(config: Config, *, folder: Path, labels: Labels, training: Rows | None) -> EndpointPipeline:
-    """Build the parts of a run on a server.
-
-    Args:
-        config: The configuration.
-        folder: Folder that relative paths are resolved against.
-        labels: Labels by category output.
-        training: Rows from which retrieval takes its examples.
-    """
-    server = server_of(config)
-    retriever = build_retriever(config, training=training, folder=folder)
-    chat = Messages(system=config.prompt.system) if server.mode == "chat" else None
-    formatter = Formatter(config, tokenizer=server.tokenizer, labels=labels, retriever=retriever, chat=chat)
-    return EndpointPipeline(
-        config=config,
-        folder=folder,
-        lm=server,
-        labels=labels,
-        encoder=RowTokenizer(formatter),
-        decoder=Decoder(config, labels=labels),
-        generation=server_options(config),
-        # A label is never shorter in bytes than in tokens.
-        max_new_tokens=default_new_tokens(config, tokenizer=server.tokenizer, labels=labels),
-    )
 
 
 def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer, tokenizer: Any) -> Iterator["Batch"]:

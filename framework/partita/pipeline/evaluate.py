@@ -1,29 +1,25 @@
 """Evaluation on labeled rows: the loss, and metrics of generated answers."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from partita.data.batching.evaluation_batches import EvaluationBatches, evenly
-from partita.data.dialogue.expand import expanded, for_scores
-from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.sources.mixed import places_by_source
-from partita.data.splits import check_columns
-from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
-from partita.generation.oom_backoff import BatchLimit, run_with_oom_backoff
+from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
 from partita.generation.predict import ShowProgress, generate_for_rows
 from partita.generation.predictions import answer_of
 from partita.outputs.metrics import OutputScores, Scorer
-from partita.pipeline.build import EndpointPipeline, Pipeline, RayPipeline
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import Pipeline, PipelineParts
+from partita.pipeline.eval_dataset import EvalDataset
+from partita.pipeline.tune import asked_prompts, most_learned
 from partita_schema.counted import counted
 from partita_schema.data import Data
 from partita_schema.errors import OutOfMemory
@@ -32,79 +28,119 @@ from partita_trainers.base import Batch, LanguageModel, Metrics
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
-TOKENS_OF_RANKS = ".tokens-"
-"""Prefix of the temporary folders in which the ranks of a job share tokens."""
 
-AnyParts = TypeVar("AnyParts", bound=Pipeline | EndpointPipeline | RayPipeline)
+class Evaluator(Protocol):
+    """Runs the two parts of an evaluation on a backend."""
+
+    @property
+    def parts(self) -> PipelineParts:
+        """The model, and what turns rows into prompts and answers into values."""
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The ranks that share the rows."""
+
+    def loss(self, encoded: TokenizedDataset) -> Metrics | None:
+        """Return `loss`; None if the backend does not compute it."""
+
+    def generation_budget(self, rows: Rows) -> AbstractContextManager[BatchBudget]:
+        """Return a context in which answers for these rows are generated with its budget."""
 
 
 @dataclass(frozen=True)
-class EvalDataset:
-    """The rows of a split, checked and tokenized once."""
+class Evaluation:
+    """The result of an evaluation."""
 
-    rows: Rows
-    """The valid rows."""
-    encoded: TokenizedDataset
-    """The same rows, tokenized with their answers."""
+    loss: Metrics | None
+    """The loss; None if the backend does not compute it."""
+    scores: OutputScores | None
+    """Scores of generated answers; None if none were generated."""
 
 
-def build_eval_dataset(
-    pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, split: str, ledger: Ledger
-) -> EvalDataset:
-    """Check and tokenize labeled rows; a dialogue becomes one row per answer.
+def evaluate_dataset(
+    evaluator: Evaluator,
+    dataset: EvalDataset,
+    *,
+    generated: bool = True,
+    max_rows: int | None = None,
+    progress: ShowProgress | None = None,
+) -> Evaluation:
+    """Compute the loss, then generate answers and score them.
 
     Args:
-        pipeline: The parts of the run.
-        rows: Rows with answers.
-        split: Name of the split in the ledger.
-        ledger: Counts the rows that cannot be used.
-
-    Raises:
-        DataError: A column is missing, or too many rows are invalid.
+        evaluator: The backend's part.
+        dataset: Rows with answers.
+        generated: Whether to generate and score answers.
+        max_rows: Score only this many rows, evenly spaced. Default: all.
+        progress: Opens a progress display.
     """
-    check_columns(rows, pipeline.config, supervised=True)
-    if pipeline.encoder.expander is not None:
-        rows = expanded(rows, for_scores(pipeline.encoder.expander))
-    encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
-    encoded = encode(rows, pipeline.encoder, ledger=ledger, split=split)
-    return EvalDataset(rows=rows.select(encoded.indices_N), encoded=encoded)
+    loss = evaluator.loss(dataset.encoded)
+    if not generated:
+        return Evaluation(loss, None)
+    with evaluator.generation_budget(dataset.rows) as budget:
+        scores = score(
+            evaluator.parts,
+            dataset.rows,
+            budget=budget,
+            max_rows=max_rows,
+            progress=progress,
+            process_group=evaluator.process_group,
+        )
+    return Evaluation(loss, scores)
 
 
-def remove_tokens(folder: Path) -> None:
-    """Remove token folders that killed processes left in `folder`."""
-    for left in folder.glob(f"{TOKENS_OF_RANKS}*"):
-        shutil.rmtree(left, ignore_errors=True)
+class LocalEvaluator:
+    """Evaluates with a model in this process, or in each process of a group."""
 
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tuner: BatchSizeTuner,
+        *,
+        sizes: BatchSizes | None = None,
+        batch_size: int | None = None,
+        mixed_data: Data | None = None,
+    ) -> None:
+        """Set up the evaluator.
 
-@contextmanager
-def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
-    """Yield the parts of a run with a token cache in `folder`, so that one rank tokenizes for all ranks.
+        Args:
+            pipeline: The parts of the run.
+            tuner: Finds batch sizes.
+            sizes: Sizes that are known; missing ones are found when they are needed.
+            batch_size: Size set by the caller, which overrides the config.
+            mixed_data: The `data` section of a mix; adds `loss/SOURCE` for each source.
+        """
+        self.parts = pipeline
+        self.tuner = tuner
+        self.sizes = sizes or BatchSizes()
+        self.batch_size = batch_size
+        self.mixed_data = mixed_data
+        self.process_group = tuner.process_group
 
-    The parts are yielded unchanged in a single process, and if the file asks for a persistent token cache.
-    """
-    if process_group.world_size == 1 or parts.tokens is not None:
-        yield parts
-        return
+    def loss(self, encoded: TokenizedDataset) -> Metrics:
+        """Return `loss`, and with a mix `loss/SOURCE`."""
+        if self.sizes.evaluation is None:
+            size = self.tuner.evaluation(encoded.lengths, most_learned([encoded]), batch_size=self.batch_size)
+            self.sizes = replace(self.sizes, evaluation=size)
+        with self.tuner.work("evaluation", self.sizes.evaluation) as budget:
+            return mean_loss(self.parts, encoded, budget=budget, data=self.mixed_data, process_group=self.process_group)
 
-    def make_place() -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=TOKENS_OF_RANKS, dir=folder))
-
-    place = process_group.run_on_rank_zero(make_place, "a place for tokens")
-    try:
-        yield replace(parts, tokens=TokenCache(place, lasting=False))
-        process_group.all_gather_object(None, "tokens that are not needed any more")
-    finally:
-        if process_group.rank == 0:
-            shutil.rmtree(place, ignore_errors=True)
+    @contextmanager
+    def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
+        """Guard memory and yield the budget for answers to these rows."""
+        if self.sizes.generation is None:
+            lengths, shared = asked_prompts(self.parts, [rows], process_group=self.process_group)
+            size = self.tuner.generation(lengths, shared_tokens=shared, batch_size=self.batch_size)
+            self.sizes = replace(self.sizes, generation=size)
+        with self.tuner.work("generation", self.sizes.generation) as budget:
+            yield budget
 
 
 def mean_loss(
     pipeline: Pipeline,
     encoded: TokenizedDataset,
     *,
-    batch_size: int,
-    limit: BatchLimit | None = None,
+    budget: BatchBudget,
     data: Data | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Metrics:
@@ -116,8 +152,7 @@ def mean_loss(
     Args:
         pipeline: The parts of the run.
         encoded: Tokenized rows with loss tokens.
-        batch_size: Rows per batch.
-        limit: Upper bound on the rows per batch; lowered when memory runs out.
+        budget: The batch budget; lowered when memory runs out.
         data: The `data` section of a mix; adds `loss/SOURCE` for each source.
         process_group: The ranks that share the rows.
 
@@ -126,7 +161,6 @@ def mean_loss(
     """
     lm = pipeline.lm
     lm.check_loss()
-    limit = BatchLimit(batch_size) if limit is None else limit
     indices_by_source = places_by_source(data, encoded.keys) if data is not None else {}
     groups = indices_by_source or {"": np.arange(len(encoded))}
     sums = dict.fromkeys(groups, 0.0)
@@ -136,8 +170,8 @@ def mean_loss(
         for source, places in groups.items():
             pad = lm.tokenizer.pad_token_id
             mine = places[process_group.rank :: process_group.world_size]
-            for batch in EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=pad, places=mine):
-                sums[source] += batch_loss(lm, batch, limit=limit)
+            for batch in EvaluationBatches(encoded, batch_size=budget.batch_size, pad_token_id=pad, places=mine):
+                sums[source] += batch_loss(lm, batch, budget=budget)
                 counts[source] += batch.loss_tokens
     if process_group.world_size > 1:
         sums_of_ranks = process_group.all_gather_object((sums, counts), "the loss")
@@ -148,7 +182,7 @@ def mean_loss(
     return loss | {f"loss/{source}": sums[source] / counts[source] for source in groups if source and counts[source]}
 
 
-def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
+def batch_loss(lm: LanguageModel, batch: Batch, *, budget: BatchBudget) -> float:
     """Return the cross-entropy summed over the batch's loss tokens. Raise OutOfMemory if a single row does not fit."""
 
     def work(places: range) -> tuple[float | None, Exception | None]:
@@ -161,7 +195,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, limit: BatchLimit) -> float:
         return f"{counted(len(places), 'row')} of {counted(longest(places), 'token')}"
 
     total = 0.0
-    for part in run_with_oom_backoff(batch.rows, work, limit=limit, tokens=longest, describe=describe):
+    for part in run_with_oom_backoff(batch.rows, work, budget=budget, tokens=longest, describe=describe):
         if part.result is None:
             place = part.places[0]
             raise OutOfMemory(
@@ -181,13 +215,12 @@ def some_rows(batch: Batch, places: range) -> Batch:
 
 
 def score(
-    pipeline: Pipeline | EndpointPipeline | RayPipeline,
+    parts: PipelineParts,
     rows: Rows,
     *,
-    batch_size: int,
+    budget: BatchBudget,
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
-    limit: BatchLimit | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> OutputScores:
     """Generate an answer for each row and score it against the reference.
@@ -195,37 +228,23 @@ def score(
     The ranks of `process_group` share the rows and return the same scores.
 
     Args:
-        pipeline: The parts of the run.
+        parts: The parts of the run.
         rows: Rows with answers.
-        batch_size: Rows generated at a time.
+        budget: The batch budget; lowered when memory runs out.
         max_rows: Score only this many rows, evenly spaced. Default: all.
         progress: Opens a progress display.
-        limit: Upper bound on the batch size; lowered when memory runs out.
         process_group: The ranks that share the rows.
     """
-    config = pipeline.config
     chosen = evenly(len(rows), max_rows)
     asked = rows if len(chosen) == len(rows) else rows.select(chosen)
-    schema = row_schema(config, supervised=True)
+    schema = row_schema(parts.config, supervised=True)
     answers = generate_for_rows(
-        lm=pipeline.lm,
-        rows=asked,
-        encoder=pipeline.encoder,
-        schema=row_schema(config, supervised=False),
-        decoder=pipeline.decoder,
-        generation=pipeline.generation,
-        max_new_tokens=pipeline.max_new_tokens,
-        batch_size=batch_size,
-        seed=config.seed if config.generation.seed is None else config.generation.seed,
-        progress=progress,
-        description="evaluating",
-        limit=limit,
-        process_group=process_group,
+        parts, asked, budget=budget, progress=progress, description="evaluating", process_group=process_group
     )
-    scorer = Scorer(config)
+    scorer = Scorer(parts.config)
     if process_group.world_size > 1:
         records_of_ranks = process_group.all_gather_object([answer.record for answer in answers], "the answers")
-        answers = (answer_of(record, pipeline.decoder) for records in records_of_ranks for record in records)
+        answers = (answer_of(record, parts.decoder) for records in records_of_ranks for record in records)
     for answer in answers:
         scorer.add(schema.load(asked.get([answer.row])[0]), answer)
     return scorer.scores()

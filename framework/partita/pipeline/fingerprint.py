@@ -5,26 +5,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.data.rows import Rows, digest
-from partita.pipeline.build import EndpointPipeline, Pipeline, RayPipeline
+from partita.pipeline.build import PipelineParts
 from partita.tokenizers.fingerprint import folder_digest
-from partita_schema.config import Config
 
 
-def answer_fingerprint(
-    pipeline: Pipeline | EndpointPipeline | RayPipeline, rows: Rows, *, config: Config, result: Path | None
-) -> dict[str, str]:
+def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None) -> dict[str, str]:
     """Return fingerprints of everything that determines the answers to these rows, by part.
 
     Args:
-        pipeline: The parts of the run.
+        parts: The parts of the run.
         rows: The rows to answer.
-        config: The configuration.
         result: Folder of the trained weights, or None.
     """
+    config = parts.config
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
-    form = pipeline.generation.form
+    form = parts.generation.form
     return {
-        "model": model_fingerprint(pipeline, config=config, result=result),
+        "model": model_fingerprint(parts, result=result),
         "dataset": rows.fingerprint,
         **{name: digest(json.dumps(value)) for name, value in settings.items()},
         "output_features": digest(
@@ -33,13 +30,16 @@ def answer_fingerprint(
     }
 
 
-def model_fingerprint(
-    pipeline: Pipeline | EndpointPipeline | RayPipeline, *, config: Config, result: Path | None
-) -> str:
-    """Return the fingerprint of the model: the same after training and after loading it from its run."""
+def model_fingerprint(parts: PipelineParts, *, result: Path | None) -> str:
+    """Return the fingerprint of the model: the same after training and after loading it from its run.
+
+    Args:
+        parts: The parts of the run.
+        result: Folder of the trained weights, or None.
+    """
     if result is None:
-        return pipeline.lm.fingerprint
-    return digest(folder_digest(result), config.model_dump_json(include={"model_parameters", "quantization"}))
+        return parts.generator.fingerprint
+    return digest(folder_digest(result), parts.config.model_dump_json(include={"model_parameters", "quantization"}))
 
 
 def journal_path(folder: Path, *, output: Path | None, fingerprint: Mapping[str, str]) -> Path:

@@ -91,7 +91,7 @@ class TrainingShape:
         return min(len(self.lengths), -(-int(self.lengths.sum()) // self.longest))
 
     @property
-    def written(self) -> int | None:
+    def user_set(self) -> int | None:
         """The size given by a token budget of the config; None without one."""
         if not isinstance(self.batching, TokenBudgetBatching) or self.batching.max_tokens == "auto":
             return None
@@ -231,9 +231,9 @@ def training_shape(
     if isinstance(batching, AutoBatching):
         trainer = config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
-        written = trainer.batch_size if isinstance(trainer.batch_size, int) else None
+        user_set = trainer.batch_size if isinstance(trainer.batch_size, int) else None
         batching, reason = choose_batching(
-            batching, seen, batch_size=written or step_rows or DEFAULT_STEP_ROWS, more_rows=more_rows
+            batching, seen, batch_size=user_set or step_rows or DEFAULT_STEP_ROWS, more_rows=more_rows
         )
     return TrainingShape(
         batching=batching,

@@ -15,7 +15,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita.generation.prompts import EncodedPrompts
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
-from partita.pipeline.evaluate import EvalDataset, build_eval_dataset
+from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.probes import countable_rows
 from partita.pipeline.training_shape import TrainingShape
 from partita_schema.batching import PackBatching
@@ -61,15 +61,15 @@ def run_sizes(
     needed = needs_trial(pipeline, begun)
     with training_trial(trainer, pipeline, shape, needed=needed, process_group=sizing.process_group) as trial:
         if shape is not None and sizes.training is None:
-            written = sizing.written("training", shape.written)
-            if written is None and trial is not None:
-                written = sizing.training(trial, shape)
+            size = sizing.user_set("training", shape.user_set)
+            if size is None and trial is not None:
+                size = sizing.training(trial, shape)
             elif trial is not None:
                 warm_up(ProbeRunner(trial, sizing.memory))
-            elif written is None:
+            elif size is None:
                 message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.probe gave None"
                 raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
-            sizes = replace(sizes, training=None if written is None else shape.with_tokens(written))
+            sizes = replace(sizes, training=None if size is None else shape.with_tokens(size))
         sizing.beside_training = trial is not None
         try:
             return evaluation_sizes(pipeline, sizing, examinations, sizes=sizes)

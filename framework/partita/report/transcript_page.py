@@ -6,13 +6,16 @@ it hold all dialogues.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from partita.data.episode import AGENT, Episode
 from partita.report.page_head import HEAD
+from partita.runs.files import write_atomically, writing
 from partita.simulation.report import RolloutOutcomes, column
+from partita.simulation.run import SimulationResult
 from partita_schema.counted import counted
 
 MOST = 200
@@ -79,6 +82,15 @@ summary { cursor: pointer; }
 </html>
 """
 )
+
+
+def write_page(result: SimulationResult) -> None:
+    """Write index.html beside the transcripts: the outcomes, and the worst episodes by history."""
+    folder = Path(result.report.folder)
+    title = "/".join(folder.resolve().parts[-2:])
+    with writing(folder):
+        text = page(result.report.histories, result.episodes, title=f"Dialogues in {title}")
+        write_atomically(folder / "index.html", text)
 
 
 def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequence[Episode]], *, title: str) -> str:

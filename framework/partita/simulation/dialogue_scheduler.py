@@ -33,7 +33,7 @@ class DialogueScheduler(Scheduler):
         The order of the queue is by whole prompts, which says little here: a long dialogue whose earlier turns are
         cached has few new tokens.
         """
-        free = min(self.count - len(slots.live), len(self.queue))
+        free = min(self.num_slots - len(slots.live), len(self.queue))
         waiting = [
             SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row), keep=self.keeps)
             for row, ids in zip(self.queue, self.work.fetch(self.queue), strict=True)

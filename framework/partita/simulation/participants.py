@@ -11,7 +11,7 @@ import numpy as np
 from partita.data.episode import AGENT
 from partita.data.parts import source_digest
 from partita.data.rows import digest
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchBudget
 from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline
@@ -208,23 +208,23 @@ class Participants:
         self.rooms = {agent: room_of(model.pipeline, section, agent=agent) for agent, model in models.items()}
 
     def begin(
-        self, world: World, sizes: Mapping[str, BatchSize], *, capacity: Capacity, stopping: Callable[[], bool]
+        self, world: World, sizes: Mapping[str, BatchSize], *, budget: BatchBudget, stopping: Callable[[], bool]
     ) -> Rollout:
         """Create a rollout.
 
         Args:
             world: Runs each episode.
             sizes: Batch sizes of all models by agent.
-            capacity: Capacity of the main agent, which determines the number of concurrent episodes.
+            budget: Batch budget of the main agent, which determines the number of concurrent episodes.
             stopping: Returns whether to stop.
         """
         agents: dict[str, ModelSpec | Callable[[], Agent]] = dict(self.programs)
         for agent in self.models:
-            agents[agent] = self.model_spec(agent, capacity if agent == AGENT else capacity_of(sizes[agent], capacity))
+            agents[agent] = self.model_spec(agent, budget if agent == AGENT else budget_of(sizes[agent], budget))
         limits = self.section.limits
-        return self.rollout(world, agents, lanes=capacity.rows, seed=self.seed, limits=limits, stopping=stopping)
+        return self.rollout(world, agents, lanes=budget.batch_size, seed=self.seed, limits=limits, stopping=stopping)
 
-    def model_spec(self, agent: str, capacity: Capacity) -> ModelSpec:
+    def model_spec(self, agent: str, budget: BatchBudget) -> ModelSpec:
         """Return the model of an agent with its settings."""
         pipeline, room = self.models[agent].pipeline, self.rooms[agent]
         other = other_agents(self.section).get(agent)
@@ -235,7 +235,7 @@ class Participants:
             pipeline.lm,
             turn_encoder(pipeline, self.section, agent=agent, prompt=prompt, most_tokens=most_tokens),
             options=pipeline.generation,
-            capacity=capacity,
+            budget=budget,
             room=room,
             max_new_tokens=pipeline.max_new_tokens,
             seed=self.seed,
@@ -285,7 +285,7 @@ def turn_encoder(
 
 
 def find_sizes(
-    models: Mapping[str, AgentModel], section: Simulation, *, dialogues: int, rows: int | None
+    models: Mapping[str, AgentModel], section: Simulation, *, dialogues: int, batch_size: int | None
 ) -> dict[str, BatchSize]:
     """Return the batch size of each model by agent.
 
@@ -293,12 +293,12 @@ def find_sizes(
         models: Models by agent.
         section: The simulation section.
         dialogues: Number of episodes.
-        rows: Batch size that overrides the configuration.
+        batch_size: Batch size that overrides the configuration.
     """
     sizes = {}
     for agent, model in models.items():
         room = room_of(model.pipeline, section, agent=agent)
-        size = model.sizing.generation(np.full(dialogues, room - model.pipeline.max_new_tokens), rows=rows)
+        size = model.sizing.generation(np.full(dialogues, room - model.pipeline.max_new_tokens), batch_size=batch_size)
         # Each size is measured with the weights of all models in memory, but without the KV cache of the others. All
         # models answer at the same time, so each gets an equal share of what fits.
         if len(models) > 1 and size.max_fitting is not None:
@@ -307,10 +307,9 @@ def find_sizes(
     return sizes
 
 
-def capacity_of(size: BatchSize, agent: Capacity) -> Capacity:
-    """Return the capacity of another agent's model, given that of the main agent.
+def budget_of(size: BatchSize, agent: BatchBudget) -> BatchBudget:
+    """Return the batch budget of another agent's model, given that of the main agent.
 
     It has no `guard`, since the guard of the main agent is active during the whole rollout.
     """
-    rows = min(size.rows, agent.rows)
-    return Capacity(rows, BatchLimit(rows))
+    return BatchBudget(min(size.rows, agent.batch_size))

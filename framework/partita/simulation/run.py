@@ -10,10 +10,7 @@ from pathlib import Path
 from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows
 from partita.generation.predict import ShowProgress
-from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
-from partita.report.transcript_page import page
-from partita.runs.files import write_atomically, writing
 from partita.simulation.opening import (
     Task,
     build_world,
@@ -80,65 +77,70 @@ class RolloutSetup:
         ]
 
 
+@dataclass(frozen=True)
+class SimulationResult:
+    """A finished simulation."""
+
+    report: SimulationReport
+    """The same on every rank."""
+    episodes: Mapping[str, Sequence[Episode]]
+    """All episodes by history; on rank 0 only."""
+
+
 def simulate(
-    pipeline: Pipeline,
+    models: Mapping[str, AgentModel],
     *,
     folder: Path,
-    sizing: BatchSizeTuner,
     seed: int,
-    model: str,
-    others: Mapping[str, AgentModel] | None = None,
     batch_size: int | None,
     fresh: bool,
     progress: ShowProgress,
     rows: Rows | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
-) -> tuple[SimulationReport, BatchSizes]:
+) -> SimulationResult:
     """Run all episodes of a configuration that are not in the transcripts of `folder` yet.
 
     All ranks of the process group must call this function; each runs a part of the episodes.
 
     Args:
-        pipeline: Pipeline of the main agent.
-        folder: Output folder for transcripts and their page.
-        sizing: Batch size tuner of the main agent.
+        models: Models by agent; the main agent's, `AGENT`, has the configuration.
+        folder: Output folder for transcripts.
         seed: Seed of environments, sampling and programs.
-        model: Hash of all weights of the main agent.
-        others: Models of other agents.
         batch_size: Batch size that overrides the configuration.
         fresh: Whether to discard existing transcripts.
         progress: Creates progress displays.
         rows: Rows that replace the dataset of the tasks.
         process_group: The ranks that share the episodes.
 
-    Returns:
-        The report, the same on every rank, and the batch size.
-
     Raises:
         SimulationError: Too many episodes failed.
     """
+    main = models[AGENT]
+    pipeline, sizing = main.pipeline, main.sizing
     section = section_of(pipeline.config)
-    models = {AGENT: AgentModel(pipeline, sizing, model), **(others or {})}
-    for name, agent in other_agents(section).items():
-        if isinstance(agent, ModelAgentConfig) and agent.is_own:
-            models[name] = models[AGENT]
+    own = {
+        name: main
+        for name, agent in other_agents(section).items()
+        if isinstance(agent, ModelAgentConfig) and agent.is_own
+    }
+    models = {**models, **own}
     outcomes: dict[str, RolloutOutcomes] = {}
     finished: dict[str, list[Episode]] = {}
     with ExitStack() as held:
         with synchronized_errors(process_group, "opening the tasks and the world"):
             setup = build_setup(pipeline, models, seed=seed, rows=rows, held=held)
-        sizes = find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, rows=batch_size)
+        sizes = find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, batch_size=batch_size)
         for history in section.history:
             dialogues = setup.dialogues(shows_gold=history == "gold")
             with (
                 setup.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
-                sizing.work("generation", sizes[AGENT]) as capacity,
+                sizing.work("generation", sizes[AGENT]) as budget,
             ):
                 rollout(
                     in_order(dialogues, section),
                     transcripts,
                     begin=partial(setup.participants.begin, setup.world, sizes),
-                    capacity=capacity,
+                    budget=budget,
                     limits=section.limits,
                     name=f"{history} history",
                     progress=progress,
@@ -153,8 +155,7 @@ def simulate(
                     [transcripts.done[dialogue.key] for dialogue in dialogues] if process_group.rank == 0 else []
                 )
             log_outcomes(history, outcomes[history], finished[history])
-    process_group.run_on_rank_zero(partial(write_page, folder, outcomes, finished), "the page of the dialogues")
-    return SimulationReport(outcomes, str(folder)), BatchSizes(generation=sizes[AGENT])
+    return SimulationResult(SimulationReport(outcomes, str(folder)), finished)
 
 
 def build_setup(
@@ -209,13 +210,6 @@ def in_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Epis
         return min(answers, section.max_turns), sum(len(message["content"]) for message in messages)
 
     return sorted(dialogues, key=length, reverse=True)
-
-
-def write_page(folder: Path, outcomes: Mapping[str, RolloutOutcomes], finished: Mapping[str, list[Episode]]) -> None:
-    """Write an HTML page of the outcomes and episodes by history."""
-    title = "/".join(folder.resolve().parts[-2:])
-    with writing(folder):
-        write_atomically(folder / "index.html", page(outcomes, finished, title=f"Dialogues in {title}"))
 
 
 def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Episode]) -> None:

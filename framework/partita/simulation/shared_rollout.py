@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partita.data.episode import Episode
-from partita.generation.oom_backoff import Capacity
+from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import ShowProgress
 from partita.generation.work_queue import WorkQueue, drain
 from partita.simulation.rollout import Rollout
@@ -114,7 +114,7 @@ def rollout(
     transcripts: Transcripts,
     *,
     begin: Callable[..., Rollout],
-    capacity: Capacity,
+    budget: BatchBudget,
     limits: Limits,
     name: str,
     progress: ShowProgress,
@@ -125,8 +125,8 @@ def rollout(
     Args:
         dialogues: All episodes, the same on every rank.
         transcripts: Transcripts of this rank.
-        begin: Creates a rollout from `capacity` and `stopping`.
-        capacity: Capacity of the main agent.
+        begin: Creates a rollout from `budget` and `stopping`.
+        budget: Batch budget of the main agent; lowered when memory runs out.
         limits: `fail_fraction` limits the failed episodes.
         name: Name of the progress display.
         progress: Creates the progress display.
@@ -146,13 +146,16 @@ def rollout(
     standing = RolloutProgress(process_group, ended=len(saved), failed=num_failed)
     claims = WorkQueue(len(remaining), process_group=process_group)
     # No rank runs more than its share at once: with few episodes, the first rank would take all of them.
-    share = replace(capacity, rows=max(1, min(capacity.rows, -(-len(remaining) // process_group.world_size))))
+    share = -(-len(remaining) // process_group.world_size)
+    budget.batch_size = max(1, min(budget.batch_size, share))
+    # Each episode has room for its longest prompt, so shorter ones make no room for more.
+    budget.token_budget = None
     with (
         interruption("finishing the answers in progress") as asked,
         progress(len(dialogues), name, completed=len(saved)) as display,
     ):
         with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(standing):
-            rollout = begin(capacity=share, stopping=lambda: asked.asked or standing.is_stopping())
+            rollout = begin(budget=budget, stopping=lambda: asked.asked or standing.is_stopping())
             # Lazy: the rollout takes an episode from the shared counter only when it has a free lane.
             claimed = (remaining[index] for index in drain(claims))
             shown, too_many = record(rollout, claimed, transcripts, standing=standing, display=display, limits=limits)

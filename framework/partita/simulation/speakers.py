@@ -17,9 +17,9 @@ import numpy as np
 
 from partita.data.episode import AGENT, Episode, Status
 from partita.data.formatting.row_tokenizer import PromptExample
-from partita.generation.oom_backoff import Capacity
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings, RowRequests
 from partita.generation.results import RowResult
-from partita.generation.scheduler import RowRequests
 from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.agents import Agent, context_of, replies_of
@@ -91,7 +91,7 @@ class ModelSpec:
     turns: TurnEncoder
     """Encodes the prompts."""
     options: GenerationOptions
-    capacity: Capacity
+    budget: BatchBudget
     room: int
     """Maximum number of tokens of a prompt and its answer together."""
     max_new_tokens: int
@@ -159,17 +159,8 @@ class ModelSpeaker:
         """Create a scheduler that takes its rows from this speaker."""
         spec = self.spec
         work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
-        scheduler = DialogueScheduler(
-            spec.lm,
-            work,
-            spec.options,
-            slots=spec.capacity.rows,
-            seed=spec.seed,
-            left=np.zeros(len(self.lengths), dtype=np.bool_),  # no planned rows: all come from `source`
-            limit=spec.capacity.limit,
-            stopping=self.stopping,
-            source=self,
-        )
+        settings = GenerationSettings(spec.options, spec.budget, spec.seed, stopping=self.stopping)
+        scheduler = DialogueScheduler(spec.lm, work, settings, rows=self)
         scheduler.room = spec.room
         return scheduler
 
@@ -212,7 +203,8 @@ class ModelSpeaker:
             for row, ids in zip(rows, self.prompts(rows), strict=True)
         ]
         spec = self.spec
-        answers = requests_in_batches(spec.lm, requests, options=spec.options, capacity=spec.capacity, seed=spec.seed)
+        settings = GenerationSettings(spec.options, spec.budget, spec.seed)
+        answers = requests_in_batches(spec.lm, requests, settings)
         return [RowResult(row, generated, None) for row, generated in zip(rows, answers, strict=True)]
 
     def handle_result(self, result: RowResult) -> None:

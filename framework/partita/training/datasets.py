@@ -21,7 +21,7 @@ from partita.data.streams.shard_group import CHUNK
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
-from partita.pipeline.evaluate import EvalDataset, build_eval_dataset
+from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.training_shape import TrainingShape, training_shape
 from partita.training.plan import plan_rows, plan_streams
 from partita_trainers.batch_size.probe import BatchSize

@@ -112,11 +112,11 @@ def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: Sh
 
 def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
     """Return the batch size set in the file, or an assumed one with a sentence that says so."""
-    written = shape.written if shape.counts_tokens else None
+    user_set = shape.user_set if shape.counts_tokens else None
     if isinstance(config.trainer.batch_size, int):
-        written = config.trainer.batch_size
-    if written is not None:
-        return shape.with_tokens(BatchSize(rows=written, origin="file", device="none")), ""
+        user_set = config.trainer.batch_size
+    if user_set is not None:
+        return shape.with_tokens(BatchSize(rows=user_set, origin="file", device="none")), ""
     assumed_rows = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
     size = shape.with_tokens(BatchSize(rows=assumed_rows, origin="default", device="none"))
     size_text = counted(size.max_tokens, "token") if size.max_tokens is not None else counted(assumed_rows, "row")

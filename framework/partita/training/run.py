@@ -14,7 +14,8 @@ from partita.data.run_data import RunData
 from partita.outputs.metrics import metric_names
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
-from partita.pipeline.evaluate import mean_loss, remove_tokens, score, tokens_made_once
+from partita.pipeline.eval_dataset import EvalDataset, remove_tokens, tokens_made_once
+from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
 from partita.pipeline.tune import run_sizes
 from partita.runs.directory import RunDirectory
 from partita.training.datasets import TrainingDatasets, build_training_datasets, training_loader
@@ -108,11 +109,13 @@ def run_trainer(
         directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
     note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **begun})
 
+    mixed_data = config.data if data.mixed else None
+    evaluator = LocalEvaluator(pipeline, sizing, sizes=sizes, mixed_data=mixed_data)
     work = TrainerContext(
         config=config,
         lm=pipeline.lm,
         batches=loader,
-        evaluate=Evaluations(pipeline, data, material, directory, sizing, sizes, process_group),
+        evaluate=Evaluations(evaluator, material.examinations, directory),
         splits=tuple(data.record()),
         run=directory,
         device=pipeline.lm.device,
@@ -140,47 +143,28 @@ def run_trainer(
 class Evaluations:
     """Evaluates a split during training: a `partita_trainers.base.Evaluate`."""
 
-    pipeline: Pipeline
-    data: RunData
-    material: TrainingDatasets
+    evaluator: LocalEvaluator
+    datasets: Mapping[str, EvalDataset]
+    """Evaluation datasets, by split."""
     directory: RunDirectory
-    sizing: BatchSizeTuner
-    sizes: BatchSizes
-    process_group: ProcessGroup
 
     def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
         """Compute the loss, and with `generated` metrics of generated answers.
 
         Batch sizes that ran out of memory are recorded in the run.
         """
-        examination = self.material.examinations.get(split)
-        if examination is None:
+        dataset = self.datasets.get(split)
+        if dataset is None:
             return {}
-        with self.sizing.work("evaluation", self.sizes.evaluation) as capacity:
-            metrics = mean_loss(
-                self.pipeline,
-                examination.encoded,
-                batch_size=capacity.rows,
-                limit=capacity.limit,
-                data=self.pipeline.config.data if self.data.mixed else None,
-                process_group=self.process_group,
-            )
-        if generated:
-            with self.sizing.work("generation", self.sizes.generation) as capacity:
-                scores = score(
-                    self.pipeline,
-                    examination.rows,
-                    batch_size=capacity.rows,
-                    limit=capacity.limit,
-                    max_rows=max_rows,
-                    progress=self.directory.progress,
-                    process_group=self.process_group,
-                )
-            metrics |= scores.flat
-        after = self.sizing.after(self.sizes)
-        if after != self.sizes:
+        evaluation = evaluate_dataset(
+            self.evaluator, dataset, generated=generated, max_rows=max_rows, progress=self.directory.progress
+        )
+        sizes = self.evaluator.sizes
+        after = self.evaluator.tuner.after(sizes)
+        if after != sizes:
             self.directory.note(batch_sizes=after.records())
-        return metrics
+        metrics = dict(evaluation.loss or {})
+        return metrics if evaluation.scores is None else metrics | evaluation.scores.flat
 
 
 def save_unless_saved(pipeline: Pipeline, folder: Path) -> None:

@@ -12,15 +12,17 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from partita.data.episode import derived_seed
+from partita.data.episode import AGENT, derived_seed
 from partita.data.run_data import RunData, open_run_data
 from partita.data.sources.sources import open_rows
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline, build_pipeline
 from partita.pipeline.fingerprint import model_fingerprint
+from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, without_infinities, write_atomically
 from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
@@ -163,20 +165,20 @@ class SelfTraining:
         config = self.config.model_copy(update={"simulation": section})
         with synchronized_errors(self.process_group, "loading the model"):
             pipeline = self.build_pipeline(config, number, trainable=False)
-        report, _ = simulate(
-            pipeline,
+        tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.process_group)
+        fingerprint = model_fingerprint(pipeline, result=self.weights(number - 1))
+        simulated = simulate(
+            {AGENT: AgentModel(pipeline, tuner, fingerprint), **self.others()},
             folder=self.folder(number) / "transcripts",
-            sizing=BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.process_group),
             seed=derived_seed(self.seed, "round", str(number)),
-            model=model_fingerprint(pipeline, config=config, result=self.weights(number - 1)),
-            others=self.others(),
             batch_size=None,
             fresh=False,
             progress=self.directory.progress,
             rows=self.data.training if section.tasks == Tasks() else None,
             process_group=self.process_group,
         )
-        results = report.flat()[HISTORY]
+        self.process_group.run_on_rank_zero(partial(write_page, simulated), "the page of the dialogues")
+        results = simulated.report.flat()[HISTORY]
         text = strict_json(sealed(without_infinities(results)), indent=2) + "\n"
         self.process_group.run_on_rank_zero(lambda: write_atomically(done, text), "a simulation")
         logger.info("round %d: %s", number, summary_of(results))

@@ -8,15 +8,16 @@ import pytest
 from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.rows import ListStore, RowKeys, Rows
-from partita.generation.oom_backoff import BatchLimit, Capacity
-from partita.generation.predict import generate_for_rows, predict_rows
+from partita.generation.generator import LocalGenerator
+from partita.generation.job import PredictionParts
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
 from partita.generation.predictions import Answer, Predictions
 from partita.generation.prompts import PromptRows
 from partita.lm.base import GenerationOptions
 from partita.lm.huggingface import HuggingFaceModel
 from partita.outputs.decode import Decoder
 from partita_schema.config import Config
-from partita_schema.rows import row_schema
 
 from ..lm.conftest import build_config, load
 from ..outputs.conftest import MakeConfig, config_of
@@ -31,14 +32,22 @@ def encoder_of(config: Config, lm: Any, **options: Any) -> RowTokenizer:
     return RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None), **options)
 
 
-def parts_of(config: Config, lm: Any) -> dict[str, Any]:
-    """What answers need beside rows and options."""
-    return {
-        "lm": lm,
-        "encoder": encoder_of(config, lm),
-        "schema": row_schema(config, supervised=False),
-        "decoder": Decoder(config, labels={}),
-    }
+def parts_of(
+    config: Config, lm: Any, *, generation: GenerationOptions | None = None, max_new_tokens: int = 64, seed: int = 1
+) -> PredictionParts:
+    """Return what turns rows into answers of a model in this process."""
+    return PredictionParts(
+        config=config.model_copy(update={"seed": seed}),
+        generator=LocalGenerator(lm),
+        encoder=encoder_of(config, lm),
+        decoder=Decoder(config, labels={}),
+        generation=generation or GenerationOptions({}),
+        max_new_tokens=max_new_tokens,
+    )
+
+
+PARTS = ("generation", "max_new_tokens", "seed")
+FILES = ("output", "safe_csv", "retry_errors", "fresh", "fingerprint")
 
 
 @pytest.fixture(scope="session")
@@ -71,35 +80,45 @@ def little_garbage() -> Iterator[None]:
 def predict(tmp_path: Path) -> Callable[..., Predictions]:
     """predict_rows with a journal in the test's folder; only what a test is about has to be given."""
 
-    def call(lm: Any, rows: PromptRows, *, config: Config | None = None, **options: Any) -> Predictions:
-        config = config or config_of()
-        rows_at_a_time = options.pop("batch_size", 4)
-        limit = options.pop("limit", None) or BatchLimit(rows_at_a_time)
-        defaults: dict[str, Any] = {
-            "generation": GenerationOptions({}),
-            "max_new_tokens": 64,
-            "capacity": lambda lengths: Capacity(rows_at_a_time, limit=limit),
-            "seed": 1,
-            "journal_path": tmp_path / "journal.jsonl",
-            "output": None,
-            "fingerprint": {"model": "scripted", "data": "rows"},
-        }
-        return predict_rows(rows=rows, config=config, **parts_of(config, lm), **(defaults | options))
+    def call(
+        lm: Any,
+        rows: PromptRows,
+        *,
+        config: Config | None = None,
+        batch_size: int = 4,
+        budget: BatchBudget | None = None,
+        **options: Any,
+    ) -> Predictions:
+        parts = parts_of(config or config_of(), lm, **taken(options, PARTS))
+        files: dict[str, Any] = {"fingerprint": {"model": "scripted", "data": "rows"}} | taken(options, FILES)
+        journal = options.pop("journal_path", tmp_path / "journal.jsonl")
+        limit = budget or BatchBudget(batch_size)
+        return predict_rows(
+            parts, rows, PredictionFiles(journal=journal, **files), budget=lambda prompts: limit, **options
+        )
 
     return call
+
+
+def taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Remove the options with these names, and return them."""
+    return {name: options.pop(name) for name in names if name in options}
 
 
 @pytest.fixture(scope="session")
 def answer() -> Callable[..., list[Answer]]:
     """answer_rows, to the end; only what a test is about has to be given."""
 
-    def call(lm: Any, rows: PromptRows, *, config: Config | None = None, **options: Any) -> list[Answer]:
-        defaults: dict[str, Any] = {
-            "generation": GenerationOptions({}),
-            "max_new_tokens": 64,
-            "batch_size": 4,
-            "seed": 1,
-        }
-        return list(generate_for_rows(rows=rows, **parts_of(config or config_of(), lm), **(defaults | options)))
+    def call(
+        lm: Any,
+        rows: PromptRows,
+        *,
+        config: Config | None = None,
+        batch_size: int = 4,
+        budget: BatchBudget | None = None,
+        **options: Any,
+    ) -> list[Answer]:
+        parts = parts_of(config or config_of(), lm, **taken(options, PARTS))
+        return list(generate_for_rows(parts, rows, budget=budget or BatchBudget(batch_size), **options))
 
     return call

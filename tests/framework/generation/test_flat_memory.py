@@ -11,12 +11,13 @@ from pathlib import Path
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.formatter import Formatter
 from partita.outputs.decode import Decoder
-from partita.generation.oom_backoff import BatchLimit, Capacity
-from partita.generation.predict import predict_rows
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.generator import LocalGenerator
+from partita.generation.job import PredictionParts
+from partita.generation.predict import PredictionFiles, predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.config import Config
-from partita_schema.rows import row_schema
 
 class Counted:
     '''Rows that are made when they are asked for.'''
@@ -36,14 +37,18 @@ config = Config.model_validate({
     "output_features": [{"name": "answer", "type": "text"}],
 })
 lm = ScriptedModel(lambda prompt: prompt)
+parts = PredictionParts(
+    config=config, generator=LocalGenerator(lm),
+    encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+    decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128,
+)
 for rows in (5000, 50000):
     predict_rows(
-        lm=lm, rows=Counted(rows), config=config, schema=row_schema(config, supervised=False),
-        encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
-        decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128,
-        capacity=lambda lengths: Capacity(256, limit=BatchLimit(256)),
-        seed=1, journal_path=Path(sys.argv[1]) / f"{rows}.jsonl", output=Path(sys.argv[1]) / f"out{rows}.jsonl",
-        fingerprint={},
+        parts, Counted(rows),
+        PredictionFiles(
+            journal=Path(sys.argv[1]) / f"{rows}.jsonl", output=Path(sys.argv[1]) / f"out{rows}.jsonl", fingerprint={}
+        ),
+        budget=lambda prompts: BatchBudget(256),
     )
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

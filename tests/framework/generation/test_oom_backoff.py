@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.generation.oom_backoff import BatchLimit, BatchPart, halves, run_with_oom_backoff
+from partita.generation.oom_backoff import BatchBudget, BatchPart, halves, run_with_oom_backoff
 
 SIZES = st.lists(st.integers(min_value=1, max_value=30), max_size=40)
 LIMITS = st.integers(min_value=1, max_value=50)
@@ -33,28 +33,28 @@ class Device:
     def cost(self, places: range) -> int:
         return len(places) * self.largest(places)
 
-    def run(self, limit: BatchLimit) -> list[BatchPart[list[int]]]:
+    def run(self, limit: BatchBudget) -> list[BatchPart[list[int]]]:
         def describe(places: range) -> str:
             return f"{len(places)} rows"
 
         return list(
-            run_with_oom_backoff(len(self.sizes), self.work, limit=limit, tokens=self.largest, describe=describe)
+            run_with_oom_backoff(len(self.sizes), self.work, budget=limit, tokens=self.largest, describe=describe)
         )
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (50, 4), (100, 2), (199, 1), (1000, 1)])
 def test_a_limit_of_long_rows_lets_more_short_ones_through_but_never_more_than_at_first(tokens: int, rows: int) -> None:
-    limit = BatchLimit(8)
-    assert limit.at(tokens) == 8
-    limit.rows, limit.tokens = 2, 100
-    assert limit.at(tokens) == rows
+    limit = BatchBudget(8)
+    assert limit.limit_at(tokens) == 8
+    limit.current_limit, limit.limit_tokens = 2, 100
+    assert limit.limit_at(tokens) == rows
 
 
 @given(SIZES, LIMITS, st.integers(min_value=1, max_value=60), st.frozensets(st.integers(0, 39)))
 def test_every_row_that_is_asked_for_is_done_once_in_order_or_does_not_fit_alone(
     sizes: list[int], start: int, room: int, unasked: frozenset[int]
 ) -> None:
-    device, limit = Device(sizes, room=room, unasked=unasked), BatchLimit(start)
+    device, limit = Device(sizes, room=room, unasked=unasked), BatchBudget(start)
     found: list[int] = []
     for part in device.run(limit):
         if part.result is None:
@@ -65,7 +65,7 @@ def test_every_row_that_is_asked_for_is_done_once_in_order_or_does_not_fit_alone
     assert found == [place for place in range(len(sizes)) if place not in unasked]
     assert limit.out_of_memory == sum(device.cost(places) > room for places in device.tried)
     assert len(device.tried) < 2 * max(1, len(sizes))
-    assert 1 <= limit.rows <= start
+    assert 1 <= limit.current_limit <= start
     assert all(len(places) <= start for places in device.tried)
 
 
@@ -74,9 +74,9 @@ def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or
     rows: int, room: int, start: int
 ) -> None:
     # A smaller limit lets parts run before the one that fails; these are larger than the limit that is found.
-    found, known = BatchLimit(max(start, rows)), BatchLimit(max(start, rows))
+    found, known = BatchBudget(max(start, rows)), BatchBudget(max(start, rows))
     learned = [part.places for part in Device([1] * rows, room=room).run(found)]
-    known.rows, known.tokens = found.rows, found.tokens
+    known.current_limit, known.limit_tokens = found.current_limit, found.limit_tokens
     again = Device([1] * rows, room=room)
     assert [part.places for part in again.run(known)] == again.tried == learned
     assert known.out_of_memory == 0
@@ -85,14 +85,14 @@ def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or
 @given(SIZES, LIMITS)
 def test_rows_that_do_not_fit_alone_leave_the_limit_as_it_was(sizes: list[int], start: int) -> None:
     # Beside those that never fit, all others fit together.
-    limit = BatchLimit(start)
+    limit = BatchBudget(start)
     Device([1000 if size > 25 else 0 for size in sizes], room=999).run(limit)
-    assert limit.rows == start
+    assert limit.current_limit == start
 
 
 def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
     # Eight of the small rows are too many as well, four are not.
-    device, limit = Device([2] * 8 + [99] + [2] * 7, room=8), BatchLimit(16)
+    device, limit = Device([2] * 8 + [99] + [2] * 7, room=8), BatchBudget(16)
     parts = device.run(limit)
     assert [(part.places.start, part.places.stop) for part in parts] == [
         (0, 4),
@@ -102,26 +102,33 @@ def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
         (10, 12),
         (12, 16),
     ]
-    assert (limit.rows, limit.tokens, limit.out_of_memory) == (4, 2, 3)
+    assert (limit.current_limit, limit.limit_tokens, limit.out_of_memory) == (4, 2, 3)
 
 
 def test_a_row_that_fits_only_alone_does_not_slow_shorter_ones() -> None:
-    device, limit = Device([100] + [10] * 31, room=100), BatchLimit(16)
+    device, limit = Device([100] + [10] * 31, room=100), BatchBudget(16)
     assert [len(part.places) for part in device.run(limit)] == [1, 1, 2, 4, 8, 8, 8]
-    assert (limit.rows, limit.tokens) == (1, 100)
-    assert (limit.at(100), limit.at(51), limit.at(50), limit.at(10), limit.at(1), limit.at(999)) == (1, 1, 2, 10, 16, 1)
+    assert (limit.current_limit, limit.limit_tokens) == (1, 100)
+    assert (
+        limit.limit_at(100),
+        limit.limit_at(51),
+        limit.limit_at(50),
+        limit.limit_at(10),
+        limit.limit_at(1),
+        limit.limit_at(999),
+    ) == (1, 1, 2, 10, 16, 1)
 
 
 @given(st.integers(min_value=1, max_value=99), st.integers(min_value=0, max_value=999))
 def test_a_limit_that_nothing_broke_holds_for_any_length(rows: int, tokens: int) -> None:
-    assert BatchLimit(rows).at(tokens) == rows
+    assert BatchBudget(rows).limit_at(tokens) == rows
 
 
 def test_a_part_that_nobody_asks_for_proves_nothing_about_the_others() -> None:
     # The first row never fits and is known as an error already: nothing else is too large.
-    device, limit = Device([99] + [0] * 7, room=9, unasked=frozenset({0})), BatchLimit(8)
+    device, limit = Device([99] + [0] * 7, room=9, unasked=frozenset({0})), BatchBudget(8)
     assert [part.result for part in device.run(limit)] == [[1], [2, 3], [4, 5, 6, 7]]
-    assert limit.rows == 8
+    assert limit.current_limit == 8
 
 
 def test_the_first_half_is_the_larger_one() -> None:
@@ -143,8 +150,8 @@ def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception
     def work(places: range) -> tuple[bool | None, Exception | None]:
         return (None, failure) if len(places) > 2 else (True, None)
 
-    limit = BatchLimit(4)
+    limit = BatchBudget(4)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            list(run_with_oom_backoff(4, work, limit=limit, tokens=len, describe=lambda places: f"{len(places)} rows"))
+            list(run_with_oom_backoff(4, work, budget=limit, tokens=len, describe=lambda places: f"{len(places)} rows"))
     assert caplog.messages == [told]

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from partita.generation.engine import Engine, generate_rows
-from partita.generation.oom_backoff import BatchLimit
+from partita.generation.engine import Engine
+from partita.generation.oom_backoff import BatchBudget
 from partita.generation.results import BatchResult
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
@@ -23,6 +23,7 @@ from partita_schema.errors import JobError
 from ...json_lines import read_json_lines
 from ...properties import examples
 from .conftest import nano_model
+from .generating import generate_rows
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -170,10 +171,10 @@ def test_a_job_in_which_nothing_fits_tells_it_of_every_row() -> None:
 
 
 def test_jobs_that_share_a_limit_begin_where_it_stands() -> None:
-    lm, limit = Limited(ceiling=100), BatchLimit(8)
-    run(lm, [20] * 8, limit=limit)
-    assert (limit.rows, limit.out_of_memory) == (4, 1)
-    batches = run(lm, [20] * 8, limit=limit)
+    lm, limit = Limited(ceiling=100), BatchBudget(8)
+    run(lm, [20] * 8, budget=limit)
+    assert (limit.current_limit, limit.out_of_memory) == (4, 1)
+    batches = run(lm, [20] * 8, budget=limit)
     assert [(batch.batch_size, batch.out_of_memory) for batch in batches] == [(4, 0), (4, 0)]
 
 
@@ -252,13 +253,13 @@ def test_a_sampled_job_samples_alike_whatever_was_done_before_and_wherever_memor
 def test_the_journal_holds_every_row_once_and_the_job_says_what_happened(
     make_rows: Any, predict: Any, tmp_path: Path
 ) -> None:
-    limit = BatchLimit(8)
-    predictions = predict(Limited(ceiling=50), make_rows(QUESTIONS), batch_size=8, limit=limit)
+    limit = BatchBudget(8)
+    predictions = predict(Limited(ceiling=50), make_rows(QUESTIONS), batch_size=8, budget=limit)
     assert [row["answer"] for row in predictions] == [row["question"].upper() for row in QUESTIONS]
     lines = read_json_lines(tmp_path / "journal.jsonl")[1:]
     assert sorted(line["row"] for line in lines) == list(range(20))
     stats = predictions.stats
-    assert (stats.out_of_memory, stats.batch_size) == (limit.out_of_memory, limit.rows) == (2, 2)
+    assert (stats.out_of_memory, stats.batch_size) == (limit.out_of_memory, limit.current_limit) == (2, 2)
     assert str(stats).endswith(", out of memory 2 times, at most 2 rows at a time at the end")
 
 
@@ -304,11 +305,11 @@ def test_a_job_that_died_between_halves_goes_on_without_losing_or_repeating_rows
 
 
 def test_answers_without_a_journal_share_the_limit(make_rows: Any, answer: Any) -> None:
-    limit = BatchLimit(8)
-    answers = answer(Limited(ceiling=50), make_rows(QUESTIONS), generation=GREEDY, batch_size=8, limit=limit)
+    limit = BatchBudget(8)
+    answers = answer(Limited(ceiling=50), make_rows(QUESTIONS), generation=GREEDY, batch_size=8, budget=limit)
     found = {answer.row: answer.decoded.values["answer"] for answer in answers}
     assert found == {row: question["question"].upper() for row, question in enumerate(QUESTIONS)}
-    assert (limit.rows, limit.out_of_memory) == (2, 2)
+    assert (limit.current_limit, limit.out_of_memory) == (2, 2)
 
 
 # A real model

@@ -17,12 +17,13 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.formatter import Formatter
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.outputs.decode import Decoder
-from partita.generation.oom_backoff import BatchLimit, Capacity
-from partita.generation.predict import predict_rows
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.generator import LocalGenerator
+from partita.generation.job import PredictionParts
+from partita.generation.predict import PredictionFiles, predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.config import Config
-from partita_schema.rows import row_schema
 from torch import OutOfMemoryError
 
 ROWS = 600
@@ -49,6 +50,7 @@ config = Config.model_validate({
     "base_model": "scripted",
     "input_features": [{"name": "question", "type": "text"}],
     "output_features": [{"name": "answer", "type": "text"}],
+    "seed": 3,
 })
 def question(n):
     if n % 97 == 5:
@@ -60,14 +62,15 @@ rows = Rows(ListStore(questions), columns=("question",), keys=RowKeys.counted("d
 lm = Sampled(answer)
 
 def predict(folder):
-    return predict_rows(
-        lm=lm, rows=rows, config=config, schema=row_schema(config, supervised=False),
+    parts = PredictionParts(
+        config=config, generator=LocalGenerator(lm),
         encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": not ceiling}), max_new_tokens=40,
-        capacity=lambda lengths: Capacity(4, limit=BatchLimit(4)), seed=3,
-        journal_path=folder / "journal.jsonl", output=folder / "out.jsonl",
-        fingerprint={"model": "1"},
     )
+    files = PredictionFiles(
+        journal=folder / "journal.jsonl", output=folder / "out.jsonl", fingerprint={"model": "1"}
+    )
+    return predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(4))
 
 folder, ceiling = Path(sys.argv[1]), int(sys.argv[2])
 journal = folder / "killed" / "journal.jsonl"

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.generation.engine import run_of_requests
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.generator import run_of_requests
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita_trainers.batch_size.probe import BatchSize
@@ -23,7 +24,9 @@ def lm() -> Any:
     return nano_model()
 
 
-def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple[list[tuple[int, int]], dict[int, Any]]:
+def answered(
+    lm: Any, monkeypatch: pytest.MonkeyPatch, budget: BatchBudget | None = None
+) -> tuple[list[tuple[int, int]], dict[int, Any]]:
     """(slots, tokens of one) of all pools that were opened, and the answers."""
     opened = []
     real = type(lm).open_slots
@@ -35,8 +38,8 @@ def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple
     monkeypatch.setattr(type(lm), "open_slots", spy)
     chance = np.random.default_rng(1)
     requests = [GenerationRequest(chance.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
-    held = Capacity(2, capacity.pop("limit", BatchLimit(2)), **capacity)
-    run = run_of_requests(lm, requests, options=GREEDY, capacity=held, seed=0)
+    settings = GenerationSettings(GREEDY, budget or BatchBudget(2), 0)
+    run = run_of_requests(lm, requests, settings)
     found = {result.row: result.generated for batch in run.completions() for result in batch.results}
     monkeypatch.undo()
     return opened, found
@@ -45,15 +48,15 @@ def answered(lm: Any, monkeypatch: pytest.MonkeyPatch, **capacity: Any) -> tuple
 def test_slots_grow_in_number_as_rows_get_shorter_and_the_answers_stay_the_same(lm: Any, monkeypatch: Any) -> None:
     usual, before = answered(lm, monkeypatch)
     assert usual == [(2, 60)]
-    opened, after = answered(lm, monkeypatch, room_tokens=2 * 60)
+    opened, after = answered(lm, monkeypatch, BatchBudget(2, token_budget=2 * 60))
     assert after == before
     assert opened == [(2, 60), (4, 26), (8, 12)]  # rows of 23 and of 9 tokens wait when a pool is drained
     assert all(slots * tokens <= 2 * 60 for slots, tokens in opened)
 
 
 def test_where_memory_ran_out_it_is_the_room_that_was_left(lm: Any, monkeypatch: Any) -> None:
-    limit = BatchLimit(1, out_of_memory=1, tokens=60, most=2)
-    opened, _ = answered(lm, monkeypatch, room_tokens=2 * 60, limit=limit)
+    budget = BatchBudget(2, token_budget=2 * 60, current_limit=1, limit_tokens=60, out_of_memory=1, max_rows=2)
+    opened, _ = answered(lm, monkeypatch, budget)
     assert opened == [(1, 60), (2, 27), (4, 13)]
 
 
@@ -61,11 +64,11 @@ def test_where_memory_ran_out_it_is_the_room_that_was_left(lm: Any, monkeypatch:
 def test_only_a_size_that_memory_decided_leaves_room_for_more(rows: int, fits: int, room: int | None) -> None:
     size = BatchSize(rows=rows, origin="tuned", device="cpu", max_fitting=fits, prompt_tokens=100, new_tokens=40)
     sizing = object.__new__(BatchSizeTuner)
-    sizing.limits = {}
-    assert sizing.capacity("generation", size).room_tokens == room
+    sizing.budgets, sizing.used = {}, {}
+    assert sizing.budget("generation", size).token_budget == room
 
 
 def test_a_written_number_of_rows_is_kept_to() -> None:
     sizing = object.__new__(BatchSizeTuner)
-    sizing.limits = {}
-    assert sizing.capacity("generation", BatchSize(rows=8, origin="file", device="cpu")).room_tokens is None
+    sizing.budgets, sizing.used = {}, {}
+    assert sizing.budget("generation", BatchSize(rows=8, origin="file", device="cpu")).token_budget is None

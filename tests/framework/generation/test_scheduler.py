@@ -14,11 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.generation.engine import choose_engine, generate_requests, generate_rows
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.engine import choose_engine
+from partita.generation.generator import generate_requests
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings
 from partita.generation.results import BatchResult, too_large
-from partita.generation.scheduler import SHORTEST_PREFIX
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.base import SHORTEST_PREFIX, Generated, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.slots import Slots
 from partita_schema.errors import JobError, ModelError, OutOfMemory
@@ -26,6 +27,7 @@ from partita_schema.errors import JobError, ModelError, OutOfMemory
 from ...properties import examples
 from ..lm.conftest import sharpen
 from .conftest import nano_model
+from .generating import generate_rows
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})
@@ -223,7 +225,7 @@ def test_a_job_that_goes_on_gives_the_answers_of_one_that_never_stopped(
     prompts = Prompts([*prompts.ids[:12], *prompts.ids[:3]], prefix=prompts.prefix)
     options = SAMPLED if sampled else GREEDY
     straight = answers(lm, prompts, options=options)
-    again = answers(lm, prompts, options=options, done=sorted(done), batch_size=slots, room_tokens=room)
+    again = answers(lm, prompts, options=options, done=sorted(done), batch_size=slots, token_budget=room)
     assert again == {row: ids for row, ids in straight.items() if row not in done}
 
 
@@ -235,7 +237,7 @@ def test_another_seed_samples_otherwise(lm) -> None:
 def test_more_slots_are_taken_for_shorter_rows_where_memory_holds_them(lm) -> None:
     prompts, rows = made([50] * 2 + [2] * 20), []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: rows.append(len(given[1][0])))
-    batches = list(rows_of(lm, prompts, batch_size=2, room_tokens=2 * (50 + NEW)))
+    batches = list(rows_of(lm, prompts, batch_size=2, token_budget=2 * (50 + NEW)))
     hook.remove()
     assert outcomes(batches) == one_by_one(lm, prompts)
     assert rows[0] == 2
@@ -280,14 +282,14 @@ def full() -> torch.OutOfMemoryError:
 @pytest.mark.parametrize("kind", ["open", "read", "step"])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options: Any, caplog: Any) -> None:
-    prompts, limit = made(LENGTHS, prefix=PREFIX), BatchLimit(12)
+    prompts, limit = made(LENGTHS, prefix=PREFIX), BatchBudget(12)
     free = answers(lm, prompts, options=options, batch_size=12)
     caplog.set_level(logging.WARNING, logger="partita")
     with failing(lm, lambda found, pool, ids: full() if found == kind and pool.place.slots > 3 else None):
-        batches = list(rows_of(lm, prompts, options=options, batch_size=12, limit=limit))
+        batches = list(rows_of(lm, prompts, options=options, batch_size=12, budget=limit))
     assert outcomes(batches) == free
     assert limit.out_of_memory == sum(batch.out_of_memory for batch in batches) == 2
-    assert limit.rows == 3
+    assert limit.current_limit == 3
     assert batches[-1].batch_size == 3
     assert [message.split(" of up to")[0] for message in caplog.messages] == [
         "out of memory with 12 rows",
@@ -306,11 +308,11 @@ def test_memory_that_runs_out_anywhere_loses_and_changes_nothing(
     lm, fails: set[int], sampled: bool, prefix: bool, room: int | None
 ) -> None:
     prompts = made(LENGTHS, prefix=PREFIX if prefix else ())
-    options, passes, limit = SAMPLED if sampled else GREEDY, iter(range(10**6)), BatchLimit(8)
+    options, passes, limit = SAMPLED if sampled else GREEDY, iter(range(10**6)), BatchBudget(8)
     free = answers(lm, prompts, options=options)
     met = []
     with failing(lm, lambda *_: met.append(full()) or met[-1] if next(passes) in fails else None):
-        found = answers(lm, prompts, options=options, batch_size=8, limit=limit, room_tokens=room)
+        found = answers(lm, prompts, options=options, batch_size=8, budget=limit, token_budget=room)
     assert found == free
     assert limit.out_of_memory == len(met)
 
@@ -319,36 +321,36 @@ def test_other_rows_answer_alike_under_a_real_ceiling(lm, memory_ceiling: Any) -
     prompts = made(LENGTHS)
     free = answers(lm, prompts)
     for ceiling in (400, 200, 100):
-        limit = BatchLimit(15)
+        limit = BatchBudget(15)
         with memory_ceiling(lm.base, ceiling) as passes:
-            assert answers(lm, prompts, batch_size=15, limit=limit) == free
+            assert answers(lm, prompts, batch_size=15, budget=limit) == free
         assert limit.out_of_memory == sum(held > ceiling for _, held in passes) > 0
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
     lm, memory_ceiling: Any, caplog: Any
 ) -> None:
-    prompts, limit = made([5] * 8 + [55] + [5] * 6), BatchLimit(6)
+    prompts, limit = made([5] * 8 + [55] + [5] * 6), BatchBudget(6)
     free = one_by_one(lm, prompts)
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     with memory_ceiling(lm.base, 110) as passes:
-        batches = list(rows_of(lm, prompts, limit=limit))
+        batches = list(rows_of(lm, prompts, budget=limit))
     found = outcomes(batches)
     assert found.pop(8) == too_large(55, NEW)
     assert too_large(55, NEW).startswith("does not fit in memory even alone: 55 prompt tokens and up to 8 new ones;")
     assert found == {row: ids for row, ids in free.items() if row != 8}
-    assert (limit.rows, limit.tokens) == (6, None)
+    assert (limit.current_limit, limit.limit_tokens) == (6, None)
     assert max(rows for rows, _ in passes[4:]) == 6, "the others go on as before"
     assert caplog.messages[-1] == f"a row {too_large(55, NEW)}; continuing with 6 rows at a time"
 
 
 def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
-    prompts, limit = made([5] * 4 + [50] + [5] * 4), BatchLimit(4)
+    prompts, limit = made([5] * 4 + [50] + [5] * 4), BatchBudget(4)
     free = one_by_one(lm, prompts)
     with failing(lm, lambda kind, pool, ids: full() if kind == "step" and pool.place.width > 40 else None):
-        found = answers(lm, prompts, limit=limit, batch_size=4)
+        found = answers(lm, prompts, budget=limit, batch_size=4)
     assert found == free | {4: too_large(50, NEW)}
-    assert limit.rows == 4
+    assert limit.current_limit == 4
 
 
 def test_where_nothing_fits_every_row_is_reported(lm, memory_ceiling: Any) -> None:
@@ -380,15 +382,15 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
 
 @pytest.mark.parametrize("slots", [1, 4, 20])
 def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
-    prompts, limit = made([*LENGTHS], prefix=PREFIX), BatchLimit(slots)
+    prompts, limit = made([*LENGTHS], prefix=PREFIX), BatchBudget(slots)
     free = one_by_one(lm, prompts)
     for bad in (1, 4, 13):
         prompts.ids[bad][-1] = 10**6
     same = Prompts([*prompts.ids, prompts.ids[4], prompts.ids[0]], prefix=PREFIX)
-    found = answers(lm, same, batch_size=slots, limit=limit)
+    found = answers(lm, same, batch_size=slots, budget=limit)
     error = "IndexError: index out of range in self"
     assert found == free | dict.fromkeys((1, 4, 13, 15), error) | {16: free[0]}
-    assert (limit.rows, limit.out_of_memory) == (slots, 0)
+    assert (limit.current_limit, limit.out_of_memory) == (slots, 0)
 
 
 def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, caplog: Any) -> None:
@@ -401,7 +403,7 @@ def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, capl
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: Any) -> None:
-    prompts, limit = made(LENGTHS, prefix=PREFIX), BatchLimit(5)
+    prompts, limit = made(LENGTHS, prefix=PREFIX), BatchBudget(5)
     free = answers(lm, prompts, options=options)
     bad = free[6][2]
     spoiled = {row for row, ids in free.items() if bad in ids[:-1]}
@@ -413,9 +415,9 @@ def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: 
 
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     with failing(lm, fail):
-        found = answers(lm, prompts, options=options, batch_size=5, limit=limit)
+        found = answers(lm, prompts, options=options, batch_size=5, budget=limit)
     assert found == free | dict.fromkeys(spoiled, "ValueError: no such luck")
-    assert (limit.rows, limit.out_of_memory) == (5, 0)
+    assert (limit.current_limit, limit.out_of_memory) == (5, 0)
     assert "a step of 5 rows failed and they are answered one by one: ValueError: no such luck" in caplog.messages
 
 
@@ -434,7 +436,7 @@ def test_a_row_that_is_not_a_number_is_the_only_error(lm) -> None:
 
 
 def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> None:
-    prompts, limit = made([20, 9, 8, 7]), BatchLimit(4)
+    prompts, limit = made([20, 9, 8, 7]), BatchBudget(4)
     free = one_by_one(lm, prompts)
 
     def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
@@ -443,13 +445,13 @@ def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> N
         return full() if kind == "step" and pool.place.tokens == 28 else None
 
     with failing(lm, fail):
-        batches = list(rows_of(lm, prompts, limit=limit, batch_size=4))
+        batches = list(rows_of(lm, prompts, budget=limit, batch_size=4))
     assert outcomes(batches) == free | {0: too_large(20, NEW)}
-    assert (limit.rows, limit.out_of_memory) == (4, 1)
+    assert (limit.current_limit, limit.out_of_memory) == (4, 1)
 
 
 def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -> None:
-    prompts, limit, failed = made([20, 9, 8, 7, 6]), BatchLimit(4), []
+    prompts, limit, failed = made([20, 9, 8, 7, 6]), BatchBudget(4), []
     free = one_by_one(lm, prompts)
 
     def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
@@ -461,8 +463,8 @@ def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -
         return None
 
     with failing(lm, fail):
-        assert answers(lm, prompts, limit=limit, batch_size=4) == free
-    assert (len(failed), limit.out_of_memory, limit.rows) == (1, 1, 2)
+        assert answers(lm, prompts, budget=limit, batch_size=4) == free
+    assert (len(failed), limit.out_of_memory, limit.current_limit) == (1, 1, 2)
 
 
 # What ends a job
@@ -579,8 +581,8 @@ def requests_of(lengths: Sequence[int], limits: Sequence[int]) -> list[Generatio
 
 
 def ask(lm: Any, requests: Sequence[GenerationRequest], *, options: Any = GREEDY, rows: int = 3) -> list[Generated]:
-    capacity = Capacity(rows, limit=BatchLimit(rows))
-    return generate_requests(lm, requests, options=options, capacity=capacity, seed=0)
+    capacity = BatchBudget(rows)
+    return generate_requests(lm, requests, GenerationSettings(options, capacity, 0))
 
 
 def test_requests_are_answered_in_their_order_each_up_to_its_limit(lm) -> None:

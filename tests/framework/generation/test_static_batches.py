@@ -7,13 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.generation.engine import generate_rows
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings
 from partita.generation.results import unanswerable
 from partita.generation.static_batches import plan_batches, requests_in_batches
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import JobError
+
+from .generating import generate_rows
 
 GREEDY = GenerationOptions({})
 
@@ -104,7 +106,7 @@ def test_a_model_is_given_only_rows_that_it_takes_together() -> None:
     assert lm.given == [[3], [2, 2, 2], [2], [1, 1]]
     lm = Choosy()
     requests = [GenerationRequest(ids, 8) for ids in texts(lm, *words).ids]
-    found = requests_in_batches(lm, requests, options=GREEDY, capacity=Capacity(3, BatchLimit(3)), seed=0)
+    found = requests_in_batches(lm, requests, GenerationSettings(GREEDY, BatchBudget(3), 0))
     assert [answer.text for answer in found] == [word.upper() for word in words]
     assert lm.given == [[3], [2, 2, 2], [2], [1, 1]]
 

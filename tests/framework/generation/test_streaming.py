@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.generation.streaming import told_so_far
+from partita.generation.streaming import final_part
 from partita_schema.errors import DataError
 
 CONFIG: dict[str, Any] = {
@@ -26,7 +26,7 @@ PROMPTS = ["one red ball", "two", "three blue balls and a cat"]
 def model(**sections: Any) -> Model:
     made = Model(CONFIG | sections, quiet=True)
     with torch.no_grad():  # a new model repeats itself; a sharp one says various things, half characters among them
-        for parameter in made._runtime.ready().lm.module.parameters():
+        for parameter in made._backend.parts().lm.module.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return made
@@ -88,13 +88,13 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> N
     pieces = made.generate(PROMPTS[0], max_new_tokens=20, stream=True)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert made._runtime.ready().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
+    assert made._backend.parts().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
     assert made.generate(PROMPTS[0], max_new_tokens=20) == whole
 
 
 @given(st.text(alphabet="ab�", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
 def test_what_is_reported_is_the_longest_beginning_that_no_further_text_can_change(text: str, stop: list[str]) -> None:
-    told = told_so_far(text, stop)
+    told = final_part(text, stop)
     assert text.startswith(told)
     whole = text.rstrip("�")
     held = [size for size in range(1, len(whole) + 1) if any(end.startswith(whole[-size:]) for end in stop)]

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.generation.engine import Engine, generate_rows
+from partita.generation.engine import Engine
 from partita.generation.predictions import Predictions
 from partita.generation.prompts import EncodedPrompts
 from partita.lm.base import GenerationOptions
 from partita_schema.rows import row_schema
 
 from .conftest import encoder_of, nano_model
+from .generating import generate_rows
 
 QUESTIONS = [{"question": "abc " * (n * 5 % 9 + 1) + str(n)} for n in range(14)]
 SAMPLED = GenerationOptions({"do_sample": True, "top_k": 0})

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from partita.generation.engine import choose_engine
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings
 from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import PADDED, GenerationOptions
 from partita_schema.errors import ModelError, OutOfMemory
@@ -211,11 +212,11 @@ def test_virtual_tokens_stand_before_prompts_in_what_is_tried(small) -> None:
 
 def test_a_prompt_of_one_token_does_not_go_on_from_the_row_before(small, tiny) -> None:
     lm = tiny("recurrent_gemma")
-    capacity = Capacity(1, BatchLimit(1))
+    capacity = BatchBudget(1)
     one, *others = small.requests((1, 8), (9, 8), (5, 8))
 
     def answer(requests: list[Any]) -> Any:
-        return requests_in_batches(lm, requests, options=GREEDY, capacity=capacity, seed=0)[0]
+        return requests_in_batches(lm, requests, GenerationSettings(GREEDY, capacity, 0))[0]
 
     assert answer([one, *others]) == answer([one])
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.generation.engine import generate_requests, run_of_requests
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.generator import generate_requests, run_of_requests
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings
 from partita.generation.streaming import stream_requests
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
@@ -240,7 +241,7 @@ def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_lib
     asked = [GenerationRequest(list(request.input_ids), 12) for request in requests]
     first = doubled(small, lm, asked)
     with caplog.at_level("DEBUG"):
-        found = generate_requests(lm, asked, options=GREEDY, capacity=Capacity(slots, BatchLimit(slots)), seed=0)
+        found = generate_requests(lm, asked, GenerationSettings(GREEDY, BatchBudget(slots), 0))
     wanted = [small.greedy_alone(lm, request) for request in requests]
     assert [one.ids for one in found] == wanted
     assert any(first in ids for ids in wanted), "two tokens were as likely"
@@ -286,10 +287,10 @@ def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any,
         GenerationRequest(list(one.input_ids), 12) for one in small.slot_requests(*[(1 + row, 12) for row in range(9)])
     ]
     doubled(small, lm, asked)
-    capacity = Capacity(4, BatchLimit(4))
-    whole = generate_requests(lm, asked, options=GREEDY, capacity=capacity, seed=0)
+    capacity = BatchBudget(4)
+    whole = generate_requests(lm, asked, GenerationSettings(GREEDY, capacity, 0))
     pieces: dict[int, str] = {}
-    for place, piece in stream_requests(lm, asked, options=GREEDY, capacity=capacity, seed=0):
+    for place, piece in stream_requests(lm, asked, GenerationSettings(GREEDY, capacity, 0)):
         pieces[place] = pieces.get(place, "") + piece
     assert [pieces.get(place, "") for place in range(9)] == [one.text for one in whole]
 
@@ -307,10 +308,7 @@ def test_where_last_digits_show_the_sums_are_the_library_s(
     requests = small.slot_requests(*[(1 + row, 20) for row in range(20)])
     asked = [GenerationRequest(list(request.input_ids), 20) for request in requests]
     with Watch() as seen:
-        answers = [
-            generate_requests(lm, asked, options=options, capacity=Capacity(n, BatchLimit(n)), seed=3)
-            for n in (1, 6, 20)
-        ]
+        answers = [generate_requests(lm, asked, GenerationSettings(options, BatchBudget(n), 3)) for n in (1, 6, 20)]
     assert not seen.rows
     assert [one.ids for one in answers[0]] == [one.ids for one in answers[1]] == [one.ids for one in answers[2]]
 
@@ -327,7 +325,7 @@ def test_what_is_close_is_doubtful() -> None:
 
 def test_padding_that_is_reported_is_that_which_is_read(small: Any, lm: Any, faster: bool) -> None:
     asked = [GenerationRequest(list(one.input_ids), 1) for one in small.slot_requests(*[(33, 1)] * 4, (30, 1))]
-    run = run_of_requests(lm, asked, options=GREEDY, capacity=Capacity(8, BatchLimit(8)), seed=0)
+    run = run_of_requests(lm, asked, GenerationSettings(GREEDY, BatchBudget(8), 0))
     read: list[int] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(
         lambda module, given, out: read.append(given[0].numel())
@@ -364,7 +362,7 @@ def config(**trainer):
 
 def opened(**trainer):
     model = Model(config(**trainer), quiet=True)
-    lm = model._runtime.ready().lm
+    lm = model._backend.parts().lm
     lm.wide = widen(lm.module, least=Least(products=0, weights=1024)) > 0
     assert lm.wide
     return model

@@ -476,8 +476,9 @@ NO_PIECES = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "1310
 MEASURE = """
 import json, os, sys
 from pathlib import Path
-from partita.generation.engine import generate_requests
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.generator import generate_requests
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.huggingface import load_model
 from partita.tokenizers.load import load_tokenizer
@@ -510,8 +511,8 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
 
     def whole():
         if slots:
-            capacity = Capacity(rows, BatchLimit(rows))
-            answers = generate_requests(lm, [*longer, *shorter], options=chosen, capacity=capacity, seed=0)
+            capacity = BatchBudget(rows)
+            answers = generate_requests(lm, [*longer, *shorter], GenerationSettings(chosen, capacity, 0))
         else:
             answers = lm.generate(requests, chosen, seed=0)
         assert any(answer.finish_reason == "length" for answer in answers)

@@ -17,7 +17,7 @@ def zero_shot(colours: Any, **changes: Any) -> dict[str, Any]:
 
 def words_of(model: Model) -> set[str]:
     """Words that the tokenizer knows, however it writes the spaces before them."""
-    tokenizer = model._runtime.ready().lm.tokenizer
+    tokenizer = model._backend.parts().lm.tokenizer
     return {tokenizer.decode([number]).strip() for number in tokenizer.get_vocab().values()}
 
 

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from partita import Model
-from partita.backends.context import ModelRuntime
+from partita.backends.context import RunContext
+from partita.backends.local import LocalBackend
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
-from partita.generation.oom_backoff import BatchLimit
+from partita.generation.oom_backoff import BatchBudget
 from partita.lm.scripted import ScriptedModel
-from partita.pipeline.evaluate import EvalDataset, build_eval_dataset, mean_loss, score
+from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
+from partita.pipeline.evaluate import mean_loss, score
 from partita_schema.errors import DataError, OutOfMemory
 from partita_schema.load import load_config
 
@@ -29,7 +31,7 @@ def pipeline(colours: Any) -> Any:
         {"name": "number", "type": "number"},
     ]
     config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
-    return ModelRuntime(load_config(config), quiet=True).ready()
+    return LocalBackend(RunContext(load_config(config), quiet=True)).parts()
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +45,13 @@ def rows(colours: Any, pipeline: Any) -> EvalDataset:
 def test_the_loss_is_that_of_a_machine_without_limits(
     pipeline: Any, rows: EvalDataset, memory_ceiling: Any, caplog: Any
 ) -> None:
-    free = mean_loss(pipeline, rows.encoded, batch_size=8)["loss"]
+    free = mean_loss(pipeline, rows.encoded, budget=BatchBudget(8))["loss"]
     longest = int(rows.encoded.lengths.max())
-    limit = BatchLimit(8)
+    limit = BatchBudget(8)
     with memory_ceiling(pipeline.lm.module, 3 * longest) as passes, caplog.at_level(logging.INFO):
-        cut = mean_loss(pipeline, rows.encoded, batch_size=8, limit=limit)["loss"]
+        cut = mean_loss(pipeline, rows.encoded, budget=limit)["loss"]
     assert math.isclose(cut, free, rel_tol=1e-6)
-    assert (limit.rows, limit.out_of_memory) == (2, 2)
+    assert (limit.current_limit, limit.out_of_memory) == (2, 2)
     # Thirty rows are 8, 8, 8 and 6, and a part of 3 is cut as well.
     assert [number for number, _ in passes] == [8, 4, *[2] * 12, 2, 1, 2, 1]
     assert caplog.messages == [
@@ -61,7 +63,7 @@ def test_the_loss_is_that_of_a_machine_without_limits(
 def test_halves_are_no_wider_than_their_longest_row(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     lengths = sorted(rows.encoded.lengths.tolist(), reverse=True)
     with memory_ceiling(pipeline.lm.module, 10**6) as passes:
-        mean_loss(pipeline, rows.encoded, batch_size=30, limit=BatchLimit(8))
+        mean_loss(pipeline, rows.encoded, budget=BatchBudget(30, current_limit=8))
     # Thirty rows are cut into 15 and 15, and these into 8 and 7.
     assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
 
@@ -71,7 +73,7 @@ def test_a_row_that_does_not_fit_alone_is_named(pipeline: Any, rows: EvalDataset
     longest = int(rows.encoded.lengths.max())
     place = int(rows.encoded.lengths.argmax())
     with memory_ceiling(pipeline.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
-        mean_loss(pipeline, rows.encoded, batch_size=8)
+        mean_loss(pipeline, rows.encoded, budget=BatchBudget(8))
     assert str(caught.value) == (
         f"row {rows.rows.key(place)} of {longest} tokens does not fit in memory even alone: write a smaller "
         "preprocessing.global_max_sequence_length, quantization or a smaller model"
@@ -84,16 +86,16 @@ def test_any_other_error_of_the_loss_is_passed_on(rows: EvalDataset) -> None:
             raise IndexError("index out of range in self")
 
     with pytest.raises(IndexError, match="index out of range"):
-        mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, batch_size=8)  # type: ignore[arg-type]
+        mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, budget=BatchBudget(8))  # type: ignore[arg-type]
 
 
 def test_scores_are_those_of_a_machine_without_limits(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
-    limit = BatchLimit(8)
-    free = score(pipeline, rows.rows, batch_size=8)
+    limit = BatchBudget(8)
+    free = score(pipeline, rows.rows, budget=BatchBudget(8))
     with memory_ceiling(pipeline.lm.base, 4 * (30 + 24)):
-        cut = score(pipeline, rows.rows, batch_size=8, limit=limit)
+        cut = score(pipeline, rows.rows, budget=limit)
     assert cut.outputs == free.outputs
-    assert limit.rows < 8
+    assert limit.current_limit < 8
 
 
 @contextmanager
@@ -126,7 +128,7 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
         base.get_input_embeddings().register_forward_hook(hold),
         base.get_output_embeddings().register_forward_pre_hook(refuse),
     ):
-        mean_loss(pipeline, rows.encoded, batch_size=16)
+        mean_loss(pipeline, rows.encoded, budget=BatchBudget(16))
     assert sizes[:4] == [16, 8, 4, 4]
     assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
 

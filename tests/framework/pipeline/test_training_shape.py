@@ -121,13 +121,13 @@ def test_a_tuned_token_budget_is_the_rows_times_the_longest() -> None:
     size = shape.with_tokens(tuned(4))
 
     assert (size.rows, size.max_tokens) == (4, 120)
-    assert shape.written is None
+    assert shape.user_set is None
 
 
 def test_a_token_budget_of_the_file_needs_no_search() -> None:
     shape = shape_of(np.array([5, 30, 12]), TokenBudgetBatching(type="token_budget", max_tokens=100))
 
-    assert shape.written == 3
+    assert shape.user_set == 3
     assert shape.with_tokens(tuned(3)).max_tokens == 100
 
 

@@ -133,7 +133,7 @@ def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, a
     del settings["generation"]
     model = Model(settings, quiet=True)
     found = model.tune(asked).found()["generation"]
-    assert found.new_tokens == model._runtime.ready().max_new_tokens < 15
+    assert found.new_tokens == model._backend.parts().max_new_tokens < 15
     device.passes.clear()
     assert statuses(model.predict(asked)) == {"ok"}
     assert max(one.rows for one in device.work()) == found.rows

@@ -16,7 +16,7 @@ from partita.runs.files import strict_json, write_atomically
 from partita.runs.finding import ChosenRun, check_same, choose_folder, find_finished, leaves
 from partita.runs.lock import lock
 from partita.runs.manifest import read_manifest
-from partita_schema.backend import TorchrunBackend
+from partita_schema.backend import TorchrunBackendConfig
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
 from partita_schema.sealed import sealed
@@ -197,7 +197,7 @@ def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path
     with opened(tmp_path / "run", epochs=3):
         pass
     assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run"), "begun, not done"
-    several = config.model_copy(update={"backend": TorchrunBackend(type="torchrun", processes=2)})
+    several = config.model_copy(update={"backend": TorchrunBackendConfig(type="torchrun", processes=2)})
     assert choose_folder("run", config=several, base=tmp_path).folder == tmp_path / "run", "other processes"
     assert choose_folder("run", config=config_of(batch_size=4, epochs=3), base=tmp_path) == ChosenRun(
         tmp_path / "run-2",

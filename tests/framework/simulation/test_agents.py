@@ -282,11 +282,11 @@ def test_models_share_what_memory_holds() -> None:
 
     def model(found: BatchSize) -> Any:
         pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
-        return SimpleNamespace(pipeline=pipeline, sizing=SimpleNamespace(generation=lambda lengths, rows: found))
+        return SimpleNamespace(pipeline=pipeline, sizing=SimpleNamespace(generation=lambda lengths, batch_size: found))
 
     section = Simulation.model_validate(settings(Path())["simulation"])
     sizes: Callable[..., Any] = lambda **models: {  # noqa: E731 -- read once
-        name: found.rows for name, found in find_sizes(models, section, dialogues=9, rows=None).items()
+        name: found.rows for name, found in find_sizes(models, section, dialogues=9, batch_size=None).items()
     }
     assert sizes(agent=model(size)) == {"agent": 48}
     assert sizes(agent=model(size), user=model(replace(size, rows=8))) == {"agent": 32, "user": 8}

@@ -10,7 +10,7 @@ from partita import ConfigError
 from partita.data.episode import Episode
 from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.row_tokenizer import RowTokenizer
-from partita.generation.oom_backoff import BatchLimit, Capacity
+from partita.generation.oom_backoff import BatchBudget
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted, tools_of
@@ -183,7 +183,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
         cast(Any, lm),
         TurnEncoder(encoder, "messages", lm.tokenizer.decode),
         options=GenerationOptions({}),
-        capacity=Capacity(4, BatchLimit(4)),
+        budget=BatchBudget(4),
         room=4000,
         max_new_tokens=100,
         seed=1,

@@ -23,7 +23,7 @@ from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
 from partita.generation.prompts import described
-from partita_schema.backend import EndpointBackend
+from partita_schema.backend import EndpointBackendConfig
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class RequestSender:
     """Sends requests to a server within the configured limits. Used by the tasks of one event loop."""
 
     client: httpx2.AsyncClient
-    backend: EndpointBackend
+    backend: EndpointBackendConfig
     mode: Mode
     pace: RateLimiter
     logprobs: bool = False

@@ -19,7 +19,7 @@ from partita.backends.endpoint.asking import RequestFailure, RequestSender
 from partita.backends.endpoint.pace import RateLimiter
 from partita.backends.endpoint.protocol import EndpointReply, Mode
 from partita.backends.endpoint.redaction import Redaction, redacted_logs
-from partita_schema.backend import EndpointBackend
+from partita_schema.backend import EndpointBackendConfig
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Exchange:
 
     def __init__(
         self,
-        backend: EndpointBackend,
+        backend: EndpointBackendConfig,
         *,
         mode: Mode,
         key: str | None,

@@ -20,11 +20,13 @@ import numpy.typing as npt
 from partita.backends.endpoint.asking import REFUSED, RequestFailure
 from partita.backends.endpoint.exchange import Exchange, Question, QuestionResult
 from partita.backends.endpoint.protocol import EndpointReply, Mode, request_body, written_messages
+from partita.generation.engine import Engine
+from partita.generation.prompts import Lengths
+from partita.generation.requests import GenerationJob, GenerationSettings, RowRequests, plan
 from partita.generation.results import BatchResult, RowResult
-from partita.generation.scheduler import RowRequests, plan
 from partita.lm.base import Generated, GenerationOptions
 from partita.tokenizers.load import byte_tokenizer
-from partita_schema.backend import EndpointBackend
+from partita_schema.backend import EndpointBackendConfig
 from partita_schema.config import Config
 from partita_schema.endpoint_rules import sends_chat
 from partita_schema.errors import DataError, ModelError, PartitaError, ServerError
@@ -42,7 +44,7 @@ KEPT = "The answers so far are saved; rerun the same command to resume"
 class EndpointClient:
     """A model on a server. Prompts are held as UTF-8 bytes, one token each, because its tokenizer is unknown."""
 
-    backend: EndpointBackend
+    backend: EndpointBackendConfig
     model: str
     """Name of the model on the server."""
     mode: Mode
@@ -63,14 +65,16 @@ class EndpointClient:
         extra = f" with {json.dumps(self.backend.extra_body, sort_keys=True)}" if self.backend.extra_body else ""
         return f"{self.model} ({self.mode}) at {self.backend.url}{extra}"
 
+    def choose_engine(self, lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int) -> Engine:
+        """Return "server"."""
+        return "server"
+
+    def generate(self, job: GenerationJob, *, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
+        """Generate answers for all rows that are not `done`, [rows]; see `partita.generation.generator.Generator`."""
+        return self.answers(job.requests(context_length=None), job.settings, left=~done)
+
     def answers(
-        self,
-        work: RowRequests,
-        options: GenerationOptions,
-        *,
-        concurrency: int,
-        seed: int,
-        left: npt.NDArray[np.bool_],
+        self, work: RowRequests, settings: GenerationSettings, *, left: npt.NDArray[np.bool_]
     ) -> Iterator[BatchResult]:
         """Generate answers and yield them as they arrive; equal greedy prompts are sent once.
 
@@ -78,15 +82,15 @@ class EndpointClient:
 
         Args:
             work: The rows with their prompts.
-            options: Generation options of `server_options`.
-            concurrency: Concurrent requests.
-            seed: Seed for sampling.
+            settings: How they are generated, with the options of `server_options`; the batch size of the budget is
+                the number of concurrent requests.
             left: Rows to answer, [rows].
 
         Raises:
             ServerError: The server is unreachable, or too many consecutive rows failed.
             ModelError: The server rejects all requests.
         """
+        options, concurrency, seed = settings.options, settings.budget.batch_size, settings.seed
         rows, copies = plan(work, left)
         rows.sort()  # not the longest first: prompts that are too long would all be rejected at the beginning
         judge = Judge(self, concurrency=concurrency)
@@ -118,23 +122,13 @@ class EndpointClient:
                 if collected.end is not None:
                     raise collected.end
 
-    def write(
-        self,
-        texts: Sequence[str],
-        options: GenerationOptions,
-        *,
-        max_new_tokens: int,
-        concurrency: int,
-        seed: int,
-    ) -> list[Generated]:
+    def write(self, texts: Sequence[str], settings: GenerationSettings, *, max_new_tokens: int) -> list[Generated]:
         """Generate text after each prompt, or in a chat a reply to it, in input order.
 
         Args:
             texts: The prompts.
-            options: Generation options of `server_options`.
+            settings: How they are generated; see `answers`.
             max_new_tokens: Limit of generated tokens per prompt.
-            concurrency: Concurrent requests.
-            seed: Seed for sampling.
 
         Raises:
             DataError: A prompt is empty.
@@ -155,7 +149,7 @@ class EndpointClient:
         left = np.ones(len(tokens), dtype=np.bool_)
         completions = {
             result.row: generated_or_raise(result)
-            for batch in self.answers(work, options, concurrency=concurrency, seed=seed, left=left)
+            for batch in self.answers(work, settings, left=left)
             for result in batch.results
         }
         return [completions[row] for row in range(len(tokens))]
@@ -300,7 +294,7 @@ def row_seed(seed: int, key: bytes) -> int:
 
 def server_of(config: Config) -> EndpointClient:
     """Return the client for a configuration."""
-    assert isinstance(config.backend, EndpointBackend)
+    assert isinstance(config.backend, EndpointBackendConfig)
     assert isinstance(config.base_model, str)
     mode: Mode = "chat" if sends_chat(config) else "completion"
     return EndpointClient(config.backend, config.backend.model or config.base_model, mode)

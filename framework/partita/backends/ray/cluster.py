@@ -31,7 +31,7 @@ from partita.backends.ray.worker_backend import (
     WorkerReported,
 )
 from partita.distributed.init import available_cores
-from partita_schema.backend import RayBackend
+from partita_schema.backend import RayBackendConfig
 from partita_schema.errors import ConfigError, DataError, JobError, PartitaError, Problem, TrainingError
 
 POST = "post"
@@ -72,7 +72,7 @@ class RayWorkerBackend:
     The actors end with this object or with the process.
     """
 
-    def __init__(self, backend: RayBackend, *, device: str) -> None:
+    def __init__(self, backend: RayBackendConfig, *, device: str) -> None:
         """Connect to Ray or start it. `device` is the configured device.
 
         Raises ConfigError if Ray is not installed, and JobError if it cannot be reached.
@@ -168,7 +168,14 @@ class RayRankLauncher:
     """
 
     def __init__(
-        self, backend: RayBackend, work: Callable[[], Any], *, device: str, threads: str, quiet: bool, storage: Path
+        self,
+        backend: RayBackendConfig,
+        work: Callable[[], Any],
+        *,
+        device: str,
+        threads: str,
+        quiet: bool,
+        storage: Path,
     ) -> None:
         """Start the ranks.
 
@@ -322,7 +329,7 @@ def train_library() -> tuple[Any, Any]:
     return ray.train, ray.train.torch
 
 
-def places(ray: Any, backend: RayBackend, *, device: str) -> tuple[int, int]:
+def places(ray: Any, backend: RayBackendConfig, *, device: str) -> tuple[int, int]:
     """Return the number of workers, and of the cluster's GPUs that they may use."""
     gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     return (gpus or 1) if backend.workers == "auto" else backend.workers, gpus
@@ -339,7 +346,7 @@ def is_own(ray: Any) -> bool:
     return RANK_RESOURCE in ray.cluster_resources()
 
 
-def connect(backend: RayBackend) -> Any:
+def connect(backend: RayBackendConfig) -> Any:
     """Return the ray module, connected to the existing connection of this process, else to the configured address.
 
     Without an address, start a local Ray that ends with the process. Raises ConfigError if Ray is not installed, and

@@ -3,18 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from partita.backends.ray.assignments import Assignments
 from partita.backends.ray.messages import WorkerJob
 from partita.backends.ray.work_items import WorkPlan
 from partita.backends.ray.worker_backend import Event, WorkerEnded, WorkerLost, WorkerReplied, WorkerReported
+from partita.backends.ray.worker_pool import WorkerPool
 from partita.backends.ray.worker_state import WorkerState
 from partita.generation.results import BatchResult, RowResult
 from partita.generation.scheduler import FREE_SHARE, MORE_SLOTS
-
-if TYPE_CHECKING:
-    from partita.backends.ray.worker_pool import WorkerPool
 
 AHEAD = 2
 """Rows that a worker holds, as a multiple of those it generates at a time, so that it never waits."""
@@ -23,7 +20,7 @@ AHEAD = 2
 class WorkerPoolJob:
     """Runs the work items of a plan on a pool."""
 
-    def __init__(self, pool: "WorkerPool", plan: WorkPlan, worker_job: WorkerJob) -> None:
+    def __init__(self, pool: WorkerPool, plan: WorkPlan, worker_job: WorkerJob) -> None:
         """The pool must have started."""
         self.pool, self.plan, self.worker_job = pool, plan, worker_job
         self.assignments = Assignments(plan.total)
@@ -129,7 +126,7 @@ class WorkerPoolJob:
         for member in members:
             at_a_time = self.at_a_time(member)
             # Where memory is the limit, there may be more slots for shorter rows.
-            ahead = MORE_SLOTS if self.worker_job.room_tokens is not None and self.in_slots else AHEAD
+            ahead = MORE_SLOTS if self.worker_job.token_budget is not None and self.in_slots else AHEAD
             wanted = ahead * at_a_time - self.assignments.holds(member.number)
             if self.is_stopping or wanted * FREE_SHARE < at_a_time:
                 continue

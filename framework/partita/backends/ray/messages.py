@@ -52,7 +52,7 @@ class Offer:
     """How many rows a worker's device fits."""
 
     size: BatchSize
-    room_tokens: int | None
+    token_budget: int | None
     """Total tokens of rows that fit, if memory determined the size."""
 
 
@@ -71,7 +71,7 @@ class WorkerJob:
     batch_size: int
     size: BatchSize | None
     """The measured batch size; None if it was not measured."""
-    room_tokens: int | None
+    token_budget: int | None
     prefix: Sequence[int]
     """Tokens that all prompts begin with."""
 

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from partita.generation.requests import RowRequests, common_prefix, plan
 from partita.generation.results import RowResult, Rows
-from partita.generation.scheduler import RowRequests, common_prefix, plan
 from partita.generation.static_batches import plan_batches
 from partita.lm.base import BatchWay
 
@@ -30,7 +30,7 @@ class WorkItem:
     """Limit of generated tokens of each row."""
     keys: tuple[bytes, ...]
     """Sampling key of each row."""
-    max_new_tokens: tuple[bool, ...]
+    wanted: tuple[bool, ...]
     """Which rows are requested; the others only keep the batch as planned."""
 
 

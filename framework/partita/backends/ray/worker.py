@@ -19,9 +19,10 @@ from partita.backends.ray.messages import LoadRequest, LogMessage, ModelFacts, O
 from partita.backends.ray.work_items import WorkItem
 from partita.distributed.init import available_cores, own_threads
 from partita.distributed.world import DistributedEnv
-from partita.generation.oom_backoff import BatchLimit
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import GenerationSettings, RowRequests
 from partita.generation.results import BatchResult
-from partita.generation.scheduler import RowRequests, Scheduler
+from partita.generation.scheduler import Scheduler
 from partita.generation.static_batches import StaticBatch
 from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
 from partita.lm.huggingface import load_model
@@ -98,7 +99,7 @@ class Worker:
         *,
         lengths: np.ndarray,
         shared_tokens: int,
-        rows: int | None,
+        batch_size: int | None,
         max_new_tokens: int,
     ) -> Offer:
         """Return the best batch size for generation on this worker, as found by `BatchSizeTuner.generation`.
@@ -107,35 +108,34 @@ class Worker:
             options: Generation options.
             lengths: Prompt tokens of each row, 0 for rows that are not requested.
             shared_tokens: Tokens of the prefix that all prompts share.
-            rows: Batch size that overrides the configured one, or None.
+            batch_size: Batch size that overrides the configured one, or None.
             max_new_tokens: Maximum new tokens of a row.
         """
         sizing = self.sizing(options, max_new_tokens)
-        size = sizing.generation(lengths, shared_tokens=shared_tokens, rows=rows)
-        return Offer(size, sizing.capacity("generation", size).room_tokens)
+        size = sizing.generation(lengths, shared_tokens=shared_tokens, batch_size=batch_size)
+        return Offer(size, sizing.budget("generation", size).token_budget)
 
-    def evaluation_size(self, lengths: np.ndarray, most_learned: int, *, rows: int | None) -> BatchSize:
+    def evaluation_size(self, lengths: np.ndarray, most_learned: int, *, batch_size: int | None) -> BatchSize:
         """Return the batch size for evaluation on this worker, as found by `BatchSizeTuner.evaluation`."""
-        return self.sizing(NO_OPTIONS, 1).evaluation(lengths, most_learned, rows=rows)
+        return self.sizing(NO_OPTIONS, 1).evaluation(lengths, most_learned, batch_size=batch_size)
 
     def loss(self, batch: Batch, *, size: BatchSize) -> float:
         """Return the sum of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
-        with self.sizing(NO_OPTIONS, 1).work("evaluation", size) as capacity, torch.no_grad():
+        with self.sizing(NO_OPTIONS, 1).work("evaluation", size) as budget, torch.no_grad():
             self.lm.module.eval()
-            return batch_loss(self.lm, batch, limit=capacity.limit)
+            return batch_loss(self.lm, batch, budget=budget)
 
     def answer(self, worker_job: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Yield results of the received rows and log messages until the job is ended."""
         sizing = self.sizing(worker_job.options, worker_job.max_new_tokens)
         size = worker_job.size or BatchSize(rows=worker_job.batch_size, origin="file", device=str(self.lm.device))
-        limit = (
-            sizing.limit("generation", size)
-            if size.rows == worker_job.batch_size
-            else BatchLimit(worker_job.batch_size)
-        )
+        budget = BatchBudget(worker_job.batch_size)
+        if size.rows == worker_job.batch_size:
+            budget = sizing.budget("generation", size)
+        budget.token_budget = worker_job.token_budget
         work = self.in_slots if worker_job.engine == "slots" else self.in_batches
         with sizing.guard(size):
-            for batch in work(worker_job, self.mail_of(worker_job.number), limit):
+            for batch in work(worker_job, self.mail_of(worker_job.number), budget):
                 yield from self.said()
                 yield batch
         sizing.after(BatchSizes(generation=size))
@@ -158,44 +158,35 @@ class Worker:
                 self.mail = Mail(number)
             return self.mail if number == self.mail.number else Mail(number)  # rows of a finished job are dropped
 
-    def in_slots(self, worker_job: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
+    def in_slots(self, worker_job: WorkerJob, mail: "Mail", budget: BatchBudget) -> Iterator[BatchResult]:
         """Answer rows in slots, which stay open while there are rows."""
         rows = HandedRows(mail, worker_job.rows)
         work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=worker_job.prefix)
         while mail.wait():
-            run = Scheduler(
-                self.lm,
-                work,
-                worker_job.options,
-                slots=worker_job.batch_size,
-                seed=worker_job.seed,
-                left=np.zeros(worker_job.rows, dtype=np.bool_),
-                limit=limit,
-                room_tokens=worker_job.room_tokens,
-                stopping=lambda: mail.is_left_alone,
-                source=rows,
+            settings = GenerationSettings(
+                worker_job.options, budget, worker_job.seed, stopping=lambda: mail.is_left_alone
             )
+            run = Scheduler(self.lm, work, settings, rows=rows)
             for batch in run.completions():
                 rows.forget(result.row for result in batch.results)
                 yield batch
 
-    def in_batches(self, worker_job: WorkerJob, mail: "Mail", limit: BatchLimit) -> Iterator[BatchResult]:
+    def in_batches(self, worker_job: WorkerJob, mail: "Mail", budget: BatchBudget) -> Iterator[BatchResult]:
         """Answer sorted batches one after the other."""
+        settings = GenerationSettings(worker_job.options, budget, worker_job.seed)
         while mail.wait():
             work_item = mail.next()
             prompts = dict(zip(work_item.rows, work_item.prompts, strict=True))
             keys = dict(zip(work_item.rows, work_item.keys, strict=True))
             yield from StaticBatch(
                 self.lm,
+                settings,
                 partial(chosen, prompts),
-                worker_job.options,
+                keys.__getitem__,
                 rows=np.array(work_item.rows),
                 lengths=np.array([len(ids) for ids in work_item.prompts]),
                 new_tokens=np.array(work_item.new_tokens),
-                wanted=np.array(work_item.max_new_tokens),
-                key=keys.__getitem__,
-                seed=worker_job.seed,
-                limit=limit,
+                wanted=np.array(work_item.wanted),
             ).generate()
 
     def sizing(self, options: GenerationOptions, max_new_tokens: int) -> BatchSizeTuner:

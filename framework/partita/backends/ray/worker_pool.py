@@ -7,7 +7,7 @@ twice. An error raised by a row is that row's error, as in a single process. Any
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from partita.backends.ray.job import WorkerPoolJob
-from partita.backends.ray.messages import LoadRequest, LogMessage, ModelFacts, Offer, WorkerJob
-from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan, WorkPlan
+from partita.backends.ray.messages import LoadRequest, LogMessage, ModelFacts, Offer
 from partita.backends.ray.worker_backend import (
     Event,
     WorkerBackend,
@@ -27,9 +25,6 @@ from partita.backends.ray.worker_backend import (
     WorkerReported,
 )
 from partita.backends.ray.worker_state import WorkerState, described
-from partita.generation.results import BatchResult
-from partita.generation.scheduler import RowRequests
-from partita.generation.static_batches import way_for
 from partita.lm.base import BatchWay, GenerationOptions
 from partita.outputs.reading import clipped
 from partita_schema.counted import counted
@@ -63,7 +58,7 @@ class WorkerPool:
         """Create a pool; no worker is started yet.
 
         Args:
-            crew: Starts the workers.
+            worker_backend: Starts the workers.
             order: What each worker loads.
             tokenizer: Tokenizes the prompts in this process.
             workers: Number of workers.
@@ -77,7 +72,6 @@ class WorkerPool:
         """Whether all workers have been ready at the same time."""
         self.deaths = 0
         """Workers lost since the last result."""
-        self.errands = 0
         self.offered: Offer | None = None
 
     # Properties of the model
@@ -120,7 +114,7 @@ class WorkerPool:
         *,
         lengths: npt.NDArray[np.integer],
         shared_tokens: int,
-        rows: int | None,
+        batch_size: int | None,
         max_new_tokens: int,
     ) -> Offer:
         """Return how many rows each worker generates at a time: the smallest number that a worker has measured.
@@ -129,7 +123,7 @@ class WorkerPool:
             options: Generation options.
             lengths: Prompt lengths in tokens, [rows].
             shared_tokens: Length of the prefix that all prompts share, in tokens.
-            rows: Rows at a time, set by the user, or None.
+            batch_size: Rows at a time, set by the user, or None.
             max_new_tokens: Limit of generated tokens per row.
         """
         offers: list[Offer] = self.ask(
@@ -137,7 +131,7 @@ class WorkerPool:
             options,
             lengths=lengths,
             shared_tokens=shared_tokens,
-            rows=rows,
+            batch_size=batch_size,
             max_new_tokens=max_new_tokens,
         )
         self.offered = min(offers, key=lambda offer: offer.size.rows)
@@ -145,68 +139,6 @@ class WorkerPool:
         if sizes[0] != sizes[-1]:
             logger.info("workers hold %s to %s rows at a time; all get %s", sizes[0], sizes[-1], sizes[0])
         return self.offered
-
-    # Generation
-
-    def completions(
-        self,
-        work: RowRequests,
-        options: GenerationOptions,
-        *,
-        engine: str,
-        max_new_tokens: int,
-        batch_size: int,
-        room_tokens: int | None,
-        seed: int,
-        left: npt.NDArray[np.bool_],
-        stopping: Callable[[], bool],
-    ) -> Iterator[BatchResult]:
-        """Generate answers and yield them as they arrive. Everything yielded is complete.
-
-        Args:
-            work: The rows with their prompts.
-            options: Generation options.
-            engine: "slots" or "static".
-            max_new_tokens: Limit of generated tokens per row.
-            batch_size: Rows that each worker generates at a time.
-            room_tokens: Total tokens of rows that fit, if memory determined the size.
-            seed: Seed for sampling.
-            left: Rows to answer, [rows].
-            stopping: Once it returns True, workers finish the started rows only.
-
-        Raises:
-            JobError: Workers died consecutively without a result.
-            Exception: Any error that a worker raised outside of a row.
-        """
-        plan: WorkPlan
-        if engine == "slots":
-            plan = RowWorkPlan(work, left)
-        else:
-            way = way_for(self, work.lengths, work.new_tokens, options=options)
-            plan = BatchWorkPlan(work, left, batch_size=batch_size, way=way)
-        if not plan.total:
-            return
-        self.start()
-        self.errands += 1
-        worker_job = WorkerJob(
-            number=self.errands,
-            engine=engine,
-            options=options,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            rows=len(left),
-            batch_size=batch_size,
-            size=self.offered.size if self.offered is not None else None,
-            room_tokens=room_tokens,
-            prefix=list(plan.prefix),
-        )
-        job = WorkerPoolJob(self, plan, worker_job)
-        try:
-            yield from job.completions(stopping)
-        finally:
-            # If the caller abandons the job, workers would continue with it.
-            for member in self.working():
-                self.stop(member)
 
     # Workers
 

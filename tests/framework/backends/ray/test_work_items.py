@@ -37,7 +37,7 @@ def test_rows_come_longest_first_with_their_prompts() -> None:
 
     assert [work_item.rows for work_item in work_items] == [(1,), (3,), (5,), (4,)]
     assert work_items[2].prompts == ([5, 5, 5, 5],)
-    assert (work_items[2].new_tokens, work_items[2].keys, work_items[2].max_new_tokens) == ((7,), (b"\x05",), (True,))
+    assert (work_items[2].new_tokens, work_items[2].keys, work_items[2].wanted) == ((7,), (b"\x05",), (True,))
 
 
 def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> None:
@@ -55,7 +55,7 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
     plan = BatchWorkPlan(work(), all_but(1), batch_size=2, way=PADDED)
     [first, _, last] = plan.work_items(range(plan.total))
 
-    assert (first.rows, first.max_new_tokens) == ((1, 3), (False, True))
+    assert (first.rows, first.wanted) == ((1, 3), (False, True))
     assert (last.place, last.rows) == (2, (4,))
     assert plan.answered(RowResult(5, None)) == (None, [RowResult(5, None)])
     assert plan.answered(RowResult(0, None))[0] == 1
@@ -70,7 +70,7 @@ def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
     [again] = plan.work_items([0])
 
     assert again.rows == first.rows
-    assert again.max_new_tokens == (False, True, True)
+    assert again.wanted == (False, True, True)
 
 
 def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:

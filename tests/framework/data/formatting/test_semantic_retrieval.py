@@ -83,9 +83,9 @@ def test_a_zero_shot_model_is_asked_with_the_nearest_example(
     model = Model(config, quiet=True)
     predictions = model.predict([{"text": "a tree"}, {"text": "red balls"}])
     assert {row["status"] for row in predictions} == {"ok"}
-    encoder = model._runtime.ready().encoder
+    encoder = model._backend.parts().encoder
     prompts = encoder.encode_prompts([{"text": "a tree"}, {"text": "red balls"}], ["q:1", "q:2"])
-    tokenizer = model._runtime.ready().lm.tokenizer
+    tokenizer = model._backend.parts().lm.tokenizer
     first, second = (tokenizer.decode(prompt.input_ids) for prompt in prompts)
     assert "a green tree" in first
     assert "three red balls" in second

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from partita import PartitaError
-from partita.backends.context import ModelRuntime
-from partita.backends.ray.verbs import seen_by_all
-from partita.backends.verbs.train import train_as_rank
+from partita.backends.context import RunContext
+from partita.backends.ray.backend import train_as_rank
+from partita.backends.ray.ranks import shared_marker
 from partita_schema.load import load_config
 
 
@@ -18,10 +18,10 @@ def test_a_folder_that_not_all_machines_see_is_reported_with_its_machine(tmp_pat
         "input_features": [{"name": "text", "type": "text"}],
         "output_features": [{"name": "answer", "type": "text"}],
     }
-    runtime = ModelRuntime(load_config(config))
+    context = RunContext(load_config(config))
 
     with pytest.raises(PartitaError) as error:
-        train_as_rank(runtime, None, folder=tmp_path, mark=tmp_path / ".ray-of-another-machine", start=tmp_path)
+        train_as_rank(context, None, folder=tmp_path, mark=tmp_path / ".ray-of-another-machine", start=tmp_path)
 
     assert str(error.value) == (
         f"the folder of the run, {tmp_path}, is another one on {os.uname().nodename}: name one with --run that all "
@@ -30,7 +30,7 @@ def test_a_folder_that_not_all_machines_see_is_reported_with_its_machine(tmp_pat
 
 
 def test_nothing_is_left_of_a_run_that_did_not_begin(tmp_path: Path) -> None:
-    with seen_by_all(tmp_path / "runs" / "one") as mark:
+    with shared_marker(tmp_path / "runs" / "one") as mark:
         assert mark.parent == tmp_path / "runs" / "one"
         assert mark.is_dir()
 

@@ -1,0 +1,183 @@
+"""The protocol of a backend, and what all of them share."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from partita.backends.context import RunContext
+from partita.data.ledger import Ledger
+from partita.data.splits import check_columns
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.predict import PredictionFiles, predict_rows
+from partita.generation.prompts import PromptSource
+from partita.generation.tables import check_output
+from partita.pipeline.build import PipelineParts
+from partita.pipeline.eval_dataset import build_eval_dataset, tokens_made_once
+from partita.pipeline.evaluate import Evaluator, evaluate_dataset
+from partita.pipeline.fingerprint import answer_fingerprint, journal_path
+from partita_schema.errors import DataError, PartitaError
+from partita_trainers.base import TrainResult
+from partita_trainers.process_group import synchronized_errors
+
+if TYPE_CHECKING:
+    from partita.generation.predictions import Predictions
+    from partita.pipeline.batch_sizes import BatchSizes
+    from partita.simulation.report import SimulationReport
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Options of `Model.predict`."""
+
+    output: Path | None = None
+    """File to write."""
+    batch_size: int | None = None
+    """Rows generated at a time, set by the caller."""
+    retry_errors: bool = False
+    """Whether to generate rows again that ended in an error."""
+    fresh: bool = False
+    """Whether to discard earlier answers."""
+    safe_csv: bool = False
+    """Whether to escape text of a .csv that a spreadsheet would run as a formula."""
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Verbs that are not supported, and why."""
+
+    message: str = "{verb}: {reason}"
+    """The message, with `{verb}` and `{reason}`."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why, and what to do instead, by verb."""
+
+    def check(self, verb: str) -> None:
+        """Raise PartitaError if the verb is not supported."""
+        if verb in self.reasons:
+            self.refuse(verb)
+
+    def refuse(self, verb: str) -> NoReturn:
+        """Raise PartitaError: the verb is not supported."""
+        raise PartitaError(self.message.format(verb=verb, reason=self.reasons[verb]))
+
+
+class Backend(ABC):
+    """Where the verbs of a model run. A backend implements a verb, or refuses it with one sentence."""
+
+    refusals: ClassVar[Refusals] = Refusals()
+    """Verbs that the backend does not support."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+
+    # What a backend implements
+
+    @abstractmethod
+    def parts(self) -> PipelineParts:
+        """Return the parts for prediction, with the model of the last training, of the run, or the base model."""
+
+    @abstractmethod
+    def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
+        """Return the batch budget for the prompts; `batch_size` is set by the caller, or None."""
+
+    @abstractmethod
+    def evaluator(self, *, batch_size: int | None) -> Evaluator:
+        """Return the evaluator; `batch_size` is set by the caller, or None."""
+
+    @abstractmethod
+    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+        """Train as configured; see `Model.train`."""
+
+    @abstractmethod
+    def generate(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
+    ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
+        """Generate text after each prompt; see `Model.generate`."""
+
+    @abstractmethod
+    def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> "SimulationReport":
+        """Roll out the episodes of the `simulation` section; see `Model.simulate`."""
+
+    @abstractmethod
+    def tune(self, dataset: Any, *, fresh: bool) -> "BatchSizes":
+        """Measure the best batch sizes; see `Model.tune`."""
+
+    @abstractmethod
+    def save(self, folder: Path, *, origin: Path | None) -> None:
+        """Write the model with the metadata for `Model.load`.
+
+        Relative paths are resolved against `origin`, or without one against the saved folder.
+        """
+
+    def record_memory(self) -> None:
+        """Record batch sizes that ran out of memory since the last call."""
+        return  # by default nothing: only a model in this process has sizes of its own
+
+    # What all backends do alike
+
+    def predict(self, dataset: Any, options: PredictOptions) -> "Predictions":
+        """Predict every row and write a journal and the output; see `Model.predict`."""
+        context, process_group, output = self.context, self.context.process_group, options.output
+        if options.safe_csv and output is None:
+            raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
+        if output is not None:
+            process_group.run_on_rank_zero(
+                lambda: check_output(output, safe_csv=options.safe_csv), "the file of predictions"
+            )
+        parts = self.parts()
+        with synchronized_errors(process_group, "opening the data"):
+            rows = context.open_dataset(dataset)
+            check_columns(rows, context.config, supervised=False)
+        fingerprint = answer_fingerprint(parts, rows, result=context.weights)
+        files = PredictionFiles(
+            journal=journal_path(context.output_folder, output=output, fingerprint=fingerprint),
+            fingerprint=fingerprint,
+            output=output,
+            safe_csv=options.safe_csv,
+            retry_errors=options.retry_errors,
+            fresh=options.fresh,
+        )
+        try:
+            return predict_rows(
+                parts,
+                rows,
+                files,
+                budget=lambda prompts: self.prediction_budget(prompts, batch_size=options.batch_size),
+                bad=rows.bad,
+                progress=context.progress,
+                process_group=process_group,
+            )
+        finally:
+            self.record_memory()
+
+    def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
+        """Compute metrics on labeled rows; see `Model.evaluate`."""
+        context, process_group = self.context, self.context.process_group
+        parts = self.parts()
+        ledger = Ledger(None, max_bad_rows=1.0)
+        with tokens_made_once(process_group, parts, folder=context.output_folder) as tokenizing:
+            with synchronized_errors(process_group, "reading the rows"):
+                rows = context.evaluation_rows() if dataset is None else context.open_dataset(dataset)
+                eval_dataset = build_eval_dataset(tokenizing, rows, split="test", ledger=ledger)
+            ledger.warn_of_unknown_tokens()
+            counts = ledger.split("test")
+            if counts.left_out:
+                logger.warning(
+                    "%s of %s rows cannot be scored and are left out of the metrics:\n%s",
+                    f"{counts.left_out:,}",
+                    f"{counts.rows:,}",
+                    ledger.main_reasons(),
+                )
+            evaluator = self.evaluator(batch_size=batch_size)
+            evaluation = evaluate_dataset(evaluator, eval_dataset, progress=context.progress)
+            self.record_memory()
+        assert evaluation.scores is not None
+        skipped = {"skipped": float(counts.left_out)} if counts.left_out else {}
+        outputs = {name: {**values, **skipped} for name, values in evaluation.scores.outputs.items()}
+        return outputs if evaluation.loss is None else {**outputs, "model": dict(evaluation.loss)}

@@ -1,0 +1,151 @@
+"""The verbs with a model on a server: `backend: {type: endpoint}`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from partita.backends.base import Backend
+from partita.backends.context import RunContext
+from partita.backends.endpoint.messages import Messages
+from partita.backends.endpoint.protocol import server_options
+from partita.backends.endpoint.refusals import REFUSALS
+from partita.backends.endpoint.server import EndpointClient, server_of
+from partita.data.formatting.formatter import Formatter
+from partita.data.formatting.retrieval import build_retriever
+from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.rows import Rows
+from partita.data.tokenized import TokenizedDataset
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.predict import default_new_tokens
+from partita.generation.prompts import PromptSource
+from partita.generation.requests import GenerationSettings
+from partita.outputs.decode import Decoder
+from partita.pipeline.batch_sizes import BatchSizes
+from partita.pipeline.build import PipelineParts
+from partita.simulation.opening import section_of
+from partita.simulation.report import SimulationReport
+from partita_schema.errors import PartitaError
+from partita_trainers.base import TrainResult
+from partita_trainers.process_group import SINGLE_PROCESS
+
+
+class EndpointBackend(Backend):
+    """Predicts, evaluates and generates with a model on a server."""
+
+    refusals = REFUSALS
+
+    def __init__(self, context: RunContext) -> None:
+        """Connect to nothing; the server is asked when a verb first needs it."""
+        super().__init__(context)
+        self._parts: PipelineParts | None = None
+        self._client: EndpointClient | None = None
+
+    @property
+    def client(self) -> EndpointClient:
+        """The client of the server. Raise PartitaError in a process group."""
+        if self._client is None:
+            self.context.check_single_process()
+            self._client = server_of(self.context.config)
+        return self._client
+
+    def parts(self) -> PipelineParts:
+        """Return the parts for prediction with the model on the server."""
+        if self._parts is None:
+            self._parts = build_endpoint_parts(self.context, self.client)
+        return self._parts
+
+    def concurrency(self, batch_size: int | None) -> int:
+        """Return the number of concurrent requests: `batch_size` if set, else backend.concurrency."""
+        return batch_size or self.client.backend.concurrency
+
+    def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
+        """Return the number of concurrent requests as a budget."""
+        return BatchBudget(self.concurrency(batch_size))
+
+    def evaluator(self, *, batch_size: int | None) -> "EndpointEvaluator":
+        """Return the evaluator, which computes no loss."""
+        return EndpointEvaluator(self.parts(), self.concurrency(batch_size))
+
+    def generate(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
+    ) -> list[str]:
+        """Generate text after each prompt; a chat server replies to it.
+
+        Args:
+            prompts: One prompt, or several.
+            max_new_tokens: Limit of generated tokens per prompt.
+            batch_size: Concurrent requests. Default: backend.concurrency.
+            stream: Not supported by servers.
+
+        Raises:
+            PartitaError: `stream` is set.
+            DataError: A prompt is empty.
+            ModelError: The server returned no answer.
+        """
+        parts = self.parts()
+        if stream:
+            raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")
+        settings = GenerationSettings(
+            parts.generation, BatchBudget(self.concurrency(batch_size)), self.context.sampling_seed
+        )
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        completions = self.client.write(texts, settings, max_new_tokens=max_new_tokens or parts.max_new_tokens)
+        return [generated.text for generated in completions]
+
+    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+        """Refuse to train."""
+        self.context.refuse_code("training")
+        self.refusals.refuse("train")
+
+    def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> SimulationReport:
+        """Refuse to simulate."""
+        section_of(self.context.config)
+        self.context.refuse_code("simulation")
+        self.refusals.refuse("simulate")
+
+    def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:
+        """Refuse to tune."""
+        self.refusals.refuse("tune")
+
+    def save(self, folder: Path, *, origin: Path | None) -> None:
+        """Refuse to save."""
+        self.refusals.refuse("save")
+
+
+class EndpointEvaluator:
+    """Scores the answers of a server."""
+
+    process_group = SINGLE_PROCESS
+
+    def __init__(self, parts: PipelineParts, concurrency: int) -> None:
+        self.parts = parts
+        self.concurrency = concurrency
+
+    def loss(self, encoded: TokenizedDataset) -> None:
+        """Return None: a server computes no loss."""
+
+    @contextmanager
+    def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
+        """Yield the number of concurrent requests as a budget."""
+        yield BatchBudget(self.concurrency)
+
+
+def build_endpoint_parts(context: RunContext, client: EndpointClient) -> PipelineParts:
+    """Build the parts of a run on a server."""
+    config, folder = context.config, context.loaded.folder
+    labels, training = context.known_labels()
+    retriever = build_retriever(config, training=training, folder=folder)
+    chat = Messages(system=config.prompt.system) if client.mode == "chat" else None
+    formatter = Formatter(config, tokenizer=client.tokenizer, labels=labels, retriever=retriever, chat=chat)
+    return PipelineParts(
+        config=config,
+        generator=client,
+        folder=folder,
+        labels=labels,
+        encoder=RowTokenizer(formatter),
+        decoder=Decoder(config, labels=labels),
+        generation=server_options(config),
+        # A label is never shorter in bytes than in tokens.
+        max_new_tokens=default_new_tokens(config, tokenizer=client.tokenizer, labels=labels),
+    )

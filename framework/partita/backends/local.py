@@ -1,0 +1,322 @@
+"""The model in this process, or in each of the processes that torchrun or Ray started."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.backends.agent_contexts import agent_contexts
+from partita.backends.base import Backend, Refusals
+from partita.backends.context import RunContext
+from partita.data.episode import AGENT
+from partita.data.formatting.labels import find_labels
+from partita.data.rows import Rows
+from partita.data.run_data import RunData
+from partita.generation.generator import generate_requests
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.plain_prompts import plain_requests
+from partita.generation.prompts import PromptSource
+from partita.generation.requests import GenerationSettings
+from partita.generation.streaming import stream_requests
+from partita.lm.base import GenerationRequest
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import Labels, Pipeline, build_pipeline
+from partita.pipeline.evaluate import LocalEvaluator
+from partita.pipeline.export import write_card
+from partita.pipeline.fingerprint import model_fingerprint
+from partita.pipeline.tune import answering_sizes
+from partita.report.transcript_page import write_page
+from partita.runs.directory import RunDirectory
+from partita.runs.finding import ChosenRun
+from partita.runs.manifest import MANIFESTS
+from partita.simulation.opening import section_of
+from partita.simulation.participants import AgentModel
+from partita.simulation.report import SimulationReport
+from partita.simulation.run import simulate
+from partita.training.run import (
+    check_same_rows,
+    check_shared,
+    check_validation_metric,
+    find_sizes,
+    finished_result,
+    train_in,
+)
+from partita.training.self_training import SelfTraining, check_rounds, rounds_of
+from partita_schema.model import EmbeddingBagModel
+from partita_schema.self_training import SelfTrainingConfig
+from partita_trainers.base import TrainResult
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import main_process_first, synchronized_errors
+from partita_trainers.registry import build_trainer
+
+logger = logging.getLogger(__name__)
+
+EMBEDDING_BAG = Refusals(
+    "there is nothing to {verb} with base_model: {{type: embedding_bag}}: {reason}",
+    {
+        "generate": "it writes no text; predict answers rows with labels",
+        "simulate": "it has no dialogues; write a language model as base_model",
+        "tune": "its batch sizes are numbers in the file",
+    },
+)
+"""Verbs that the embedding-bag classifier does not support."""
+
+
+class LocalBackend(Backend):
+    """Runs all verbs in this process. In a process group, each rank calls the same verb."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Load nothing; the model is loaded when a verb first needs it."""
+        super().__init__(context)
+        self._pipeline: Pipeline | None = None
+        self._tuner: BatchSizeTuner | None = None
+
+    def parts(self) -> Pipeline:
+        """Return the pipeline for prediction: of the last training, of the run, or for zero-shot of the base model."""
+        if self._pipeline is None:
+            with synchronized_errors(self.context.process_group, "loading the model"):
+                self.context.use_finished_run()
+                labels, training = self.context.known_labels()
+                self._pipeline = self.build_pipeline(labels, training, trainable=False)
+        return self._pipeline
+
+    @property
+    def tuner(self) -> BatchSizeTuner:
+        """The batch-size tuner of the model in memory."""
+        if self._tuner is None:
+            self._tuner = self.new_tuner(self.parts())
+        return self._tuner
+
+    def new_tuner(self, pipeline: Pipeline, *, fresh: bool = False) -> BatchSizeTuner:
+        """Return a tuner for a model; with `fresh`, it ignores cached sizes."""
+        return BatchSizeTuner(pipeline, cache=Cache.of_user(), fresh=fresh, process_group=self.context.process_group)
+
+    def drop_model(self) -> None:
+        """Release the model; the next use loads it again."""
+        self._pipeline = self._tuner = None
+
+    def build_pipeline(
+        self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
+    ) -> Pipeline:
+        """Build the pipeline with a model in this process; see `partita.pipeline.build.build_pipeline`."""
+        return build_pipeline(
+            self.context.config,
+            folder=self.context.loaded.folder,
+            labels=labels,
+            training=training,
+            saved=None if trainable else self.context.weights,
+            tokenizer_folder=tokenizer_folder,
+            trainable=trainable,
+        )
+
+    def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
+        """Return the batch budget for the prompts: `batch_size` if set, else measured."""
+        size = self.tuner.generation(prompts.lengths, shared_tokens=len(prompts.prefix), batch_size=batch_size)
+        return self.tuner.budget("generation", size)
+
+    def evaluator(self, *, batch_size: int | None) -> LocalEvaluator:
+        """Return the evaluator with the model in memory."""
+        return LocalEvaluator(self.parts(), self.tuner, batch_size=batch_size)
+
+    def record_memory(self) -> None:
+        """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
+        if self._tuner is None:
+            return
+        used = BatchSizes(**self._tuner.used)
+        self._tuner.used.clear()
+        after = self._tuner.after(used)
+        context = self.context
+        if (
+            after != used
+            and context.process_group.rank == 0
+            and context.run is not None
+            and os.access(context.run / MANIFESTS[0], os.W_OK)
+        ):
+            directory = RunDirectory(context.run, config=context.config)
+            directory.note(batch_sizes={**directory.manifest.get("batch_sizes", {}), **after.records()})
+
+    # Training
+
+    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+        """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
+        context, process_group = self.context, self.context.process_group
+        context.refuse_code("training")
+        check_validation_metric(context.config)
+        check_rounds(context.config, dataset, folder=context.loaded.folder)
+        trainer = build_trainer(context.config.trainer, folder=context.loaded.folder)
+        rounds = rounds_of(context.config)
+        if rounds is not None:
+            agent_contexts(context)  # a missing model is reported before training starts
+        check_shared(trainer, context.config, process_group)
+        chosen = (
+            ChosenRun(Path(run))
+            if run is not None
+            else process_group.run_on_rank_zero(context.choose_run, "the folder of the run")
+        )
+        folder = chosen.folder
+        with context.open_run(folder) as directory:
+            if chosen.not_continued:
+                logger.info("%s", chosen.not_continued)
+            if directory.finished:
+                return self.finished(directory, dataset)
+            with synchronized_errors(process_group, "opening the data"):
+                data = context.open_data(dataset)
+                labels = find_labels(context.config, data.training)
+            trains = context.config.trainer.type != "none"
+            if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
+                self._pipeline, self._tuner, result = train_in(
+                    directory,
+                    data,
+                    trainer=trainer,
+                    process_group=process_group,
+                    assemble=partial(self.build_pipeline, labels, data.training, trains),
+                )
+                directory.note(steps=result.steps, stopped_early=result.stopped_early)
+            if rounds is not None:
+                # Each round loads its model again, and memory may not fit two.
+                self.drop_model()
+                result = self.train_rounds(rounds, directory, data)
+            model = "model" if (folder / "model").is_dir() else None
+            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
+        # No rank may read the run before its status is written.
+        process_group.all_gather_object(None, "the end of the run")
+        context.run, context.splits = folder, data.splits
+        return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
+
+    def finished(self, directory: RunDirectory, dataset: Any) -> TrainResult:
+        """Use a run that is finished, and return its result. Raise ResumeError if it was trained on other rows."""
+        logger.info("the run in %s is finished already", directory.folder)
+        if dataset is not None:
+            check_same_rows(directory, self.context.open_data(dataset))
+        self.context.run = directory.folder
+        self.drop_model()
+        return finished_result(directory)
+
+    def train_rounds(self, plan: SelfTrainingConfig, directory: RunDirectory, data: RunData) -> TrainResult:
+        """Run the self-training rounds after training on data.
+
+        Args:
+            plan: The self-training section of the configuration.
+            directory: The open run.
+            data: The rows of the run.
+        """
+        if "rounds" not in directory.manifest:
+            before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
+            directory.note(rounds=[], before_rounds=before)
+        context = self.context
+        return SelfTraining(
+            config=context.config,
+            plan=plan,
+            origin=context.loaded.folder,
+            directory=directory,
+            process_group=context.process_group,
+            seed=context.sampling_seed,
+            data=data,
+            open_run=context.open_run,
+            others=self.agent_models,
+        ).train()
+
+    # Other verbs
+
+    def check_model(self, verb: str) -> None:
+        """Raise PartitaError if the model is an embedding bag, which does not support the verb."""
+        if isinstance(self.context.config.base_model, EmbeddingBagModel):
+            EMBEDDING_BAG.check(verb)
+
+    def generate(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
+    ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
+        """Generate text after each prompt; see `Model.generate`."""
+        self.check_model("generate")
+        pipeline = self.parts()
+        limit = max_new_tokens or pipeline.max_new_tokens
+        requests = plain_requests(pipeline.lm, prompts, max_new_tokens=limit)
+        lengths = np.array([len(request.input_ids) for request in requests])
+        size = self.tuner.generation(lengths, batch_size=batch_size, max_new_tokens=limit)
+        if stream:
+            pieces = self.stream(pipeline, requests, size)
+            return (piece for _, piece in pieces) if isinstance(prompts, str) else pieces
+        with self.tuner.work("generation", size) as budget:
+            settings = GenerationSettings(pipeline.generation.free, budget, self.context.sampling_seed)
+            completions = generate_requests(pipeline.lm, requests, settings)
+        self.record_memory()
+        return [generated.text for generated in completions]
+
+    def stream(
+        self, pipeline: Pipeline, requests: Sequence[GenerationRequest], size: BatchSize
+    ) -> Iterator[tuple[int, str]]:
+        """Yield pairs of a request's index and the next piece of its answer."""
+        with self.tuner.work("generation", size) as budget:
+            settings = GenerationSettings(pipeline.generation.free, budget, self.context.sampling_seed)
+            yield from stream_requests(pipeline.lm, requests, settings)
+        self.record_memory()
+
+    def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> SimulationReport:
+        """Roll out the episodes of the `simulation` section, and write their page; see `Model.simulate`."""
+        self.check_model("simulate")
+        section_of(self.context.config)
+        self.context.refuse_code("simulation")
+        models = {AGENT: self.agent_model()}
+        context, process_group = self.context, self.context.process_group
+        folder = output if output is not None else context.output_folder / "transcripts"
+        result = simulate(
+            models | self.agent_models(),
+            folder=folder,
+            seed=context.sampling_seed,
+            batch_size=batch_size,
+            fresh=fresh,
+            progress=context.progress,
+            process_group=process_group,
+        )
+        process_group.run_on_rank_zero(partial(write_page, result), "the page of the dialogues")
+        self.record_memory()
+        return result.report
+
+    def agent_models(self) -> dict[str, AgentModel]:
+        """Load the models of other agents, by agent. Agents that use the file's own model are left out."""
+        contexts = {name: other for name, other in agent_contexts(self.context).items() if other is not self.context}
+        backends = {id(other): LocalBackend(other) for other in contexts.values()}
+        return {name: backends[id(other)].agent_model() for name, other in contexts.items()}
+
+    def agent_model(self) -> AgentModel:
+        """Return the model for an agent, loaded."""
+        pipeline = self.parts()
+        return AgentModel(pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights))
+
+    def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:
+        """Find the best batch sizes for this machine; see `Model.tune`."""
+        self.check_model("tune")
+        context = self.context
+        if context.config.trainer.type != "none" and context.run is None:
+            return self.tune_training(dataset, fresh=fresh)
+        pipeline = self.parts()
+        with synchronized_errors(context.process_group, "opening the data"):
+            rows = context.evaluation_rows() if dataset is None else context.open_dataset(dataset)
+        tuner = self._tuner = self.new_tuner(pipeline, fresh=fresh)
+        sizes = answering_sizes(pipeline, rows, sizing=tuner)
+        tuner.fresh = False  # later verbs use the sizes found now
+        return sizes
+
+    def tune_training(self, dataset: Any, *, fresh: bool) -> BatchSizes:
+        """Return the batch sizes that `train` would choose; writes only the cache of measured sizes."""
+        context = self.context
+        context.refuse_code("training")
+        trainer = build_trainer(context.config.trainer, folder=context.loaded.folder)
+        with synchronized_errors(context.process_group, "opening the data"):
+            data = context.open_data(dataset)
+            labels = find_labels(context.config, data.training)
+        with main_process_first(context.process_group, "loading the model"):
+            pipeline = self.build_pipeline(labels, data.training, trainable=True)
+        return find_sizes(trainer, pipeline, data, sizing=self.new_tuner(pipeline, fresh=fresh))
+
+    def save(self, folder: Path, *, origin: Path | None) -> None:
+        """Write the model with the metadata for `Model.load`."""
+        pipeline = self.parts()
+        pipeline.lm.save(folder)
+        write_card(folder, config=self.context.config, labels=pipeline.labels, origin=origin)

@@ -1,0 +1,320 @@
+"""The verbs on Ray: `backend: {type: ray}`."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.backends.base import Backend, Refusals
+from partita.backends.context import RunContext
+from partita.backends.local import EMBEDDING_BAG, LocalBackend
+from partita.backends.ray.cluster import RayWorkerBackend
+from partita.backends.ray.generator import PoolGenerator
+from partita.backends.ray.messages import LoadRequest
+from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
+from partita.backends.ray.worker_pool import WorkerPool
+from partita.data.batching.evaluation_batches import EvaluationBatches
+from partita.data.formatting.retrieval import build_retriever
+from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.rows import Rows
+from partita.data.tokenized import TokenizedDataset
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.prompts import PromptSource
+from partita.pipeline.batch_sizes import BatchSizes
+from partita.pipeline.build import PipelineParts, prediction_parts, training_texts
+from partita.pipeline.tune import asked_prompts, most_learned
+from partita.runs.finding import ChosenRun
+from partita.runs.manifest import read_manifest
+from partita.simulation.opening import section_of
+from partita.simulation.report import SimulationReport
+from partita.simulation.transcripts import forget
+from partita.tokenizers.load import load_tokenizer
+from partita.training.run import check_validation_metric
+from partita_schema.backend import RayBackendConfig
+from partita_schema.counted import counted
+from partita_schema.model import EmbeddingBagModel, ScratchModel
+from partita_trainers.base import Batch, TrainResult
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import SINGLE_PROCESS
+from partita_trainers.registry import build_trainer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+EVALUATE_ONLY = "train with trainer: {type: none}"
+
+
+class RayBackend(Backend):
+    """Trains and simulates on ranks that Ray starts; predicts and evaluates with a pool of workers."""
+
+    refusals = Refusals(
+        "backend: {{type: ray}} does not {verb}: {reason}",
+        {
+            EVALUATE_ONLY: "evaluate scores rows with the workers",
+            "tune": "the workers find their sizes themselves; remove backend for those of this process",
+            "generate": "remove backend for a few texts, or predict a data set",
+            "save": "remove backend: this process does not hold the model",
+        },
+    )
+
+    def __init__(self, context: RunContext) -> None:
+        """Start nothing; workers are started when a verb first needs them."""
+        super().__init__(context)
+        self._pool: WorkerPool | None = None
+        self._parts: PipelineParts | None = None
+
+    # Prediction and evaluation
+
+    def parts(self) -> PipelineParts:
+        """Return the parts for prediction, with the model on workers."""
+        if self._parts is None:
+            self.context.check_single_process()
+            self.context.use_finished_run()
+            self._pool, self._parts = build_ray_parts(self.context)
+        return self._parts
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The workers."""
+        self.parts()
+        assert self._pool is not None
+        return self._pool
+
+    def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
+        """Return the rows that each worker generates at a time."""
+        evaluator = self.evaluator(batch_size=batch_size)
+        return evaluator.budget(prompts.lengths, shared_tokens=len(prompts.prefix))
+
+    def evaluator(self, *, batch_size: int | None) -> "RayEvaluator":
+        """Return the evaluator with the model on workers."""
+        return RayEvaluator(self.parts(), self.pool, batch_size=batch_size)
+
+    # Ranks
+
+    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+        """Train in Ray ranks, each of which runs `LocalBackend.train` with the folder of the run."""
+        context = self.context
+        context.refuse_code("training")
+        check_validation_metric(context.config)
+        build_trainer(context.config.trainer, folder=context.loaded.folder)
+        chosen = ChosenRun(Path(run)) if run is not None else context.choose_run()
+        folder = chosen.folder
+        manifest = read_manifest(folder)
+        if manifest.get("status") == "done" and manifest.get("config") == context.config.model_dump(mode="json"):
+            return LocalBackend(context).train(dataset, folder)
+        self._pool = self._parts = None
+        if chosen.not_continued:
+            logger.info("%s", chosen.not_continued)
+        if context.config.trainer.type == "none":
+            self.refusals.refuse(EVALUATE_ONLY)
+        check_is_alone()
+        with shared_marker(folder) as mark:
+            work = partial(
+                train_as_rank,
+                context.for_other_process(),
+                dataset,
+                folder=folder.resolve(),
+                mark=mark,
+                start=Path.cwd(),
+            )
+            result: TrainResult = run_on_ranks(work, context.config, quiet=context.quiet, storage=mark)
+        context.run, context.splits = folder, {} if dataset is None else context.open_data(dataset).splits
+        return replace(result, run=folder)
+
+    def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> SimulationReport:
+        """Roll out episodes in Ray ranks, each of which runs `LocalBackend.simulate`."""
+        self.check_model("simulate")
+        context = self.context
+        section = section_of(context.config)
+        context.refuse_code("simulation")
+        context.use_finished_run()
+        folder = output if output is not None else context.output_folder / "transcripts"
+        check_is_alone()
+        if fresh:  # here and not in the ranks, which resume when they are restarted
+            for history in section.history:
+                forget(folder, history)
+        with shared_marker(folder) as mark:
+            work = partial(
+                simulate_as_rank,
+                context.for_other_process(),
+                run=context.run.resolve() if context.run is not None else None,
+                folder=folder.resolve(),
+                mark=mark,
+                start=Path.cwd(),
+                batch_size=batch_size,
+            )
+            report: SimulationReport = run_on_ranks(
+                work, context.config, quiet=context.quiet, storage=mark, again="and go on with what is left"
+            )
+        return replace(report, folder=str(folder))
+
+    # Verbs that are not supported
+
+    def check_model(self, verb: str) -> None:
+        """Raise PartitaError if the model is an embedding bag, which does not support the verb."""
+        if isinstance(self.context.config.base_model, EmbeddingBagModel):
+            EMBEDDING_BAG.check(verb)
+
+    def generate(
+        self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
+    ) -> list[str]:
+        """Refuse to generate."""
+        self.check_model("generate")
+        self.refusals.refuse("generate")
+
+    def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:
+        """Refuse to tune."""
+        self.check_model("tune")
+        self.refusals.refuse("tune")
+
+    def save(self, folder: Path, *, origin: Path | None) -> None:
+        """Refuse to save."""
+        self.refusals.refuse("save")
+
+
+class RayEvaluator:
+    """Evaluates with a pool of workers."""
+
+    process_group = SINGLE_PROCESS
+
+    def __init__(self, parts: PipelineParts, pool: WorkerPool, *, batch_size: int | None) -> None:
+        """Set up the evaluator.
+
+        Args:
+            parts: The parts of the run.
+            pool: The workers.
+            batch_size: Batch size set by the caller, or None.
+        """
+        self.parts = parts
+        self.pool = pool
+        self.batch_size = batch_size
+
+    def loss(self, encoded: TokenizedDataset) -> dict[str, float]:
+        """Compute the same `loss` as `partita.pipeline.evaluate.mean_loss`: same batches, same order of summation."""
+        pool = self.pool
+        learned = most_learned([encoded])
+        offers: list[BatchSize] = pool.ask("evaluation_size", encoded.lengths, learned, batch_size=self.batch_size)
+        size = min(offers, key=lambda offer: offer.rows)
+        batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=pool.tokenizer.pad_token_id)
+        counts: list[int] = []
+
+        def counting() -> Iterator[Batch]:
+            for batch in batches:
+                counts.append(batch.loss_tokens)
+                yield batch
+
+        sums = pool.each("loss", counting(), size=size)
+        return {"loss": sum(sums) / sum(counts)} if sum(counts) else {}
+
+    @contextmanager
+    def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
+        """Yield the rows that each worker generates at a time."""
+        lengths, shared = asked_prompts(self.parts, [rows])
+        yield self.budget(lengths, shared_tokens=shared)
+
+    def budget(self, lengths: "npt.NDArray[np.integer]", *, shared_tokens: int) -> BatchBudget:
+        """Return the rows that each worker generates at a time: as set, else what the smallest worker fits.
+
+        Args:
+            lengths: Prompt lengths in tokens, [rows].
+            shared_tokens: Length of the prefix that all prompts share, in tokens.
+        """
+        offer = self.pool.offer(
+            self.parts.generation,
+            lengths=lengths,
+            shared_tokens=shared_tokens,
+            batch_size=self.batch_size,
+            max_new_tokens=self.parts.max_new_tokens,
+        )
+        return BatchBudget(offer.size.rows, token_budget=offer.token_budget)
+
+
+def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
+    """Return a pool of workers, and the parts of the run with it; rows are tokenized in this process.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    config, folder, saved = context.config, context.loaded.folder, context.weights
+    assert isinstance(config.backend, RayBackendConfig)
+    labels, training = context.known_labels()
+    worker_backend = RayWorkerBackend(config.backend, device=config.model_parameters.device)
+    tokenizer = load_tokenizer(config, folder=folder, texts=partial(training_texts, config, training), saved=saved)
+    retriever = build_retriever(config, training=training, folder=folder)
+    pool = WorkerPool(
+        worker_backend,
+        load_request(context, tokenizer),
+        tokenizer=tokenizer,
+        workers=worker_backend.workers,
+        timeout_seconds=config.backend.timeout_seconds,
+    )
+    encoder = build_row_tokenizer(
+        config,
+        tokenizer=tokenizer,
+        context_length=pool.context_length,
+        labels=labels,
+        retriever=retriever,
+        folder=folder,
+    )
+    parts = prediction_parts(config, pool, PoolGenerator(pool), encoder, folder=folder, labels=labels)
+    logger.info("%s with the model on Ray", counted(worker_backend.workers, "worker"))
+    return pool, parts
+
+
+def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast") -> LoadRequest:
+    """Return what each worker loads."""
+    saved = context.weights
+    new = isinstance(context.config.base_model, ScratchModel) and saved is None
+    return LoadRequest(
+        config=context.config,
+        folder=context.loaded.folder.resolve(),
+        tokenizer=tokenizer if new else None,
+        saved=None if saved is None else saved.resolve(),
+        threads=os.environ.get("OMP_NUM_THREADS", ""),
+    )
+
+
+def train_as_rank(context: RunContext, dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
+    """Train on one Ray rank, from the folder of the command.
+
+    Args:
+        context: What the command works on.
+        dataset: Replaces data.source, or None.
+        folder: The run directory.
+        mark: The marker folder of `shared_marker`.
+        start: The folder where the command was started.
+
+    Raises:
+        PartitaError: The run directory is not shared.
+    """
+    enter_start_folder(start, folder=folder, mark=mark, option="--run")
+    return LocalBackend(context).train(dataset, folder)
+
+
+def simulate_as_rank(
+    context: RunContext, *, run: Path | None, folder: Path, mark: Path, start: Path, batch_size: int | None
+) -> SimulationReport:
+    """Simulate on one Ray rank with the model of a run.
+
+    Args:
+        context: What the command works on.
+        run: Directory of the trained run, or None.
+        folder: Folder for the transcripts.
+        mark: The marker folder of `shared_marker`.
+        start: The folder where the command was started.
+        batch_size: Batch size set by the caller, or None.
+
+    Raises:
+        PartitaError: The folder of transcripts is not shared.
+    """
+    enter_start_folder(start, folder=folder, mark=mark, option="--output")
+    context.run = run
+    return LocalBackend(context).simulate(folder, batch_size=batch_size, fresh=False)

@@ -1,1 +1,0 @@
-"""Implementations of the public methods of `Model`, as functions of its runtime."""

@@ -1,0 +1,139 @@
+"""Generators: what completes the prompts of rows. Here the one with a model in this process."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.engine import Engine, choose_engine
+from partita.generation.prompts import Lengths, common_beginning
+from partita.generation.requests import GenerationJob, GenerationSettings, RowRequests
+from partita.generation.results import BatchResult
+from partita.generation.scheduler import Scheduler
+from partita.generation.static_batches import generate_in_batches, requests_in_batches
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita_schema.errors import ModelError
+
+if TYPE_CHECKING:
+    from partita.lm.base import GenerativeModel
+
+
+class Generator(Protocol):
+    """Generates completions: a model in this process, on workers, or on a server."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence in tokens; None if there is no limit or it is unknown."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Tokenizes prompts."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the model."""
+
+    def choose_engine(self, lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int) -> Engine:
+        """Return the engine for prompts of these lengths, [rows], in tokens."""
+
+    def generate(self, job: GenerationJob, *, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
+        """Generate answers for all rows with a prompt that are not `done`, [rows], and yield them as they finish.
+
+        An interrupt is raised at once; everything yielded is complete.
+
+        Raises:
+            JobError: The device failed, or the workers did.
+            ServerError: The server failed.
+            ModelError: The server rejects all requests.
+        """
+
+
+class LocalGenerator:
+    """Generates with a model in this process."""
+
+    def __init__(self, lm: "GenerativeModel") -> None:
+        self.lm = lm
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence in tokens."""
+        return self.lm.context_length
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+        return self.lm.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the model's weights."""
+        return self.lm.fingerprint
+
+    def choose_engine(self, lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int) -> Engine:
+        """Return the engine for prompts of these lengths, [rows], in tokens."""
+        return choose_engine(self.lm, lengths, options=options, max_new_tokens=max_new_tokens)
+
+    def generate(self, job: GenerationJob, *, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
+        """Generate answers for all rows with a prompt that are not `done`, [rows], and yield them as they finish."""
+        work = job.requests(context_length=self.context_length)
+        if job.engine == "static":
+            yield from generate_in_batches(self.lm, work, job.settings, done=done)
+        else:
+            yield from Scheduler(self.lm, work, job.settings, rows=~done).completions()
+
+
+def generate_requests(
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+) -> list[Generated]:
+    """Generate answers to all requests, and return them in input order. Raise OutOfMemory if a single one does not fit.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        settings: How they are generated.
+    """
+    if engine_of_requests(lm, requests, settings.options) == "static":
+        return requests_in_batches(lm, requests, settings)
+    run = run_of_requests(lm, requests, settings)
+    results = {result.row: result for batch in run.completions() for result in batch.results}
+    return [answer_of(results[row].generated, results[row].error) for row in range(len(requests))]
+
+
+def engine_of_requests(
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], options: GenerationOptions
+) -> Engine:
+    """Return the engine for requests."""
+    if not requests:
+        return "static"
+    lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
+    most = max(request.max_new_tokens for request in requests)
+    return choose_engine(lm, lengths, options=options, max_new_tokens=most)
+
+
+def run_of_requests(
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+) -> Scheduler:
+    """Return the scheduler of requests; it raises errors of single requests.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        settings: How they are generated.
+    """
+    prompts = [list(request.input_ids) for request in requests]
+    work = RowRequests(
+        lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int32),
+        new_tokens=np.array([request.max_new_tokens for request in requests]),
+        fetch=lambda rows: [prompts[row] for row in rows],
+        key=lambda row: requests[row].key,
+        prefix=common_beginning(prompts),
+    )
+    return Scheduler(lm, work, settings, rows=np.ones(len(prompts), dtype=np.bool_), tolerant=False)
+
+
+def answer_of(generated: Generated | None, error: str | None) -> Generated:
+    """Return the answer. Raise ModelError if there is none."""
+    if generated is None:
+        raise ModelError(error or "no answer")
+    return generated

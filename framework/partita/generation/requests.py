@@ -1,0 +1,110 @@
+"""What is generated and how: the prompts of rows, and the settings of a job."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.prompts import PromptSource
+from partita.lm.base import SHORTEST_PREFIX, GenerationOptions
+from partita_trainers.interrupt import never
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+
+@dataclass(frozen=True)
+class RowRequests:
+    """The rows to answer, with their prompts."""
+
+    lengths: npt.NDArray[np.integer]
+    """Tokens of each prompt; 0 for rows to skip."""
+    new_tokens: npt.NDArray[np.integer]
+    """Limit of generated tokens of each row."""
+    fetch: Callable[[Sequence[int]], list[list[int]]]
+    """Returns the prompt tokens of rows."""
+    key: Callable[[int], bytes]
+    """Returns the sampling key of a row."""
+    prefix: Sequence[int] = ()
+    """Tokens that all prompts begin with."""
+    digests: npt.NDArray[np.void] | None = None
+    """Equal for rows with equal prompts; None to generate each row separately."""
+
+    def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
+        """Return the most tokens, prompt and answer, that one of these rows may have."""
+        places = np.asarray(rows)
+        return int((self.lengths[places] + self.new_tokens[places]).max())
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How rows are generated."""
+
+    options: GenerationOptions
+    budget: BatchBudget
+    seed: int
+    """Seed for sampling."""
+    stopping: Callable[[], bool] = never
+    """Once it returns True, only the started rows are finished. Not used with a server."""
+    process_group: ProcessGroup = SINGLE_PROCESS
+    """The ranks that share the rows."""
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """The rows of a dataset, and how they are generated."""
+
+    prompts: PromptSource
+    settings: GenerationSettings
+    engine: str
+    """The engine of `Generator.choose_engine`."""
+    max_new_tokens: int
+    """Limit of generated tokens per row; less where the context leaves less."""
+
+    def requests(self, *, context_length: int | None) -> RowRequests:
+        """Return the rows with a prompt; those whose prompt fills the context are skipped."""
+        lengths, new_tokens = room_for(self.prompts.lengths, self.max_new_tokens, context_length=context_length)
+        samples = self.settings.options.samples
+        return RowRequests(
+            lengths,
+            new_tokens,
+            fetch=self.prompts.prompts,
+            key=self.prompts.sampling_key if samples else unused_key,
+            prefix=self.prompts.prefix,
+            digests=None if samples else self.prompts.digests,
+        )
+
+
+def room_for(
+    lengths: npt.NDArray[np.integer], max_new_tokens: int, *, context_length: int | None
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    """Return the tokens of each prompt, 0 for those that fill the context, and each row's limit of generated tokens."""
+    if context_length is None:
+        return lengths, np.full(len(lengths), max_new_tokens)
+    usable = np.where(lengths >= context_length, 0, lengths)
+    return usable, np.minimum(max_new_tokens, context_length - usable)
+
+
+def unused_key(row: int) -> bytes:
+    """Return an empty sampling key, for greedy decoding."""
+    return b""
+
+
+def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
+    """Return the common prefix of these rows' prompts if it is long enough; every prompt has tokens after it."""
+    shortest = int(work.lengths[rows].min()) if len(rows) > 1 else 0
+    prefix = work.prefix[: max(0, shortest - 1)]
+    return prefix if len(prefix) >= SHORTEST_PREFIX else ()
+
+
+def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt."""
+    rows = np.flatnonzero(left & (work.lengths > 0))
+    copies: dict[int, list[int]] = {}
+    if work.digests is not None and len(rows):
+        _, first, inverse = np.unique(work.digests[rows], return_index=True, return_inverse=True)
+        for place in np.flatnonzero(first[inverse] != np.arange(len(rows))):
+            copies.setdefault(int(rows[first[inverse[place]]]), []).append(int(rows[place]))
+        rows = rows[np.sort(first)]
+    order = np.argsort(-work.lengths[rows].astype(np.int64), kind="stable")
+    return rows[order].tolist(), copies

@@ -1,0 +1,82 @@
+"""Rows to evaluate on: checked, and tokenized once for all ranks."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from partita.data.dialogue.expand import expanded, for_scores
+from partita.data.ledger import Ledger
+from partita.data.rows import Rows
+from partita.data.splits import check_columns
+from partita.data.token_cache import TokenCache
+from partita.data.tokenized import TokenizedDataset
+from partita.pipeline.build import PipelineParts
+from partita_trainers.process_group import ProcessGroup
+
+TOKENS_OF_RANKS = ".tokens-"
+"""Prefix of the temporary folders in which the ranks of a job share tokens."""
+
+AnyParts = TypeVar("AnyParts", bound=PipelineParts)
+
+
+@dataclass(frozen=True)
+class EvalDataset:
+    """The rows of a split, checked and tokenized once."""
+
+    rows: Rows
+    """The valid rows."""
+    encoded: TokenizedDataset
+    """The same rows, tokenized with their answers."""
+
+
+def build_eval_dataset(parts: PipelineParts, rows: Rows, *, split: str, ledger: Ledger) -> EvalDataset:
+    """Check and tokenize labeled rows; a dialogue becomes one row per answer.
+
+    Args:
+        parts: The parts of the run.
+        rows: Rows with answers.
+        split: Name of the split in the ledger.
+        ledger: Counts the rows that cannot be used.
+
+    Raises:
+        DataError: A column is missing, or too many rows are invalid.
+    """
+    check_columns(rows, parts.config, supervised=True)
+    if parts.encoder.expander is not None:
+        rows = expanded(rows, for_scores(parts.encoder.expander))
+    encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode
+    encoded = encode(rows, parts.encoder, ledger=ledger, split=split)
+    return EvalDataset(rows=rows.select(encoded.indices_N), encoded=encoded)
+
+
+def remove_tokens(folder: Path) -> None:
+    """Remove token folders that killed processes left in `folder`."""
+    for left in folder.glob(f"{TOKENS_OF_RANKS}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
+    """Yield the parts of a run with a token cache in `folder`, so that one rank tokenizes for all ranks.
+
+    The parts are yielded unchanged in a single process, and if the file asks for a persistent token cache.
+    """
+    if process_group.world_size == 1 or parts.tokens is not None:
+        yield parts
+        return
+
+    def make_place() -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=TOKENS_OF_RANKS, dir=folder))
+
+    place = process_group.run_on_rank_zero(make_place, "a place for tokens")
+    try:
+        yield replace(parts, tokens=TokenCache(place, lasting=False))
+        process_group.all_gather_object(None, "tokens that are not needed any more")
+    finally:
+        if process_group.rank == 0:
+            shutil.rmtree(place, ignore_errors=True)

@@ -1,1 +1,0 @@
-"""Selection of batch sizes: what is probed, and where results are cached."""
