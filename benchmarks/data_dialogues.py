@@ -63,8 +63,7 @@ def dialogues(count: int) -> Iterator[Row]:
 
 def wrong_rows(context: Row, wanted: list[str]) -> int:
     """Rows of an episode of four exchanges that are not as they should be."""
-    from partita.data.dialogue.expand import Expander
-    from partita.data.dialogue.squash import HistoryLimits
+    from partita.data.dialogue import Expander, HistoryLimits
 
     said = [{"role": role, "content": f"{mark}{i}"} for i in range(1, 5) for role, mark in PAIR]
     expander = Expander(column="messages", form="auto", mode="squash", context=HistoryLimits(**context))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partita import Model
-from partita.data.dialogue.expand import Expander, expanded
+from partita.data.dialogue import Expander, expanded
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.data.sources.sources import open_rows
 from partita.generation.prompts import sampling_keys

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from partita import Model
-from partita.data.ledger_report import make_report
-from partita.data.preview import preview
+from partita.data.preview import make_report, preview
 from partita.runs.directory import RunDirectory
 from partita.training.plan import plan_of_file
 from partita.training.run import note_batches

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from partita.backends.context import RunContext
-from partita.backends.endpoint.refusals import REFUSALS
+from partita.backends.endpoint.backend import REFUSALS
 from partita.simulation.opening import section_of
 from partita.simulation.participants import other_agents, place_of
 from partita_schema.agents import ModelAgentConfig

@@ -8,15 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.data.formatting.labels import find_labels
 from partita.data.rows import Rows
-from partita.data.run_data import RunData, open_run_data
+from partita.data.run_data import RunData, find_labels, open_run_data
 from partita.data.sources.sources import open_rows
 from partita.distributed.init import get_process_group
 from partita.pipeline.build import Labels
 from partita.runs.directory import RunDirectory, open_run_of_group
-from partita.runs.finding import ChosenRun, choose_folder, find_finished, runs_beside
-from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest
+from partita.runs.manifest import (
+    MANIFESTS,
+    ChosenRun,
+    choose_folder,
+    find_finished,
+    manifest_path,
+    read_manifest,
+    runs_beside,
+)
 from partita.runs.progress import show_progress
 from partita_schema.code import code_of
 from partita_schema.config import Config

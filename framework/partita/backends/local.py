@@ -14,15 +14,12 @@ from partita.backends.agent_contexts import agent_contexts
 from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
 from partita.data.episode import AGENT
-from partita.data.formatting.labels import find_labels
 from partita.data.rows import Rows
-from partita.data.run_data import RunData
-from partita.generation.generator import generate_requests
+from partita.data.run_data import RunData, find_labels
+from partita.generation.generator import generate_requests, plain_requests, stream_requests
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.plain_prompts import plain_requests
 from partita.generation.prompts import PromptSource
 from partita.generation.requests import GenerationSettings
-from partita.generation.streaming import stream_requests
 from partita.lm.base import GenerationRequest
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Labels, Pipeline, build_pipeline
@@ -32,8 +29,7 @@ from partita.pipeline.fingerprint import model_fingerprint
 from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
-from partita.runs.finding import ChosenRun
-from partita.runs.manifest import MANIFESTS
+from partita.runs.manifest import MANIFESTS, ChosenRun
 from partita.simulation.opening import section_of
 from partita.simulation.participants import AgentModel
 from partita.simulation.report import SimulationReport

@@ -58,7 +58,7 @@ def check_there(path: Path) -> None:
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return
     from partita.backends.context import RUNS
-    from partita.runs.finding import runs_beside
+    from partita.runs.manifest import runs_beside
     from partita_schema.load import near_files
 
     runs = runs_beside(path) or near_files(path) + runs_beside(RUNS / path.name)

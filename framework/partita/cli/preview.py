@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from partita.data.ledger_report import LedgerReport
-    from partita.data.preview import Preview, PreviewRow
+    from partita.data.preview import LedgerReport, Preview, PreviewRow
 
 BAR_WIDTH = 40
 """Width of the longest bar in characters."""
@@ -68,7 +67,7 @@ def preview(
 
 def find_report(file: Path | None, *, dataset: str | None, overrides: list[str]) -> "LedgerReport":
     """Return the ledger of a run directory, of the newest run, or of the current rows of a file."""
-    from partita.data.ledger_report import make_report, newest_run, read_report
+    from partita.data.preview import make_report, newest_run, read_report
     from partita_schema.load import load_config
 
     if file is None:

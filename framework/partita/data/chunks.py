@@ -15,7 +15,7 @@ from partita_schema.errors import RowError
 if TYPE_CHECKING:
     from marshmallow import Schema
 
-    from partita.data.dialogue.expand import Expander
+    from partita.data.dialogue import Expander
 
 
 @dataclass(frozen=True)

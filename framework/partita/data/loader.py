@@ -1,7 +1,9 @@
-"""Batches of tokenized training rows as optimizer steps, resumable at any step."""
+"""Batches of tokenized training rows as optimizer steps, resumable at any step, with statistics."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -9,12 +11,57 @@ from partita.data.batching.collate import Collate, collate
 from partita.data.batching.cursor import Cursor, Resume, batching_parts, continued, short_parts
 from partita.data.batching.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
 from partita.data.batching.policies import build_policy
-from partita.data.statistics import Statistics
 from partita.data.tokenized import TokenizedDataset
 from partita_schema.batching import Batching
 from partita_schema.errors import DataError, ResumeError
-from partita_trainers.base import GlobalBatch
+from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+
+@dataclass
+class Statistics:
+    """Totals since the loader was created."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    """Tokens without padding."""
+    loss_tokens: int = 0
+    padding: int = 0
+    """Padding tokens."""
+    seconds: float = 0.0
+    """From the first request for a step to the arrival of the last one."""
+    waited_seconds: float = 0.0
+    """Part of these seconds spent waiting for steps."""
+
+    def add(self, batch: Batch) -> None:
+        """Count a batch."""
+        self.rows += batch.rows
+        self.tokens += batch.tokens
+        self.loss_tokens += batch.loss_tokens
+        self.padding += batch.input_ids_BT.numel() - batch.tokens
+
+    def count(self, steps: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
+        """Yield the steps unchanged, counted and timed."""
+        requested = previous = time.perf_counter()
+        for step in steps:
+            arrived = time.perf_counter()
+            self.waited_seconds += arrived - requested
+            self.seconds += arrived - previous
+            previous = arrived
+            for batch in step.micro_batches:
+                self.add(batch)
+            self.steps += 1
+            yield step
+            requested = time.perf_counter()
+
+    def record(self) -> dict[str, float]:
+        """Return all counts, with padding_share of all tokens, wait_share of all seconds, and tokens_per_second."""
+        return asdict(self) | {
+            "padding_share": self.padding / max(1, self.tokens + self.padding),
+            "wait_share": self.waited_seconds / self.seconds if self.seconds else 0.0,
+            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
+        }
 
 
 class Loader:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from partita.data.sources import arrow_rows
+from partita.data.sources import tables
 from partita.data.sources.readers import READERS
 from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.sources import find_files, format_of
@@ -121,7 +121,7 @@ def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
         import pyarrow.parquet
 
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=FIRST_ROWS):
-            yield from (row for row in arrow_rows.rows_of(batch) if isinstance(row, dict))
+            yield from (row for row in tables.rows_of(batch) if isinstance(row, dict))
         return
     import fsspec  # type: ignore[import-untyped] # it ships no types
 

@@ -1,14 +1,108 @@
-"""All rows of a run: training rows by index or as streams, and evaluation rows."""
+"""All rows of a run: training rows by index or as streams, evaluation rows, and the labels of category outputs."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from partita.data.rows import Rows
+from partita.data.batching.policies import Fixed, Policy
+from partita.data.chunks import Unreadable, parsed
+from partita.data.rows import ListStore, Rows, digest
+from partita.data.sources.records import MAX_ROW_BYTES
+from partita.data.sources.sources import find_files, source_of
 from partita.data.splits import TRAINING, check_columns, is_streamed, open_splits
-from partita.data.streams.opening import TrainingStreams, training_streams
+from partita.data.streams.base import Position, Stream, StreamRow
+from partita.data.streams.custom import CustomStream
+from partita.data.streams.files import FileStream
+from partita.data.streams.hub import open_hub_stream
+from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config
+from partita_schema.errors import DataError
+from partita_schema.rows import check_rows, row_schema
+from partita_schema.sources import CustomSource, FileSource, HubSource, Source
+
+SAMPLED_ROWS = 2048
+"""Number of rows at the start of a stream from which lengths are estimated."""
+
+
+@dataclass(frozen=True)
+class TrainingStreams:
+    """Streams that are read together."""
+
+    sources: Sequence[Source]
+    weights: Sequence[float]
+    stop: str
+    folder: Path
+    """Base of relative paths."""
+    seed: int
+    names: Sequence[str] = ()
+    """Names of the sources of a mix."""
+    shuffle: bool = True
+    """Whether the first rows are read in shuffled order."""
+    max_row_bytes: int = MAX_ROW_BYTES
+    """Maximum size of a line of a text file in bytes."""
+
+    def plan(self, policy: Policy, *, lanes: int) -> ShardPlan:
+        """Return the plan of `lanes` shard groups; each source has at least one shard per group if it can be split.
+
+        Raises:
+            DataError: If there is nothing to read.
+        """
+        streams = [
+            open_stream(source, folder=self.folder, least_shards=lanes, max_row_bytes=self.max_row_bytes)
+            for source in self.sources
+        ]
+        if self.names:
+            streams = [NamedStream(stream, name=name) for stream, name in zip(streams, self.names, strict=True)]
+        return ShardPlan(streams, self.weights, self.stop, lanes=lanes, seed=self.seed, policy=policy)
+
+    def first_rows(self) -> Rows:
+        """Return the readable rows at the start of the first epoch. Raise DataError if there are none."""
+        plan = self.plan(Fixed(SAMPLED_ROWS, shuffle_rows=self.shuffle), lanes=1)
+        read = plan.reader(0, epoch=0).take(SAMPLED_ROWS)
+        good, bad = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in read])
+        if not good:
+            names = ", ".join(stream.name for stream in plan.streams)
+            first = next((reasons[0] for reasons in bad.values()), None)
+            raise DataError(f"{names} has no good row: {first}" if first else f"{names} has no rows")
+        columns = dict.fromkeys(str(name) for row in good.values() for name in row)
+        return Rows(
+            ListStore(list(good.values())),
+            columns=list(columns),
+            keys=plan.keys([read[place] for place in good]),
+            fingerprint=digest(*(stream.fingerprint for stream in plan.streams)),
+        )
+
+
+def training_streams(config: Config, *, folder: Path, dataset: str | Path | None = None) -> TrainingStreams:
+    """Return the streams of the training rows, or of a path or Hub name that replaces them.
+
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+        dataset: Replaces the configured sources; a relative path starts at the current folder.
+
+    Raises:
+        DataError: If a file extension does not identify a format.
+    """
+    mix, shuffle = config.data.mix, getattr(config.data.batching, "shuffle", True)
+    if dataset is not None:
+        source = source_of(str(dataset), folder=Path.cwd())
+        return TrainingStreams(
+            [source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle, max_row_bytes=config.data.max_row_bytes
+        )
+    sources = [(part.source, part.weight) for part in mix] if mix else [(config.data.source, 1.0)]
+    return TrainingStreams(
+        [source_of(source, folder=folder) if isinstance(source, str) else source for source, _ in sources if source],
+        [weight for _, weight in sources],
+        config.data.stop,
+        folder,
+        config.seed,
+        config.data.mix_names,
+        shuffle=shuffle,
+        max_row_bytes=config.data.max_row_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -60,3 +154,59 @@ def open_run_data(config: Config, *, folder: Path, dataset: Any = None) -> RunDa
         streams = training_streams(config, folder=folder, dataset=dataset)
     mixed = config.data.mix is not None and dataset is None
     return RunData(config, open_splits(config, folder=folder, dataset=dataset), streams, mixed)
+
+
+def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES) -> Stream:
+    """Return the stream of a source. Nothing is read except file sizes and metadata.
+
+    Args:
+        source: The source.
+        folder: Base of relative paths.
+        least_shards: Minimum number of shards.
+        max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
+
+    Raises:
+        DataError: If there is nothing to read.
+        ConfigError: If a user's class does not exist.
+    """
+    if isinstance(source, FileSource):
+        paths = find_files(source.path, folder=folder)
+        return FileStream(source.type, paths, name=source.path, least_shards=least_shards, max_row_bytes=max_row_bytes)
+    if isinstance(source, HubSource):
+        return open_hub_stream(source, folder=folder, least_shards=least_shards, max_row_bytes=max_row_bytes)
+    if not isinstance(source, CustomSource):
+        raise AssertionError(f"a source of type {source.type} is not streamed")
+    return CustomStream(source, folder=folder, least_shards=least_shards)
+
+
+class NamedStream:
+    """A stream of a mix; its labels are prefixed with its name, as the keys of a mix are."""
+
+    def __init__(self, stream: Stream, *, name: str) -> None:
+        self._stream = stream
+        self.name = name
+        self.fingerprint = stream.fingerprint
+        self.shards: Sequence[str] = [f"{name}/{label}" for label in stream.shards]
+        """Label of each shard."""
+        self.sizes = stream.sizes
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        """Yield the rows of a shard from a position on."""
+        return self._stream.read(shard, start)
+
+
+def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each category output by name: the configured ones, else those of the good rows, sorted.
+
+    Labels are empty if there are neither.
+    """
+    outputs = {feature.name: feature.labels for feature in config.output_features if feature.type == "category"}
+    unknown = [name for name, labels in outputs.items() if labels is None]
+    seen: dict[str, set[str]] = {name: set() for name in unknown}
+    if unknown and rows is not None:
+        schema = row_schema(config, supervised=True)
+        for chunk in rows.iterate():
+            for row in check_rows(schema, chunk).clean.values():
+                for name in unknown:
+                    seen[name].add(row[name])
+    return {name: tuple(sorted(seen[name])) if labels is None else labels for name, labels in outputs.items()}

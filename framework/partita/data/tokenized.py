@@ -228,7 +228,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
     Raises:
         DataError: If no row is good.
     """
-    from partita.data.dialogue.expand import expanded
+    from partita.data.dialogue import expanded
     from partita.data.formatting.formatter import Formatter
     from partita_schema.rows import check_rows, row_schema
 

@@ -1,4 +1,6 @@
-"""Generators: what completes the prompts of rows. Here the one with a model in this process."""
+"""Generators: what completes the prompts of rows. Here the one with a model in this process, and plain prompts and
+streaming with it.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -8,12 +10,12 @@ import numpy.typing as npt
 
 from partita.generation.engine import Engine, choose_engine
 from partita.generation.prompts import Lengths, common_beginning
-from partita.generation.requests import GenerationJob, GenerationSettings, RowRequests
-from partita.generation.results import BatchResult
+from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests
 from partita.generation.scheduler import Scheduler
 from partita.generation.static_batches import generate_in_batches, requests_in_batches
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita_schema.errors import ModelError
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest, GenerativeModel
+from partita.lm.continuation import decode_continuation
+from partita_schema.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
@@ -137,3 +139,70 @@ def answer_of(generated: Generated | None, error: str | None) -> Generated:
     if generated is None:
         raise ModelError(error or "no answer")
     return generated
+
+
+def plain_requests(
+    lm: GenerativeModel, prompts: str | Sequence[str], *, max_new_tokens: int
+) -> list[GenerationRequest]:
+    """Return a request per prompt; `max_new_tokens` is reduced to what the context leaves.
+
+    Raises DataError if a prompt is empty or fills the context.
+    """
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    context = lm.context_length
+    requests: list[GenerationRequest] = []
+    for ids in (lm.tokenizer(text)["input_ids"] for text in texts):
+        if not ids:
+            raise DataError("a prompt is empty; write at least a character")
+        if context is not None and len(ids) >= context:
+            raise DataError(f"a prompt has {len(ids):,} tokens and the model's context is {context:,}; shorten it")
+        room = max_new_tokens if context is None else min(max_new_tokens, context - len(ids))
+        requests.append(GenerationRequest(ids, room, key=len(requests).to_bytes(8, "little")))
+    return requests
+
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer decodes incomplete characters to."""
+
+
+def stream_requests(
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+) -> Iterator[tuple[int, str]]:
+    """Yield pairs of a request's index and the next piece of its answer; the pieces of a request add up to its answer.
+
+    Without continuous batching, an answer is a single piece. Raises what `generate_requests` raises.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        settings: How they are generated.
+    """
+    if engine_of_requests(lm, requests, settings.options) == "static":
+        whole = requests_in_batches(lm, requests, settings)
+        yield from ((place, answer.text) for place, answer in enumerate(whole) if answer.text)
+        return
+    run = run_of_requests(lm, requests, settings)
+    streamed: dict[int, str] = {}
+    for results in run.steps():
+        texts = {
+            row: final_part(decode_continuation(lm.tokenizer, ids), settings.options.stop)
+            for row, ids in run.unfinished()
+        }
+        texts |= {result.row: answer_of(result.generated, result.error).text for result in results}
+        for row, text in texts.items():
+            before = streamed.get(row, "")
+            if len(text) > len(before) and text.startswith(before):
+                streamed[row] = text
+                yield row, text[len(before) :]
+
+
+def final_part(text: str, stop: Sequence[str]) -> str:
+    """Return the final part of an unfinished answer: no incomplete character, no possible stop text."""
+    complete = text.rstrip(INCOMPLETE)
+    held = max((overlap(complete, end) for end in stop), default=0)
+    return complete[: len(complete) - held]
+
+
+def overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` are a prefix of `stop`."""
+    return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -13,8 +13,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, PredictionStats, answer_of
 from partita.generation.prompts import PromptEncoder, PromptSource
 from partita.generation.record import PredictionRecord, Status
-from partita.generation.requests import GenerationJob, GenerationSettings
-from partita.generation.results import BatchResult, RowResult, unanswerable
+from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowResult, unanswerable
 from partita.lm.base import GenerationOptions
 from partita.outputs.decode import Decoder
 from partita_schema.config import Config

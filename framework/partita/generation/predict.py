@@ -1,37 +1,121 @@
 """Prediction: prompts, engine, journal, decoder and output table.
 
 `predict_rows` saves every answer in a journal and can be killed and resumed at any time. `generate_for_rows` does
-the same without a journal, for evaluation.
+the same without a journal, for evaluation. Ctrl-C, and SIGTERM from a scheduler that reclaims the machine, finish what
+has begun.
 """
 
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from partita.data.rows import BadRow
-from partita.generation.all_rows import AllRows
 from partita.generation.job import PredictionJob, PredictionParts, Tally
 from partita.generation.journals import JobJournal, open_journals
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, Predictions, PredictionStats
 from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
-from partita.generation.stopping import finish_what_was_begun, terminate_as_interrupt
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
+from partita_trainers.interrupt import interruption, never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from partita_trainers.base import Progress
 
 logger = logging.getLogger(__name__)
+
+FINISH_SECONDS = 20
+"""Time for started rows to finish: schedulers usually kill a job 30 s after asking it to stop."""
+
+
+@contextmanager
+def finish_what_was_begun(engine: str, *, finish_seconds: float = FINISH_SECONDS) -> Iterator[Callable[[], bool]]:
+    """Let started rows finish after Ctrl-C or SIGTERM; yield a function that returns whether one was received.
+
+    KeyboardInterrupt is raised by a second signal, by the yielded function after `finish_seconds`, and at once with
+    a server, whose answers may take long.
+    """
+    if engine == "server":
+        yield never
+        return
+    with interruption(f"finishing the rows in progress, for {finish_seconds:g} s at most") as asked:
+
+        def stopping() -> bool:
+            if asked.asked and time.monotonic() - asked.since > finish_seconds:
+                raise KeyboardInterrupt
+            return asked.asked
+
+        yield stopping
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM in this context, as on Ctrl-C. Has no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class AllRows:
+    """Readable and unreadable rows by their index in the source. An unreadable row has no values."""
+
+    def __init__(self, rows: PromptRows, bad: Sequence[BadRow]) -> None:
+        """Combine the readable rows with the unreadable ones, `bad`, which are in the order of the source."""
+        self._rows = rows
+        self.columns = rows.columns
+        """Column names."""
+        self._bad = {min(row.place, len(rows)) + number: row for number, row in enumerate(bad)}
+        self.unreadable = {index: row.reason for index, row in self._bad.items()}
+        """Why a row could not be read, by its index."""
+        self._length = len(rows) + len(bad)
+        self._bad_indices = np.array(list(self._bad), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def get(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return rows in the requested order."""
+        if not self._bad:
+            return self._rows.get(indices)
+        readable = [self._place(index) for index in indices if index not in self._bad]
+        rows = iter(self._rows.get(readable) if readable else [])
+        return [{} if index in self._bad else next(rows) for index in indices]
+
+    def key(self, index: int) -> str:
+        """Return the name of a row, the same in every run."""
+        bad = self._bad.get(index)
+        return self._rows.key(self._place(index)) if bad is None else bad.key
+
+    def sampling_key(self, index: int) -> str:
+        """Return the key from which a row's random numbers are derived."""
+        bad = self._bad.get(index)
+        return self._rows.sampling_key(self._place(index)) if bad is None else bad.key
+
+    def _place(self, index: int) -> int:
+        """Return the index of a readable row among the readable ones."""
+        return index - int(np.searchsorted(self._bad_indices, index))
+
 
 DEFAULT_NEW_TOKENS = 256
 READING_IS_SHOWN = 10_000

@@ -21,8 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.prompts import described
-from partita.generation.requests import GenerationSettings, RowRequests, common_prefix, plan
-from partita.generation.results import BatchResult, RowResult, stop_if_broken, too_large
+from partita.generation.requests import (
+    BatchResult,
+    GenerationSettings,
+    RowRequests,
+    RowResult,
+    common_prefix,
+    plan,
+    stop_if_broken,
+    too_large,
+)
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory

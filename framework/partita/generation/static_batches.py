@@ -26,8 +26,15 @@ import numpy.typing as npt
 from partita.generation.engine import way_for
 from partita.generation.oom_backoff import run_with_oom_backoff
 from partita.generation.prompts import described
-from partita.generation.requests import GenerationSettings, RowRequests
-from partita.generation.results import BatchResult, RowResult, Rows, stop_if_broken, too_large
+from partita.generation.requests import (
+    BatchResult,
+    GenerationSettings,
+    RowRequests,
+    RowResult,
+    Rows,
+    stop_if_broken,
+    too_large,
+)
 from partita.generation.work_queue import WorkQueue, drain
 from partita.lm.base import PADDED, BatchWay, Generated, GenerationRequest
 from partita_schema.counted import counted

@@ -29,8 +29,7 @@ from partita.lm.base import (
 )
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
 from partita.lm.randomness import seeded
-from partita.tokenizers.fingerprint import digest, tensors_digest
-from partita.tokenizers.hub import check_intact
+from partita.tokenizers.hub import check_intact, digest, tensors_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, ResumeError

@@ -41,8 +41,7 @@ from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, unsupported
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
-from partita.tokenizers.fingerprint import digest, tensors_digest
-from partita.tokenizers.hub import find_sources, quiet_libraries
+from partita.tokenizers.hub import digest, find_sources, quiet_libraries, tensors_digest
 from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
 from partita_schema.errors import ModelError

@@ -7,7 +7,7 @@ import torch
 from partita.lm.loading import local_folder
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import adapter_tensors
-from partita.tokenizers.fingerprint import digest, folder_digest
+from partita.tokenizers.hub import digest, folder_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.model import ScratchModel
 

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from partita.data.batching.evaluation_batches import EvaluationBatches
-from partita.data.dialogue.expand import expanded
+from partita.data.batching.collate import EvaluationBatches
+from partita.data.dialogue import expanded
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger

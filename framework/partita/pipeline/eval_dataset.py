@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from partita.data.dialogue.expand import expanded, for_scores
+from partita.data.dialogue import expanded, for_scores
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.splits import check_columns

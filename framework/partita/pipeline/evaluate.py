@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from partita.data.batching.evaluation_batches import EvaluationBatches, evenly
+from partita.data.batching.collate import EvaluationBatches, evenly
 from partita.data.rows import Rows
 from partita.data.sources.mixed import places_by_source
 from partita.data.tokenized import TokenizedDataset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from partita.data.rows import Rows, digest
 from partita.pipeline.build import PipelineParts
-from partita.tokenizers.fingerprint import folder_digest
+from partita.tokenizers.hub import folder_digest
 
 
 def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None) -> dict[str, str]:

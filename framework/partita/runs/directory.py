@@ -14,10 +14,8 @@ from typing import Any
 
 import yaml
 
-from partita.runs.files import strict_json, without_infinities, write_atomically, writing
-from partita.runs.finding import FREE_KEYS, check_free, check_same, differences
-from partita.runs.lock import lock
-from partita.runs.manifest import now, read_manifest, versions
+from partita.runs.files import lock, strict_json, without_infinities, write_atomically, writing
+from partita.runs.manifest import FREE_KEYS, check_free, check_same, differences, now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
 from partita_schema.config import Config

@@ -1,4 +1,4 @@
-"""Files of a run: atomic writes, strict JSON, and readable errors when a disk refuses a write."""
+"""Files of a run: atomic writes, strict JSON, a lock, and readable errors when a disk refuses a write."""
 
 import errno
 import fcntl
@@ -11,11 +11,11 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from safetensors import SafetensorError
 
-from partita_schema.errors import WriteError
+from partita_schema.errors import ResumeError, WriteError
 
 WRITE_ERRORS = (
     errno.ENOSPC,
@@ -193,3 +193,38 @@ def write_failure(error: Exception, *, folder: Path) -> str | None:
         elsewhere = error.filename is not None and not Path(str(error.filename)).is_relative_to(folder)
         return None if elsewhere or error.errno not in WRITE_ERRORS else error.strerror
     return next((os.strerror(number) for number in WRITE_ERRORS if os.strerror(number) in str(error)), None)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Lock the run in this context. The lock is released when the process ends, however it ends."""
+    with (folder / ".lock").open("w") as file, not_inherited(file):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            message = f"{folder} is in use by another process; wait for it, or give this run another folder with --run"
+            raise ResumeError(message) from None
+        yield
+
+
+@contextmanager
+def not_inherited(file: TextIO) -> Iterator[None]:
+    """In this context, forks of this process close the file.
+
+    Data workers outlive a killed process by seconds and would keep its lock.
+    """
+    LOCKED.add(file)
+    try:
+        yield
+    finally:
+        LOCKED.discard(file)
+
+
+def close_locked() -> None:
+    """Close the lock files in a forked process."""
+    for file in LOCKED:
+        file.close()
+
+
+LOCKED: set[TextIO] = set()
+os.register_at_fork(after_in_child=close_locked)

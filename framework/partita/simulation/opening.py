@@ -11,15 +11,13 @@ from partita.data.parts import source_digest
 from partita.data.rows import Rows, digest
 from partita.data.sources.sources import open_rows
 from partita.simulation.adapters import adapted, load_environment, tools_of
-from partita.simulation.closing import Closing
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
-from partita.simulation.outside import made, not_made
 from partita.simulation.participants import build_conversation, other_agents
-from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS
+from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS, made, not_made
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
-from partita.simulation.worlds import CheckedWorld, CustomWorld, EnvironmentWorld, ReplayWorld, World
+from partita.simulation.worlds import CheckedWorld, Closing, CustomWorld, EnvironmentWorld, ReplayWorld, World
 from partita_schema.agents import CustomWorldConfig, GoldAgentConfig
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue

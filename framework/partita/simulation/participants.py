@@ -16,13 +16,11 @@ from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent
-from partita.simulation.conversation import Conversation
-from partita.simulation.outside import made
-from partita.simulation.registry import AGENTS
+from partita.simulation.registry import AGENTS, made
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
-from partita.simulation.worlds import World
+from partita.simulation.worlds import Conversation, World
 from partita_schema.agents import (
     CustomWorldConfig,
     GoldAgentConfig,

@@ -1,4 +1,4 @@
-"""Resolve the name of a program to its class: `module:Class`, a built-in name, or an entry point of a package.
+"""Resolve the name of a program to its class (`module:Class`, a built-in name, or an entry point), and create it.
 
 Packages register names as entry points in their metadata, so names are listed without importing anything:
 
@@ -6,13 +6,14 @@ Packages register names as entry points in their metadata, so names are listed w
     booking = "my_package.desk:Desk"
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from partita.data.parts import load_part
+from partita.simulation.contract import described
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.nearest import nearest
 from partita_schema.target import is_target
@@ -90,3 +91,18 @@ CHECKERS = Registry(
 )
 ROLLOUTS = Registry("rollout", {"slots": "partita.simulation.rollout:Rollout"})
 TRANSCRIPTS = Registry("transcript", {"jsonl": "partita.simulation.transcripts:Transcripts"})
+
+
+def made(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
+    """Return a function that creates objects of a class. Raises ConfigError if creating a first one fails."""
+    try:
+        kind(**options)
+    except Exception as error:
+        raise not_made(kind, options, described(error), key=key) from error
+    return lambda: kind(**options)
+
+
+def not_made(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
+    """Return the error for a class that cannot be created with `options`."""
+    name = getattr(kind, "__name__", str(kind))
+    return ConfigError([Problem(key, f"{name} cannot be made with {dict(options)}: {reason}")])

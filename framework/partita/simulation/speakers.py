@@ -18,8 +18,7 @@ import numpy as np
 from partita.data.episode import AGENT, Episode, Status
 from partita.data.formatting.row_tokenizer import PromptExample
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.requests import GenerationSettings, RowRequests
-from partita.generation.results import RowResult
+from partita.generation.requests import GenerationSettings, RowRequests, RowResult
 from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.agents import Agent, context_of, replies_of

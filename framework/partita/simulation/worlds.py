@@ -1,15 +1,17 @@
 """Worlds decide whose turn it is and what is said to the agents.
 
 A world runs one episode as a generator. It yields a `RequestTurn` when an agent is to speak; when it resumes, the turn
-is in the episode.
+is in the episode. Environments are closed in the background, so that closing cannot affect or delay episodes.
 """
 
-from collections.abc import Callable, Collection, Generator
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from partita.data.episode import AGENT, Episode
-from partita.simulation.closing import Closing
 from partita.simulation.contract import (
     Checker,
     ContractError,
@@ -24,6 +26,42 @@ from partita.simulation.contract import (
     opened,
     shown,
 )
+
+logger = logging.getLogger(__name__)
+
+
+class Closing:
+    """Runs each close function in a separate thread: one that raises or hangs does not affect any dialogue."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.changing = threading.RLock()  # reentrant: garbage collection may close a world at any point
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Run `close` in a new thread."""
+
+        def quietly() -> None:
+            try:
+                close()
+            except Exception as error:
+                logger.debug("an environment has raised at its end: %s: %s", type(error).__name__, error)
+
+        thread = threading.Thread(target=quietly, name="partita-closing", daemon=True)
+        with self.changing:
+            thread.start()
+            self.threads = [*(other for other in self.threads if other.is_alive()), thread]
+
+    def end(self, seconds: float) -> None:
+        """Wait at most `seconds` for all threads, and warn about those that are still running."""
+        end = time.monotonic() + seconds
+        with self.changing:
+            threads = self.threads
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        late = sum(thread.is_alive() for thread in threads)
+        if late:
+            subject = "1 environment has" if late == 1 else f"{late} environments have"
+            logger.warning("%s not closed within %g s (limits.step_seconds)", subject, seconds)
 
 
 @dataclass(frozen=True)
@@ -221,3 +259,59 @@ def failure(error: BaseException) -> str:
     if isinstance(error, CheckerError | WorldError) and error.__cause__ is not None:
         where, cause = ("checker" if isinstance(error, CheckerError) else "world"), error.__cause__
     return f"timeout: {cause}" if isinstance(cause, StepTimeoutError) else f"{where}: {described(cause)}"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """World in which two agents alternate until one ends the dialogue or has nothing more to say."""
+
+    other: str
+    """Name of the other agent."""
+    max_turns: int
+    """Turns of the main agent after which an episode is truncated."""
+    done: str
+    """Text that ends the dialogue when a turn of the other agent contains it."""
+    agent_may_end: bool = False
+    """Whether `done` in a turn of the main agent ends the dialogue as well."""
+    first: str | None = None
+    """Fixed first message, with `{column}` for values of the task."""
+    first_by_agent: bool = False
+    """Whether the first message is the main agent's instead of the other agent's."""
+    instruction: str | None = None
+    """System prompt of the main agent, with `{column}` for values of the task."""
+
+    def run(self, episode: Episode) -> Play:
+        """Run an episode: system prompt, first message, then alternating turns."""
+        if self.instruction is not None:
+            message = {"role": "system", "content": filled(self.instruction, episode.task)}
+            episode.observe([message], agent="system")
+        if self.first is not None:
+            self.begin(episode, filled(self.first, episode.task))
+        if self.first is None or self.first_by_agent:
+            yield from self.other_speaks(episode)
+        while episode.status is None:
+            yield RequestTurn()
+            if self.agent_may_end and self.done in episode.replies[-1].text:
+                episode.end("done")
+            else:
+                yield from self.other_speaks(episode)
+
+    def begin(self, episode: Episode, text: str) -> None:
+        """Append the fixed first message."""
+        role, agent = ("assistant", AGENT) if self.first_by_agent else ("user", self.other)
+        episode.observe([{"role": role, "content": text}], agent=agent)
+
+    def other_speaks(self, episode: Episode) -> Play:
+        """Request a turn of the other agent; end the episode if it says `done` or nothing, or at the turn limit."""
+        before = len(episode.messages)
+        yield RequestTurn(self.other)
+        if len(episode.messages) == before or self.done in episode.messages[-1]["content"]:
+            episode.end("done")
+        elif len(episode.replies) >= self.max_turns:
+            # Checked after the other agent's turn: it may still end the dialogue after the last answer.
+            episode.end("truncated", "turns")
+
+
+def filled(template: str, task: Mapping[str, Any]) -> str:
+    """Fill a template with the values of a task."""
+    return template.format_map(task)

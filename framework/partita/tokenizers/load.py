@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.tokenizers.fingerprint import digest
-from partita.tokenizers.hub import check_intact, find_base, loading
+from partita.tokenizers.hub import check_intact, digest, find_base, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.model import NewModel, ScratchModel

@@ -5,18 +5,17 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from partita.data.batching.collate import build_collate, collate_parts
 from partita.data.batching.cursor import batching_parts
-from partita.data.batching.custom_collate import build_collate, collate_parts
 from partita.data.describe import DataPlan
-from partita.data.dialogue.expand import expanded
+from partita.data.dialogue import expanded
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
-from partita.data.run_data import RunData
+from partita.data.run_data import RunData, TrainingStreams
 from partita.data.sources.mixed import mixed_order
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader, count_lanes
-from partita.data.streams.opening import TrainingStreams
 from partita.data.streams.shard_group import CHUNK
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
-from partita.data.dialogue.expand import expanded
+from partita.data.dialogue import expanded
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.preview import preview_encoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partita.data.chunks import ChunkEncoder, RawChunk, Unreadable, parsed
-from partita.data.dialogue.expand import build_expander
+from partita.data.dialogue import build_expander
 from partita.data.formatting.row_tokenizer import build_row_tokenizer
 
 SAID = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}]}
@@ -46,7 +46,7 @@ def test_the_expander_of_a_chunk_is_made_once(
         made.append(build_expander(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr("partita.data.dialogue.expand.build_expander", counted)
+    monkeypatch.setattr("partita.data.dialogue.build_expander", counted)
     encoder(RawChunk([json.dumps(SAID).encode()] * 20, [f"a:{number}" for number in range(20)]))
 
     assert len(made) == 1

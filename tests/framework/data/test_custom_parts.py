@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from partita.data.batching.custom_collate import build_collate
+from partita.data.batching.collate import build_collate
 from partita.data.batching.plan import NOTHING, PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger

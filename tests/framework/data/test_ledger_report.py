@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from partita.cli.main import app
 from partita.data.ledger import Ledger, UsedRows
-from partita.data.ledger_report import make_report, newest_run, read_report
+from partita.data.preview import make_report, newest_run, read_report
 from partita_schema.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("no_log")

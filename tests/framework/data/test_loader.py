@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.batching.collate import collate
-from partita.data.batching.evaluation_batches import EvaluationBatches, evenly
+from partita.data.batching.collate import EvaluationBatches, collate, evenly
 from partita.data.batching.plan import NOTHING, PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.ledger import Ledger

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.formatting.labels import find_labels
 from partita.data.rows import Rows
+from partita.data.run_data import find_labels
 from partita.data.sources.sources import open_rows
 from partita.data.splits import check_columns, hash_places, open_splits, random_places, stratified_places
 from partita_schema.errors import DataError

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.data.dialogue.expand import build_expander, expanded
+from partita.data.dialogue import build_expander, expanded
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger

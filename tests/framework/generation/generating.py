@@ -8,8 +8,7 @@ import numpy.typing as npt
 
 from partita.generation.generator import LocalGenerator
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.requests import GenerationJob, GenerationSettings
-from partita.generation.results import BatchResult
+from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings
 from partita.lm.base import GenerationOptions
 from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup

@@ -3,7 +3,7 @@
 import pytest
 
 from partita.generation.job import Tally
-from partita.generation.results import BatchResult, RowResult
+from partita.generation.requests import BatchResult, RowResult
 from partita.lm.base import Generated
 
 

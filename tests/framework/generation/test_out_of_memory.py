@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from partita.generation.engine import Engine
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.results import BatchResult
+from partita.generation.requests import BatchResult
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import JobError

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from partita.generation.job import Tally
-from partita.generation.predict import default_new_tokens
+from partita.generation.predict import default_new_tokens, finish_what_was_begun
 from partita.generation.predictions import PredictionStats
-from partita.generation.stopping import finish_what_was_begun
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ResumeError

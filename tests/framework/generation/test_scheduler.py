@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from partita.generation.engine import choose_engine
 from partita.generation.generator import generate_requests
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.requests import GenerationSettings
-from partita.generation.results import BatchResult, too_large
+from partita.generation.requests import BatchResult, GenerationSettings, too_large
 from partita.lm.base import SHORTEST_PREFIX, Generated, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.slots import Slots

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.requests import GenerationSettings
-from partita.generation.results import unanswerable
+from partita.generation.requests import GenerationSettings, unanswerable
 from partita.generation.static_batches import plan_batches, requests_in_batches
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.generation.streaming import final_part
+from partita.generation.generator import final_part
 from partita_schema.errors import DataError
 
 CONFIG: dict[str, Any] = {

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.generation.generator import generate_requests, run_of_requests
+from partita.generation.generator import generate_requests, run_of_requests, stream_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
-from partita.generation.streaming import stream_requests
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, is_faster, rounded, use_onednn, using_onednn, widen

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.report.text_chart import ASCII, UNICODE, Chart, Letters, draw
+from partita.report.terminal import ASCII, UNICODE, Chart, Letters, draw
 
 EIGHT = Chart(
     title="speed",

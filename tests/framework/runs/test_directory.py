@@ -12,10 +12,8 @@ import pytest
 import yaml
 
 from partita.runs.directory import RunDirectory, open_run
-from partita.runs.files import strict_json, write_atomically
-from partita.runs.finding import ChosenRun, check_same, choose_folder, find_finished, leaves
-from partita.runs.lock import lock
-from partita.runs.manifest import read_manifest
+from partita.runs.files import lock, strict_json, write_atomically
+from partita.runs.manifest import ChosenRun, check_same, choose_folder, find_finished, leaves, read_manifest
 from partita_schema.backend import TorchrunBackendConfig
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
@@ -113,7 +111,7 @@ def test_the_lock_belongs_to_one_at_a_time_and_ends_with_its_process(tmp_path: P
     with lock(tmp_path), pytest.raises(ResumeError) as caught, lock(tmp_path):
         pass
     assert str(caught.value) == message
-    code = "import sys, time\nfrom pathlib import Path\nfrom partita.runs.lock import lock\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom partita.runs.files import lock\n"
     code += "with lock(Path(sys.argv[1])):\n    print('locked', flush=True)\n    time.sleep(60)\n"
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
@@ -128,7 +126,7 @@ def test_the_lock_belongs_to_one_at_a_time_and_ends_with_its_process(tmp_path: P
 
 def test_a_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
     # As data workers do, the fork outlives the process that held the lock.
-    code = "import os, sys, time\nfrom pathlib import Path\nfrom partita.runs.lock import lock\n"
+    code = "import os, sys, time\nfrom pathlib import Path\nfrom partita.runs.files import lock\n"
     code += "with lock(Path(sys.argv[1])):\n    pid = os.fork()\n    if not pid:\n        time.sleep(30)\n"
     code += "    else:\n        print(pid, flush=True)\n        time.sleep(60)\n"
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

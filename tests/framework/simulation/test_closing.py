@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from partita.simulation.closing import Closing
+from partita.simulation.worlds import Closing
 
 
 def test_what_begins_to_close_at_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

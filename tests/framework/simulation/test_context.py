@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from partita.simulation.context import droppable, without_oldest
-from partita.simulation.turns import TurnEncoder
+from partita.simulation.turns import TurnEncoder, droppable, without_oldest
 
 from .talks import fill, simulated, transcripts
 

@@ -15,12 +15,11 @@ from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted, tools_of
 from partita.simulation.adapters.tools import Tools
-from partita.simulation.closing import Closing
 from partita.simulation.contract import ContractError, Environment, answered, opened
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
-from partita.simulation.worlds import EnvironmentWorld
+from partita.simulation.worlds import Closing, EnvironmentWorld
 from partita_schema.load import load_config
 from partita_schema.simulation import Limits
 

@@ -1,17 +1,16 @@
 """The verbs with a model on a server: `backend: {type: endpoint}`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from partita.backends.base import Backend
+from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
-from partita.backends.endpoint.messages import Messages
-from partita.backends.endpoint.protocol import server_options
-from partita.backends.endpoint.refusals import REFUSALS
+from partita.backends.endpoint.protocol import server_options, written_messages
 from partita.backends.endpoint.server import EndpointClient, server_of
-from partita.data.formatting.formatter import Formatter
+from partita.data.formatting.chat import ChatTemplate, Rendered
+from partita.data.formatting.formatter import Formatter, Segment
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.rows import Rows
@@ -28,6 +27,36 @@ from partita.simulation.report import SimulationReport
 from partita_schema.errors import PartitaError
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import SINGLE_PROCESS
+
+
+class Messages(ChatTemplate):
+    """A substitute for a chat template that writes a dialogue as `written_messages` does."""
+
+    def __init__(self, *, system: str | None) -> None:
+        self.system = system
+        self.needs_end = False
+
+    def apply(self, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+        """Return the messages, one per line."""
+        return written_messages(messages)
+
+    def answer_segments(self, prompt: str, whole: Rendered, answer: str) -> tuple[Segment, ...]:
+        """Return the message of the answer."""
+        return (Segment(whole.text[len(prompt) :], True),)
+
+
+REFUSALS = Refusals(
+    "there is nothing to {verb} with backend: {{type: endpoint}}: {reason}",
+    {
+        "train": "the model is the server's; use evaluate or predict, or remove backend",
+        "tune": "the server chooses how many rows go through its model at once; backend.concurrency says how many it "
+        "is asked at the same time",
+        "preview": "tokens are the server's; with a model or its folder as base_model and without backend they are "
+        "shown",
+        "save": "the model is the server's",
+        "simulate": "episodes need a model in this process; remove backend",
+    },
+)
 
 
 class EndpointBackend(Backend):

@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx2
 
-from partita.backends.endpoint.asking import RequestFailure, RequestSender
-from partita.backends.endpoint.pace import RateLimiter
+from partita.backends.endpoint.asking import RateLimiter, RequestFailure, RequestSender
 from partita.backends.endpoint.protocol import EndpointReply, Mode
 from partita.backends.endpoint.redaction import Redaction, redacted_logs
 from partita_schema.backend import EndpointBackendConfig

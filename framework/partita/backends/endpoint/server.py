@@ -22,8 +22,7 @@ from partita.backends.endpoint.exchange import Exchange, Question, QuestionResul
 from partita.backends.endpoint.protocol import EndpointReply, Mode, request_body, written_messages
 from partita.generation.engine import Engine
 from partita.generation.prompts import Lengths
-from partita.generation.requests import GenerationJob, GenerationSettings, RowRequests, plan
-from partita.generation.results import BatchResult, RowResult
+from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests, RowResult, plan
 from partita.lm.base import Generated, GenerationOptions
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.backend import EndpointBackendConfig

@@ -13,11 +13,11 @@ from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
 from partita.backends.local import EMBEDDING_BAG, LocalBackend
 from partita.backends.ray.cluster import RayWorkerBackend
-from partita.backends.ray.generator import PoolGenerator
+from partita.backends.ray.job import PoolGenerator
 from partita.backends.ray.messages import LoadRequest
 from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
 from partita.backends.ray.worker_pool import WorkerPool
-from partita.data.batching.evaluation_batches import EvaluationBatches
+from partita.data.batching.collate import EvaluationBatches
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.rows import Rows
@@ -27,8 +27,7 @@ from partita.generation.prompts import PromptSource
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import PipelineParts, prediction_parts, training_texts
 from partita.pipeline.tune import asked_prompts, most_learned
-from partita.runs.finding import ChosenRun
-from partita.runs.manifest import read_manifest
+from partita.runs.manifest import ChosenRun, read_manifest
 from partita.simulation.opening import section_of
 from partita.simulation.report import SimulationReport
 from partita.simulation.transcripts import forget

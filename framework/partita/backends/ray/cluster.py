@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from partita.backends.ray.event_queue import EventQueue, JobFinished, Message, Posted
-from partita.backends.ray.messages import WorkerJob
-from partita.backends.ray.rank import run_rank
-from partita.backends.ray.work_items import WorkItem
-from partita.backends.ray.worker_backend import (
+from partita.backends.ray.messages import (
     Event,
     WorkerEnded,
     WorkerFailed,
+    WorkerJob,
     WorkerLost,
     WorkerReplied,
     WorkerReported,
 )
+from partita.backends.ray.rank import run_rank
+from partita.backends.ray.work_items import WorkItem
 from partita.distributed.init import available_cores
 from partita_schema.backend import RayBackendConfig
 from partita_schema.errors import ConfigError, DataError, JobError, PartitaError, Problem, TrainingError
@@ -67,7 +67,7 @@ SETTINGS = {
 
 
 class RayWorkerBackend:
-    """A `partita.backends.ray.worker_backend.WorkerBackend` of Ray actors.
+    """A `partita.backends.ray.messages.WorkerBackend` of Ray actors.
 
     The actors end with this object or with the process.
     """

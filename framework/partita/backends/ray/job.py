@@ -1,17 +1,74 @@
-"""One job of a worker pool: assign rows, pass on results, and reassign the rows of dead workers."""
+"""Generation with a pool of workers: this process assigns rows, longest first, and yields results as they arrive.
 
+A worker is assigned enough rows to stay busy, and fewer towards the end, so that all workers finish together. When a
+worker dies, its unanswered rows are assigned to others and a new worker replaces it: no row is lost or answered
+twice. An error raised by a row is that row's error, as in a single process. Any other error of a worker ends the job.
+"""
+
+import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from partita.backends.ray.assignments import Assignments
-from partita.backends.ray.messages import WorkerJob
-from partita.backends.ray.work_items import WorkPlan
-from partita.backends.ray.worker_backend import Event, WorkerEnded, WorkerLost, WorkerReplied, WorkerReported
-from partita.backends.ray.worker_pool import WorkerPool
-from partita.backends.ray.worker_state import WorkerState
-from partita.generation.results import BatchResult, RowResult
+import numpy as np
+import numpy.typing as npt
+
+from partita.backends.ray.messages import Event, WorkerEnded, WorkerJob, WorkerLost, WorkerReplied, WorkerReported
+from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan, WorkPlan
+from partita.backends.ray.worker_pool import WorkerPool, WorkerState
+from partita.generation.engine import Engine, choose_engine, way_for
+from partita.generation.prompts import Lengths
+from partita.generation.requests import BatchResult, GenerationJob, RowResult
 from partita.generation.scheduler import FREE_SHARE, MORE_SLOTS
+from partita.lm.base import GenerationOptions
+
+
+class Assignments:
+    """Item indices from 0 to `total` - 1. Each is held by at most one worker, and answered once."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.dealt = 0
+        """Items before this index have been assigned at least once."""
+        self.returned: list[int] = []
+        """A heap of items returned by lost workers."""
+        self.held: dict[Hashable, set[int]] = {}
+
+    @property
+    def left(self) -> int:
+        """Number of unassigned items."""
+        return self.total - self.dealt + len(self.returned)
+
+    @property
+    def done(self) -> bool:
+        """Whether every item is answered."""
+        return not self.left and not any(self.held.values())
+
+    def holds(self, worker: Hashable) -> int:
+        """Return the number of items that a worker holds."""
+        return len(self.held.get(worker, ()))
+
+    def assign(self, worker: Hashable, wanted: int) -> list[int]:
+        """Assign the next items of the plan to a worker, at most `wanted`."""
+        places = [heapq.heappop(self.returned) for _ in range(min(wanted, len(self.returned)))]
+        end = min(self.total, self.dealt + max(0, wanted - len(places)))
+        places += range(self.dealt, end)
+        self.dealt = end
+        self.held.setdefault(worker, set()).update(places)
+        return places
+
+    def answer(self, worker: Hashable, place: int) -> None:
+        """Mark an item that a worker holds as answered."""
+        self.held[worker].remove(place)
+
+    def requeue(self, worker: Hashable) -> int:
+        """Return a worker's items to the queue, and their number."""
+        places = self.held.pop(worker, set())
+        for place in places:
+            heapq.heappush(self.returned, place)
+        return len(places)
+
 
 AHEAD = 2
 """Rows that a worker holds, as a multiple of those it generates at a time, so that it never waits."""
@@ -153,3 +210,72 @@ class WorkerPoolJob:
         for member in self.pool.working():
             member.heard = time.monotonic()
             self.pool.worker_backend.end(member.number, self.worker_job.number, now=now)
+
+
+class PoolGenerator:
+    """Generates with the model of a worker pool: a `partita.generation.generator.Generator`."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+        self.job_number = 0
+        """Number of jobs so far."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence in tokens."""
+        return self.pool.context_length
+
+    @property
+    def tokenizer(self) -> Any:
+        """Tokenizes the prompts in this process."""
+        return self.pool.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the model; the same as in a single process on such a device."""
+        return self.pool.fingerprint
+
+    def choose_engine(self, lengths: Lengths, *, options: GenerationOptions, max_new_tokens: int) -> Engine:
+        """Return the engine for prompts of these lengths, [rows], in tokens."""
+        return choose_engine(self.pool, lengths, options=options, max_new_tokens=max_new_tokens)
+
+    def generate(self, job: GenerationJob, *, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
+        """Generate answers for all rows that are not `done`, [rows], and yield them as they arrive.
+
+        Everything yielded is complete.
+
+        Raises:
+            JobError: Workers died consecutively without a result.
+            Exception: Any error that a worker raised outside of a row.
+        """
+        pool, settings = self.pool, job.settings
+        work = job.requests(context_length=self.context_length)
+        plan: WorkPlan
+        if job.engine == "slots":
+            plan = RowWorkPlan(work, ~done)
+        else:
+            way = way_for(self.pool, work.lengths, work.new_tokens, options=settings.options)
+            plan = BatchWorkPlan(work, ~done, batch_size=settings.budget.batch_size, way=way)
+        if not plan.total:
+            return
+        pool.start()
+        self.job_number += 1
+        worker_job = WorkerJob(
+            number=self.job_number,
+            engine=job.engine,
+            options=settings.options,
+            max_new_tokens=job.max_new_tokens,
+            seed=settings.seed,
+            rows=len(done),
+            batch_size=settings.budget.batch_size,
+            size=pool.offered.size if pool.offered is not None else None,
+            token_budget=settings.budget.token_budget,
+            prefix=list(plan.prefix),
+        )
+        pool_job = WorkerPoolJob(pool, plan, worker_job)
+        try:
+            yield from pool_job.completions(settings.stopping)
+        finally:
+            # If the caller abandons the job, workers would continue with it.
+            for member in pool.working():
+                pool.stop(member)

@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.requests import RowRequests, common_prefix, plan
-from partita.generation.results import RowResult, Rows
+from partita.generation.requests import RowRequests, RowResult, Rows, common_prefix, plan
 from partita.generation.static_batches import plan_batches
 from partita.lm.base import BatchWay
 

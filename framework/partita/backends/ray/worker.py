@@ -20,8 +20,7 @@ from partita.backends.ray.work_items import WorkItem
 from partita.distributed.init import available_cores, own_threads
 from partita.distributed.world import DistributedEnv
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.requests import GenerationSettings, RowRequests
-from partita.generation.results import BatchResult
+from partita.generation.requests import BatchResult, GenerationSettings, RowRequests
 from partita.generation.scheduler import Scheduler
 from partita.generation.static_batches import StaticBatch
 from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel

@@ -1,30 +1,29 @@
-"""A model on several workers: this process assigns rows, longest first, and yields results as they arrive.
-
-A worker is assigned enough rows to stay busy, and fewer towards the end, so that all workers finish together. When a
-worker dies, its unanswered rows are assigned to others and a new worker replaces it: no row is lost or answered
-twice. An error raised by a row is that row's error, as in a single process. Any other error of a worker ends the job.
-"""
+"""A pool of workers that hold a model: starting, asking and replacing them."""
 
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.backends.ray.messages import LoadRequest, LogMessage, ModelFacts, Offer
-from partita.backends.ray.worker_backend import (
+from partita.backends.ray.messages import (
     Event,
+    LoadRequest,
+    LogMessage,
+    ModelFacts,
+    Offer,
     WorkerBackend,
     WorkerFailed,
+    WorkerLocation,
     WorkerLost,
     WorkerReplied,
     WorkerReported,
 )
-from partita.backends.ray.worker_state import WorkerState, described
 from partita.lm.base import BatchWay, GenerationOptions
 from partita.outputs.reading import clipped
 from partita_schema.counted import counted
@@ -34,6 +33,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WorkerState:
+    """The state of one worker, as known to the pool."""
+
+    number: int
+    state: str = "starting"
+    """starting, placed, loading, ready, asked (a call is pending), or working (on a job)."""
+    place: WorkerLocation | None = None
+    heard: float = field(default_factory=time.monotonic)
+    """Time of its last message."""
+    at_a_time: int = 0
+    """Rows that it generates at a time."""
+
+    @property
+    def node(self) -> str | None:
+        """Its machine, once known."""
+        return self.place.node if self.place is not None else None
+
+
+def described(member: WorkerState) -> str:
+    """Describe a worker for messages."""
+    place = member.place
+    return f"worker {member.number}" + (f" (process {place.process} on {place.node})" if place is not None else "")
+
 
 MOST_DEATHS = 3
 """Workers that may die consecutively without a result in between."""

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from partita.data.dialogue.expand import Mode, context_of
-from partita.data.dialogue.squash import HistoryLimits, history
+from partita.data.dialogue import HistoryLimits, Mode, context_of, history
 from partita.data.formatting.chat import ChatTemplate, Rendered, by_marks
 from partita.data.formatting.formatter import FormattedText, Segment
 from partita_schema.config import Config

@@ -15,7 +15,7 @@ from partita_schema.features import OutputFeature, TextInput
 from partita_schema.prompt import template_fields
 
 if TYPE_CHECKING:
-    from partita.data.dialogue.expand import Expander
+    from partita.data.dialogue import Expander
     from partita.data.formatting.chat import ChatTemplate
     from partita.data.formatting.dialogue import DialogueFormatter
 
@@ -122,7 +122,7 @@ class Formatter:
     @property
     def expander(self) -> "Expander | None":
         """The expander of dialogues into training rows; None if no input is a dialogue."""
-        from partita.data.dialogue.expand import build_expander
+        from partita.data.dialogue import build_expander
 
         return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
 

@@ -20,7 +20,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ModelError, RowError
 
 if TYPE_CHECKING:
-    from partita.data.dialogue.expand import Expander
+    from partita.data.dialogue import Expander
 
 Span = tuple[int, int]
 """First token and one past the last."""

@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from partita.data.rows import Rows
-from partita.data.sources.custom_source import open_custom
-from partita.data.sources.in_memory import open_in_memory
+from partita.data.sources.in_memory import open_custom, open_in_memory
 from partita.data.sources.readers import READERS
 from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.tables import open_hub, open_tables

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from partita.data.rows import digest
-from partita.data.sources.custom_source import check_iterable, content_of, iterable_of, make_source
+from partita.data.sources.in_memory import check_iterable, content_of, iterable_of, make_source
 from partita.data.sources.records import MAX_RAW
 from partita.data.streams.base import Position, StreamRow
 from partita_schema.errors import DataError

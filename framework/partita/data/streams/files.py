@@ -2,7 +2,8 @@
 
 All shard groups should read about as many bytes. If whole files cannot be distributed that evenly, the largest ones are
 split into one part per group: by bytes if they have one row per line and are uncompressed, by rows if they are Parquet.
-Files that cannot be split, or are small, are read in full by each of k shards; shard i keeps every k-th row.
+Files that cannot be split, or are small, are read in full by each of k shards; shard i keeps every k-th row. JSON
+arrays and dialogues can only be read from their start.
 """
 
 import logging
@@ -11,18 +12,28 @@ from dataclasses import replace
 from typing import Any
 
 from partita.data.rows import digest
+from partita.data.sources.lines import opened
+from partita.data.sources.readers import READERS
 from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.sources import COMPRESSIONS, missing, short_names
-from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.csv import read_cells
-from partita.data.streams.file_slices import DEFAULT_SIZES, FileSizes, FileSlice
+from partita.data.streams.base import DEFAULT_SIZES, FileSizes, FileSlice, Position, StreamRow
+from partita.data.streams.csv import read_cells, stream_row
 from partita.data.streams.jsonl import line_pieces, read_lines
 from partita.data.streams.parquet import read_arrow, read_parquet, row_pieces
-from partita.data.streams.sequential import read_whole
 from partita.data.streams.sharding import unevenness
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
+
+
+def read_whole(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+    """Yield the rows of a slice; a position is the number of rows so far, which are read again on resume."""
+    passed = start if isinstance(start, int) else 0
+    with opened(piece.path, piece.label) as stream:
+        for index, record in enumerate(READERS[piece.kind](stream, piece.label, piece.max_row_bytes)):
+            if index >= passed and index % piece.parts == piece.part:
+                yield stream_row(record, shard), index + 1
+
 
 Read = Callable[[FileSlice, int, Position | None], Iterator[tuple[StreamRow, Position]]]
 READ: dict[str, Read] = {

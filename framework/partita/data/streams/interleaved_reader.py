@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.mixing import Mixer
+from partita.data.sources.mixed import Mixer
 from partita.data.streams.base import Position, Stream, StreamRow
 from partita.data.streams.packing import damaged, pack, unpack
 from partita.data.streams.sharding import deal

@@ -18,10 +18,9 @@ from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
-from partita.data.loader import check_ranks
+from partita.data.loader import Statistics, check_ranks
 from partita.data.sources.text_files import is_mostly_broken
 from partita.data.splits import TRAINING
-from partita.data.statistics import Statistics
 from partita.data.streams.shard_group import CHUNK, SeenWindow, ShardGroup, ShardPlan
 from partita.data.tokenized import NO_ROWS, TokenizedDataset
 from partita.data.workers import EncodingWorkers

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partita.data.sources.arrow_rows import UnreadableRow, rows_of
-from partita.data.sources.opened import opened
-from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.file_slices import FileSlice
+from partita.data.sources.lines import opened
+from partita.data.sources.tables import UnreadableRow, rows_of
+from partita.data.streams.base import FileSlice, Position, StreamRow
 from partita_schema.errors import DataError
 
 if TYPE_CHECKING:

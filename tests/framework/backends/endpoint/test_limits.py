@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.backends.endpoint import pace
-from partita.backends.endpoint.pace import RateLimiter
+from partita.backends.endpoint import asking as pace
+from partita.backends.endpoint.asking import RateLimiter
 
 from ....properties import examples
 from .conftest import LocalServer, Response, answer

@@ -3,7 +3,7 @@
 import numpy as np
 
 from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan
-from partita.generation.results import RowResult
+from partita.generation.requests import RowResult
 from partita.generation.scheduler import RowRequests
 from partita.lm.base import PADDED
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from partita.data.batching.indexed import IndexedPlanner, PlannedStep
 from partita.data.batching.policies import Policy, build_policy
-from partita.data.mixing import MixedOrder
+from partita.data.sources.mixed import MixedOrder
 from partita_schema.batching import (
     Batching,
     BucketBatching,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marshmallow import ValidationError
 
-from partita.data.dialogue.expand import for_scores
+from partita.data.dialogue import for_scores
 from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import RowError

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.data.mixing import MixedOrder
 from partita.data.rows import Rows
-from partita.data.sources.mixed import joined, mixed_order, source_sizes
+from partita.data.sources.mixed import MixedOrder, joined, mixed_order, source_sizes
 from partita.data.sources.sources import open_rows
 from partita.data.splits import open_splits
 from partita_schema.config import Config

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from partita.data.run_data import open_stream
 from partita.data.streams.base import Stream
 from partita.data.streams.interleaved_reader import InterleavedReader
-from partita.data.streams.open import open_stream
 from partita_schema.errors import ConfigError, DataError
 from partita_schema.sources import CustomSource
 

@@ -17,17 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.batching.policies import Fixed
+from partita.data.run_data import open_stream, training_streams
 from partita.data.sources import records
 from partita.data.sources.json_reader import json_record
 from partita.data.sources.readers import READERS
 from partita.data.sources.sources import find_files, open_rows
 from partita.data.streams import files
-from partita.data.streams.base import Stream, StreamRow
-from partita.data.streams.file_slices import DEFAULT_SIZES, FileSizes
+from partita.data.streams.base import DEFAULT_SIZES, FileSizes, Stream, StreamRow
 from partita.data.streams.files import FileStream
 from partita.data.streams.interleaved_reader import InterleavedReader
-from partita.data.streams.open import open_stream
-from partita.data.streams.opening import training_streams
 from partita.data.streams.sharding import unevenness
 from partita_schema.config import Config
 from partita_schema.errors import DataError

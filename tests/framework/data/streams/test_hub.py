@@ -4,12 +4,12 @@ from pathlib import Path
 import datasets
 import pytest
 
+from partita.data.run_data import open_stream
 from partita.data.sources.sources import open_rows
 from partita.data.sources.tables import quiet_datasets
 from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import DatasetsStream
-from partita.data.streams.open import open_stream
 from partita_schema.errors import DataError
 from partita_schema.sources import HubSource
 

@@ -22,10 +22,10 @@ from partita.data.batching.policies import Policy, build_policy
 from partita.data.chunks import ChunkEncoder
 from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger
+from partita.data.run_data import TrainingStreams
 from partita.data.streams import shard_group as lane_module
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.loader import StreamLoader, count_lanes, merged
-from partita.data.streams.opening import TrainingStreams
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
 from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching

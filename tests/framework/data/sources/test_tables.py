@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from partita.data.run_data import open_stream
 from partita.data.sources.sources import open_rows
-from partita.data.streams.open import open_stream
 from partita_schema.sources import FileSource
 
 FAR = [0, 1, 10**14, 3, 4]

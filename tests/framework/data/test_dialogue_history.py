@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.dialogue.squash import HistoryLimits, answers, history
+from partita.data.dialogue import HistoryLimits, answers, history
 
 Row = tuple[str, str]
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.mixing import MixedOrder, Mixer, choices, whole_shares
+from partita.data.sources.mixed import MixedOrder, Mixer, choices, whole_shares
 from partita_schema.errors import DataError
 
-from ...work import counted_calls
+from ....work import counted_calls
 
 some_weights = st.lists(st.one_of(st.integers(1, 30), st.floats(0.01, 50)), min_size=1, max_size=7)
 

@@ -5,8 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.dialogue.expand import Expander, expanded, for_scores
-from partita.data.dialogue.squash import HistoryLimits
+from partita.data.dialogue import Expander, HistoryLimits, expanded, for_scores
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.backends.ray.assignments import Assignments
+from partita.backends.ray.job import Assignments
 
 
 def test_places_are_dealt_in_the_order_of_the_plan() -> None:

@@ -1,1 +1,0 @@
-"""Dialogues: history limits, and expansion into rows."""
