@@ -4,6 +4,8 @@ By default, pydantic reads YAML's `batch_size: yes` as 1 and `8.0` as 8. Integer
 are lenient, because PyYAML reads `1e-4` as a string.
 """
 
+import re
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,6 +47,14 @@ def rule_error(message: str, *, at: str = "") -> PydanticCustomError:
 def is_set(model: BaseModel, key: str) -> bool:
     """Return whether a key differs from its default. Rules use this, so that a resolved file can be loaded again."""
     return bool(getattr(model, key) != type(model).model_fields[key].default)
+
+
+def check_regex(pattern: str, *, at: str) -> None:
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise rule_error(f"{pattern!r} is not a regular expression ({error}); fix the pattern", at=at) from None
 
 
 def refuse_boolean(value: object) -> object:

@@ -10,9 +10,10 @@ from partita_schema.base import ConfigModel, Name, NonNegativeInt, StrictBool, i
 from partita_schema.constraint_rules import refused_by_constraints
 from partita_schema.data import Data, Preprocessing, RandomSplit, Split
 from partita_schema.endpoint_rules import refused_by_endpoint
-from partita_schema.features import Defaults, DialogueInput, InputFeature, OutputFeature
+from partita_schema.features import Defaults, DialogueInput, InputFeature
 from partita_schema.hogwild_rules import refused_by_hogwild
 from partita_schema.model import EmbeddingBagModel, ModelParameters, Quantization, ScratchModel
+from partita_schema.outputs import OutputFeature
 from partita_schema.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
 from partita_schema.sharding_rules import refused_by_sharding
 from partita_schema.simulation import Simulation
@@ -131,7 +132,7 @@ class Config(ConfigModel):
                 )
         if len(self.output_features) > 1:
             raise rule_error("a dialogue has one output, its reply; remove the others", at="output_features.1")
-        if self.output_features[0].type != "text":
+        if not self.output_features[0].free_text:
             raise rule_error(
                 f"the reply of a dialogue is a text, not a {self.output_features[0].type}; write type: text",
                 at="output_features.0.type",
@@ -277,7 +278,7 @@ class Config(ConfigModel):
                 at="prompt.retrieval",
             )
         for place, output in enumerate(self.output_features):
-            if output.type == "category" and output.labels is None:
+            if output.has_labels and output.labels is None:
                 raise rule_error(
                     f"the beginning of a stream need not show every label of {output.name}; write them here",
                     at=f"output_features.{place}.decoder.labels",

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from partita_schema.backend import EndpointBackendConfig
 from partita_schema.base import is_set
-from partita_schema.features import CategoryOutput, JsonOutput
 from partita_schema.grammar import grammar_mistake
+from partita_schema.outputs import OutputFeature
 
 if TYPE_CHECKING:
     from partita_schema.config import Config
@@ -22,35 +22,31 @@ NOT_GENERATING = ("logprobs",)
 
 def refused_by_constraints(config: "Config") -> Iterator[Refusal]:
     """Yield every key that conflicts with `constrain: true` or `scoring: true`."""
-    constrained = [
-        place
-        for place, output in enumerate(config.output_features)
-        if isinstance(output, JsonOutput) and output.decoder.constrain
-    ]
+    constrained = [place for place, output in enumerate(config.output_features) if output.constrain]
     if constrained:
         yield from refused_by_constrain(config, f"output_features.{constrained[0]}.decoder")
     for place, output in enumerate(config.output_features):
-        if isinstance(output, CategoryOutput) and output.decoder.scoring:
+        if output.scoring:
             yield from refused_by_scoring(config, output, f"output_features.{place}")
 
 
 def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
-    """Yield keys that conflict with constrained JSON. `at` is the decoder of the first constrained output."""
+    """Yield keys that conflict with constrained answers. `at` is the decoder of the first constrained output."""
     if isinstance(config.backend, EndpointBackendConfig):
         reason = "a server constrains its answers itself"
         yield f"{at}.constrain", f"{reason}; remove it, and write response_format or the like in backend.extra_body"
     for place, output in enumerate(config.output_features):
-        if isinstance(output, JsonOutput) and not output.decoder.constrain:
+        if output.constrain is False:
             reason = "several outputs are one JSON object, which is constrained as a whole"
             at_output = f"output_features.{place}.decoder.constrain"
-            yield at_output, f"{reason}; write constrain: true for each json output, or for none"
+            yield at_output, f"{reason}; write constrain: true for each {output.type} output, or for none"
     for key in NOT_IN_SLOTS:
         if config.generation.asks_for(key):
             yield f"generation.{key}", f"constrained answers cannot be made with {key}; remove it, or constrain"
     if config.generation.stop:
         yield "generation.stop", "a stop text would cut the JSON of constrained answers; remove it"
     for place, output in enumerate(config.output_features):
-        mistake = grammar_mistake(output) if isinstance(output, JsonOutput) else None
+        mistake = grammar_mistake(output)
         if mistake is not None:
             yield (
                 f"output_features.{place}.decoder.constrain",
@@ -58,7 +54,7 @@ def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
             )
 
 
-def refused_by_scoring(config: "Config", output: CategoryOutput, at: str) -> Iterator[Refusal]:
+def refused_by_scoring(config: "Config", output: OutputFeature, at: str) -> Iterator[Refusal]:
     """Yield keys that conflict with scored labels. `at` is the path of their output."""
     if isinstance(config.backend, EndpointBackendConfig):
         yield f"{at}.decoder.scoring", "servers do not return the probability of a given text; remove it"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from partita_schema.backend import LocalBackendConfig
 from partita_schema.base import is_set
-from partita_schema.features import CategoryOutput, TextInput
+from partita_schema.features import TextInput
 from partita_schema.model import EmbeddingBagModel, ModelParameters
 from partita_schema.trainer import HogwildTrainer
 
@@ -64,7 +64,7 @@ def refused_features(config: "Config") -> Iterator[Refusal]:
     output = config.output_features[0]
     if len(config.output_features) > 1:
         yield "output_features.1", "a bag of words has one output; remove the others, or write a file for each"
-    if not isinstance(output, CategoryOutput):
+    if not output.one_label:
         reason = f"a bag of words chooses a label, and this is a {output.type}"
         yield "output_features.0.type", f"{reason}; write type: category, or a language model as base_model"
         return

@@ -7,128 +7,32 @@ answer is the output. An invalid row raises marshmallow's ValidationError with r
 incomplete and must not be used.
 """
 
-import datetime
-import decimal
-import json
-import math
-import numbers
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load
 
+from partita_schema.cells import CellError, is_missing, shown, text_reader
 from partita_schema.config import Config
 from partita_schema.dialogue import DialogueConfig
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
-from partita_schema.errors import shortened
-from partita_schema.features import CategoryOutput, DialogueInput, JsonOutput, NumberOutput, OutputFeature, TextInput
-from partita_schema.json_values import TOO_DEEP, is_too_deep, json_validator, schema_mistake
-
-NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+from partita_schema.features import DialogueInput, TextInput
+from partita_schema.outputs import OutputFeature
 
 
-def is_missing(value: object) -> bool:
-    """Return whether a cell is empty: None, NaN, pandas' NA and NaT, or a blank string."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    if isinstance(value, str):
-        return not value.strip()
-    return isinstance(value, numbers.Real) and bool(value != value)  # math.isnan fails for numbers of 400 digits
+class ValueColumn(fields.Field[Any]):
+    """A cell that `read` converts."""
 
-
-def plain_text(value: object) -> str:
-    """Return a string, date or number as text, with 8.0 as 8. Raises ValidationError for other types."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = float(str(value))  # via str, so that a 32-bit 0.1 is 0.1 and not 0.10000000149011612
-        return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    raise ValidationError(f"{shown(value)} is not text")
-
-
-def shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of 5,000 digits, or a list that contains itself
-        text = f"a {type(value).__name__}"
-    return shortened(text)
-
-
-class TextColumn(fields.Field[str]):
-    """Text. Numbers and dates are converted."""
-
-    def __init__(self, *, lowercase: bool = False) -> None:
+    def __init__(self, read: Callable[[Any], Any]) -> None:
         super().__init__(required=True)
-        self.lowercase = lowercase
-
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> str:
-        text = plain_text(value)
-        return text.lower() if self.lowercase else text
-
-
-class LabelColumn(TextColumn):
-    """A label without surrounding whitespace, from the known labels if there are any."""
-
-    def __init__(self, *, labels: tuple[str, ...] | None, lowercase: bool) -> None:
-        super().__init__(lowercase=lowercase)
-        self.labels = None if labels is None else frozenset(labels)
-        self.listed = ", ".join(labels or ())
-
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> str:
-        label = super()._deserialize(value, attr, data).strip()
-        if self.labels is not None and label not in self.labels:
-            raise ValidationError(f"{shown(label)} is none of the labels {self.listed}")
-        return label
-
-
-class NumberColumn(fields.Field[int | float]):
-    """A finite number, or its text. Whole numbers are returned as int."""
-
-    def __init__(self, *, minimum: float | None, maximum: float | None) -> None:
-        super().__init__(required=True)
-        self.minimum, self.maximum = minimum, maximum
-
-    def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> int | float:
-        text = str(value).strip()
-        if isinstance(value, bool) or not isinstance(value, str | numbers.Real | decimal.Decimal):
-            raise ValidationError(f"{shown(value)} is not a number")
-        if not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-            raise ValidationError(f"{shown(value)} is not a finite number")
-        number = float(text)
-        if self.minimum is not None and number < self.minimum:
-            raise ValidationError(f"{text} is below the decoder's minimum {self.minimum:g}")
-        if self.maximum is not None and number > self.maximum:
-            raise ValidationError(f"{text} is above the decoder's maximum {self.maximum:g}")
-        if re.fullmatch(r"[-+]?\d+", text):
-            return int(text)
-        return int(number) if number.is_integer() and abs(number) < 2**53 else number
-
-
-class JsonColumn(fields.Field[Any]):
-    """A JSON value, or its text, that satisfies the JSON Schema if there is one."""
-
-    def __init__(self, *, json_schema: dict[str, Any] | None) -> None:
-        super().__init__(required=True)
-        self.validator = json_validator(json_schema) if json_schema is not None else None
+        self.read = read
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> Any:
-        decoded = parse_json(value) if isinstance(value, str) else value
-        if is_too_deep(decoded):
-            raise ValidationError(f"the value is {TOO_DEEP}")
-        decoded = plain_json(decoded)
-        if self.validator is not None:
-            mistake = schema_mistake(self.validator, decoded)
-            if mistake is not None:
-                raise ValidationError(mistake)
-        return decoded
+        try:
+            return self.read(value)
+        except CellError as error:
+            raise ValidationError(str(error)) from None
 
 
 class DialogueColumn(fields.Field[dict[str, Any]]):
@@ -162,36 +66,6 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
         while messages[-1]["role"] == "assistant":
             messages = messages[:-1]
         return {"messages": messages, "labels": []}
-
-
-def parse_json(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=refuse_constant)
-    except RecursionError:
-        raise ValidationError(f"the value is {TOO_DEEP}") from None
-    except ValueError as error:
-        raise ValidationError(f"{shown(text)} is not JSON ({error})") from None
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def plain_json(value: Any) -> Any:
-    """Return a value as plain JSON types. NumPy arrays and scalars are converted."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(item) for item in value]
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValidationError(f"{value} is not a JSON number")
-        return value
-    if hasattr(value, "tolist"):
-        return plain_json(value.tolist())
-    raise ValidationError(f"{shown(value)} is not a JSON value")
 
 
 @dataclass(frozen=True)
@@ -283,7 +157,7 @@ def dialogue_cell(feature: DialogueInput, *, options: DialogueConfig, supervised
 
 def template_cell(column: str) -> Cell:
     """Return the cell of a column that only the template names. It must exist but may be empty."""
-    return Cell(name=column, column=column, field=TextColumn(), fill="")
+    return Cell(name=column, column=column, field=ValueColumn(text_reader()), fill="")
 
 
 def input_cell(feature: TextInput) -> Cell:
@@ -291,7 +165,7 @@ def input_cell(feature: TextInput) -> Cell:
     return Cell(
         name=feature.name,
         column=feature.source_column,
-        field=TextColumn(lowercase=options.lowercase),
+        field=ValueColumn(text_reader(lowercase=options.lowercase)),
         fill=options.fill_value if options.missing_value_strategy == "fill_with_const" else None,
         absent=True,
     )
@@ -302,20 +176,10 @@ def output_cell(feature: OutputFeature) -> Cell:
     return Cell(
         name=feature.name,
         column=feature.source_column,
-        field=output_field(feature),
+        field=ValueColumn(feature.cell_reader()),
         fill=options.fill_value if options.missing_value_strategy == "fill_with_const" else None,
         absent=True,
     )
-
-
-def output_field(feature: OutputFeature) -> fields.Field[Any]:
-    if isinstance(feature, CategoryOutput):
-        return LabelColumn(labels=feature.labels, lowercase=feature.preprocessing.lowercase)
-    if isinstance(feature, NumberOutput):
-        return NumberColumn(minimum=feature.decoder.minimum, maximum=feature.decoder.maximum)
-    if isinstance(feature, JsonOutput):
-        return JsonColumn(json_schema=feature.decoder.json_schema)
-    return TextColumn(lowercase=feature.preprocessing.lowercase)
 
 
 @dataclass(frozen=True)

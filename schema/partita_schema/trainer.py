@@ -13,10 +13,10 @@ from partita_schema.base import (
     Positive,
     PositiveInt,
     StrictBool,
+    check_regex,
     is_set,
     rule_error,
 )
-from partita_schema.features import check_regex
 from partita_schema.memory_size import Memory
 from partita_schema.target import check_target
 

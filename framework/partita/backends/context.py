@@ -149,7 +149,7 @@ class RunContext:
         saved = read_manifest(self.run).get("labels") if self.run is not None else None
         labels = {name: tuple(values) for name, values in (saved or {}).items()}
         open_labels = any(
-            output.type == "category" and output.labels is None and output.name not in labels
+            output.has_labels and output.labels is None and output.name not in labels
             for output in self.config.output_features
         )
         new = isinstance(self.config.base_model, ScratchModel) and self.weights is None

@@ -1,4 +1,4 @@
-"""All rows of a run: training rows by index or as streams, evaluation rows, and the labels of category outputs."""
+"""All rows of a run: training rows by index or as streams, evaluation rows, and the labels of outputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -196,17 +196,20 @@ class NamedStream:
 
 
 def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each category output by name: the configured ones, else those of the good rows, sorted.
+    """Return the labels of each output that has any, by name: the configured ones, else those of the good rows, sorted.
 
     Labels are empty if there are neither.
     """
-    outputs = {feature.name: feature.labels for feature in config.output_features if feature.type == "category"}
-    unknown = [name for name, labels in outputs.items() if labels is None]
-    seen: dict[str, set[str]] = {name: set() for name in unknown}
+    outputs = [feature for feature in config.output_features if feature.has_labels]
+    unknown = [feature for feature in outputs if feature.labels is None]
+    seen: dict[str, set[str]] = {feature.name: set() for feature in unknown}
     if unknown and rows is not None:
         schema = row_schema(config, supervised=True)
         for chunk in rows.iterate():
             for row in check_rows(schema, chunk).clean.values():
-                for name in unknown:
-                    seen[name].add(row[name])
-    return {name: tuple(sorted(seen[name])) if labels is None else labels for name, labels in outputs.items()}
+                for feature in unknown:
+                    seen[feature.name].update(feature.labels_in(row[feature.name]))
+    return {
+        feature.name: tuple(sorted(seen[feature.name])) if feature.labels is None else feature.labels
+        for feature in outputs
+    }

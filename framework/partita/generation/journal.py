@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
-from partita.outputs.reading import clipped
+from partita.outputs.base import clipped
 from partita.runs.files import open_private, why_not_written
 from partita_schema.errors import ResumeError, WriteError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line

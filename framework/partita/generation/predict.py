@@ -25,9 +25,9 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, Predictions, PredictionStats
 from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
+from partita.outputs.registry import output_types
 from partita_schema.config import Config
 from partita_schema.counted import counted
-from partita_schema.features import CategoryOutput, JsonOutput, OutputFeature, TextOutput
 from partita_trainers.interrupt import interruption, never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -120,8 +120,6 @@ class AllRows:
 DEFAULT_NEW_TOKENS = 256
 READING_IS_SHOWN = 10_000
 """Number of rows above which tokenizing them shows progress."""
-SPARE_LABEL_TOKENS = 8
-"""Extra tokens around a label, for an answer such as "The label is positive."."""
 
 
 class ShowProgress(Protocol):
@@ -333,22 +331,8 @@ def default_new_tokens(
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
-    features = config.output_features
-    counts = [_feature_tokens(feature, labels=labels.get(feature.name, ()), count=count) for feature in features]
+    outputs = output_types(config)
+    counts = [output.new_tokens(labels.get(name, ()), count=count) for name, output in outputs.items()]
     needed = sum(otherwise if tokens is None else tokens for tokens in counts)
-    around = sum(count(f'"{feature.name}": "", ') for feature in features) + count("{}") if len(features) > 1 else 0
+    around = sum(count(f'"{name}": "", ') for name in outputs) + count("{}") if len(outputs) > 1 else 0
     return needed + around
-
-
-def _feature_tokens(feature: OutputFeature, *, labels: Sequence[str], count: Callable[[str], int]) -> int | None:
-    """Return the tokens that an output needs; None if unknown."""
-    if isinstance(feature, TextOutput | JsonOutput) and feature.decoder.max_new_tokens is not None:
-        return feature.decoder.max_new_tokens
-    if feature.preprocessing.max_sequence_length is not None:
-        return feature.preprocessing.max_sequence_length
-    if isinstance(feature, CategoryOutput):
-        rules = (feature.decoder.match or {}).values()
-        sought = [*(feature.labels or labels), *(rule.value for rule in rules if rule.type != "regex")]
-        if sought:
-            return max(map(count, sought)) + SPARE_LABEL_TOKENS
-    return None

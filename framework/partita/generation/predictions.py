@@ -4,7 +4,6 @@ A row is read from the dataset and the journal, and its answer is parsed, when i
 therefore needs no new generation, and memory does not grow with the length of texts.
 """
 
-import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,18 @@ from typing import TYPE_CHECKING, Any, overload
 from partita.generation.journal import Journal
 from partita.generation.prompts import PromptRows
 from partita.generation.record import PredictionRecord
-from partita.generation.tables import CHUNK_ROWS, ColumnType, arrow_tables, column_types, write_table
+from partita.generation.tables import CHUNK_ROWS, arrow_tables, column_types, write_table
+from partita.outputs.base import ColumnType
 from partita.outputs.decode import Decoded, Decoder
+from partita.outputs.registry import output_types
 from partita_schema.config import Config
 from partita_schema.counted import counted
-from partita_schema.features import CategoryOutput
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FIRST_COLUMN = "key"
 LAST_COLUMNS: dict[str, ColumnType] = {"status": "text", "error": "text", "finish_reason": "text", "tokens": "integer"}
-OUTPUT_TYPES: dict[str, ColumnType] = {"text": "text", "category": "text", "number": "number", "json": "json"}
 
 
 @dataclass(frozen=True)
@@ -164,14 +163,7 @@ class Predictions(Sequence[dict[str, Any]]):
         """Statistics of the job."""
         self._rows, self._decoder = rows, decoder
         self._logprobs: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
-        self._scored = {
-            feature.name
-            for feature in config.output_features
-            if isinstance(feature, CategoryOutput) and feature.decoder.scoring
-        }
-        self._outputs: dict[str, ColumnType] = {
-            feature.name: OUTPUT_TYPES[feature.type] for feature in config.output_features
-        }
+        self._outputs = output_types(config)
         self._journal = Journal.read_only(journal)
         weakref.finalize(self, self._journal.close)
         self._names = _input_names(rows.columns, taken=[FIRST_COLUMN, *self._answer_columns()])
@@ -248,10 +240,8 @@ class Predictions(Sequence[dict[str, Any]]):
 
     def _answer_columns(self) -> dict[str, ColumnType]:
         outputs: dict[str, ColumnType] = {}
-        for name, kind in self._outputs.items():
-            outputs |= {name: kind, f"{name}_raw": "text"}
-            if name in self._scored:
-                outputs |= {f"{name}_probability": "number", f"{name}_probabilities": "json"}
+        for output in self._outputs.values():
+            outputs |= output.columns()
         return outputs | LAST_COLUMNS | self._logprobs
 
     def _column_types(self) -> dict[str, ColumnType]:
@@ -269,13 +259,9 @@ class Predictions(Sequence[dict[str, Any]]):
             answer = self._answer(index)
             result: dict[str, Any] = {FIRST_COLUMN: self._rows.key(index)}
             result |= {new: row.get(name) for name, new in self._names.items()}
-            for name in self._outputs:
-                result |= {name: answer.decoded.values[name], f"{name}_raw": answer.decoded.raw[name]}
-                if name in self._scored:
-                    shares = shares_of(answer.record.scores)
-                    result |= {f"{name}_probability": max(shares.values()) if shares else None}
-                    result |= {f"{name}_probabilities": shares}
-            record = answer.record
+            record, decoded = answer.record, answer.decoded
+            for name, output in self._outputs.items():
+                result |= output.cells(decoded.values[name], decoded.raw[name], scores=record.scores)
             result |= {"status": record.status, "error": answer.error}
             result |= {"finish_reason": record.finish_reason, "tokens": record.tokens}
             yield result | dict.fromkeys(self._logprobs, record.logprob)
@@ -284,15 +270,6 @@ class Predictions(Sequence[dict[str, Any]]):
         record = self._journal.record(index)
         assert record is not None, f"row {index} has no record; the job is not complete"
         return answer_of(record, self._decoder)
-
-
-def shares_of(scores: Mapping[str, float] | None) -> dict[str, float] | None:
-    """Return the normalized probabilities of labels from their log probabilities."""
-    if scores is None:
-        return None
-    best = max(scores.values())
-    weights = {label: math.exp(score - best) for label, score in scores.items()}
-    return {label: weight / sum(weights.values()) for label, weight in weights.items()}
 
 
 def _input_names(columns: Sequence[str], *, taken: Sequence[str]) -> Mapping[str, str]:

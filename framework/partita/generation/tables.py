@@ -8,18 +8,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from partita.generation.record import json_line
+from partita.outputs.base import ColumnType
 from partita.runs.files import new_file, open_beside, output_file, why_not_written
+from partita_schema.cells import NUMBER
 from partita_schema.errors import DataError, WriteError
-from partita_schema.rows import NUMBER
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ColumnType = Literal["boolean", "integer", "number", "text", "json"]
-"""json: any value that fits none of the other types; written as JSON text to formats without nested values."""
 
 Row = Mapping[str, Any]
 CHUNK_ROWS = 1000

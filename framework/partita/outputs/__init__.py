@@ -1,1 +1,1 @@
-"""Output types: how an answer becomes values, and how values are scored."""
+"""Types of outputs: how answers are constrained, decoded and scored. `registry` is the table of types."""

@@ -4,17 +4,17 @@ With one output, the answer is its value. With several, the answer is one JSON o
 keys, and each member is parsed by the type of its output. No text raises: an unreadable output is None with a reason.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partita.outputs.json_values import JsonReader, compact, find_json
-from partita.outputs.labels import LabelReader
-from partita.outputs.numerals import NumberReader
-from partita.outputs.reading import ReadError, clipped
+from partita.outputs.base import Reader, ReadError, clipped
+from partita.outputs.find_json import find_json
+from partita.outputs.registry import output_type
+from partita_schema.cells import compact_json
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.features import CategoryOutput, JsonOutput, NumberOutput, OutputFeature
+from partita_schema.outputs import OutputFeature
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,17 @@ class Decoded:
     """The part of the answer that each value was read from; the whole answer if it could not be parsed."""
 
 
-class TextReader:
-    """Reads the whole text."""
-
-    def read(self, text: str) -> str:
-        """Return the text without surrounding white space."""
-        return text.strip()
-
-
-Reader = TextReader | LabelReader | NumberReader | JsonReader
-
-
 class Decoder:
     """Parses answers into the output features of a configuration."""
 
     def __init__(self, config: Config, *, labels: Mapping[str, tuple[str, ...]]) -> None:
         """Create the readers of all outputs.
 
-        `labels` holds the labels found in the data, by output name, for categories without configured labels. Raises
-        ConfigError if a category has no labels.
+        `labels` holds the labels found in the data, by output name, for outputs without configured labels. Raises
+        ConfigError if an output has no labels.
         """
         self._readers = {
-            feature.name: _reader(feature, seen=labels.get(feature.name), path=f"output_features[{place}]")
+            feature.name: _reader(feature, seen=labels.get(feature.name, ()), path=f"output_features[{place}]")
             for place, feature in enumerate(config.output_features)
         }
 
@@ -75,7 +64,7 @@ class Decoder:
 
     def _is_answer(self, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ReadError(f"the answer is not a JSON object: {clipped(compact(value))}")
+            raise ReadError(f"the answer is not a JSON object: {clipped(compact_json(value))}")
         if not any(name in value for name in self._readers):
             raise ReadError(f"the answer's object has none of the keys {', '.join(self._readers)}")
         return value
@@ -104,47 +93,27 @@ def _read_text(reader: Reader, text: str) -> _Part:
 
 
 def _read_member(reader: Reader, members: Mapping[str, Any], name: str, text: str) -> _Part:
-    """Read one member of the answer's object; JSON values and numbers are used as they are."""
+    """Read one member of the answer's object."""
     member = members.get(name)
-    if name not in members or (member is None and not isinstance(reader, JsonReader)):
+    if name not in members or (member is None and not reader.accepts_null):
         return _missing(reader, text, f"the answer has no {name!r}")
-    raw = member if isinstance(member, str) else compact(member)
+    raw = member if isinstance(member, str) else compact_json(member)
     try:
-        if isinstance(reader, JsonReader):
-            return _Part(reader.check(member), raw)
-        if isinstance(reader, NumberReader) and isinstance(member, int | float) and not isinstance(member, bool):
-            return _Part(reader.check(member), raw)
+        return _Part(reader.read_member(member), raw)
     except ReadError as reason:
         return _Part(None, raw, str(reason))
-    return _read_text(reader, raw)
 
 
 def _missing(reader: Reader, text: str, reason: str) -> _Part:
-    """Return a category's fallback label for a missing output, else the reason."""
-    fallback = reader.fallback if isinstance(reader, LabelReader) else None
-    return _Part(fallback, text, reason if fallback is None else None)
+    try:
+        return _Part(reader.missing(reason), text)
+    except ReadError as error:
+        return _Part(None, text, str(error))
 
 
-def _reader(feature: OutputFeature, *, seen: tuple[str, ...] | None, path: str) -> Reader:
-    if isinstance(feature, CategoryOutput):
-        labels = feature.labels or seen
-        if not labels:
-            message = f"no labels of {feature.name} are known; write them as decoder: {{labels: [...]}}"
-            raise ConfigError([Problem(path=f"{path}.decoder.labels", message=message)])
-        return _label_reader(feature, labels)
-    if isinstance(feature, NumberOutput):
-        return NumberReader(feature.decoder)
-    if isinstance(feature, JsonOutput):
-        return JsonReader(feature.decoder.json_schema)
-    return TextReader()
-
-
-def _label_reader(feature: CategoryOutput, labels: tuple[str, ...]) -> LabelReader:
-    rules, fallback = feature.decoder.match or {}, feature.fallback_label
-    if not feature.preprocessing.lowercase:
-        return LabelReader(labels, rules=rules, fallback=fallback)
-    return LabelReader(
-        [label.lower() for label in labels],
-        rules={label.lower(): rule for label, rule in rules.items()},
-        fallback=fallback.lower() if fallback else None,
-    )
+def _reader(feature: OutputFeature, *, seen: Sequence[str], path: str) -> Reader:
+    labels = feature.answer_labels(seen)
+    if feature.has_labels and not labels:
+        message = f"no labels of {feature.name} are known; write them as decoder: {{labels: [...]}}"
+        raise ConfigError([Problem(path=f"{path}.decoder.labels", message=message)])
+    return output_type(feature).reader(labels)

@@ -15,7 +15,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
 from partita.generation.predict import ShowProgress, generate_for_rows
 from partita.generation.predictions import answer_of
-from partita.outputs.metrics import OutputScores, Scorer
+from partita.outputs.scores import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
 from partita.pipeline.eval_dataset import EvalDataset
@@ -246,5 +246,6 @@ def score(
         records_of_ranks = process_group.all_gather_object([answer.record for answer in answers], "the answers")
         answers = (answer_of(record, parts.decoder) for records in records_of_ranks for record in records)
     for answer in answers:
-        scorer.add(schema.load(asked.get([answer.row])[0]), answer)
+        truth, answered = schema.load(asked.get([answer.row])[0]), answer.record.status == "ok"
+        scorer.add(truth, answer.decoded, answered=answered)
     return scorer.scores()

@@ -7,6 +7,7 @@ from pathlib import Path
 from partita.data.rows import Rows, digest
 from partita.pipeline.build import PipelineParts
 from partita.tokenizers.hub import folder_digest
+from partita_schema.outputs import OutputFeature
 
 
 def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None) -> dict[str, str]:
@@ -25,9 +26,14 @@ def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None)
         "dataset": rows.fingerprint,
         **{name: digest(json.dumps(value)) for name, value in settings.items()},
         "output_features": digest(
-            *(f"{output.name}:{output.type}" for output in config.output_features), *([form] if form else ())
+            *(output_part(output) for output in config.output_features), *([form] if form else ())
         ),
     }
+
+
+def output_part(output: OutputFeature) -> str:
+    """Return what of an output decides how its values are written in prompts."""
+    return ":".join(part for part in (output.name, output.type, output.answer_format) if part)
 
 
 def model_fingerprint(parts: PipelineParts, *, result: Path | None) -> str:

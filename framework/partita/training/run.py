@@ -11,7 +11,7 @@ from typing import Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
-from partita.outputs.metrics import metric_names
+from partita.outputs.scores import metric_names
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, remove_tokens, tokens_made_once

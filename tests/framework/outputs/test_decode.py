@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.outputs.base import ReadError
 from partita.outputs.decode import Decoder
-from partita.outputs.json_values import find_json
-from partita.outputs.reading import ReadError
+from partita.outputs.find_json import find_json
 from partita_schema.errors import ConfigError
 
 JSON = {"name": "order", "type": "json"}

@@ -25,7 +25,7 @@ from partita.backends.ray.messages import (
     WorkerReported,
 )
 from partita.lm.base import BatchWay, GenerationOptions
-from partita.outputs.reading import clipped
+from partita.outputs.base import clipped
 from partita_schema.counted import counted
 from partita_schema.errors import JobError
 

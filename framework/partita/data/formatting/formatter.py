@@ -4,14 +4,14 @@ The text of a row consists of segments that are in the loss or not (docs/decisio
 precedes each answer, so the tokens before an answer are the same in training and in prediction.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from partita_schema.cells import compact_json
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
-from partita_schema.features import OutputFeature, TextInput
+from partita_schema.features import TextInput
 from partita_schema.prompt import template_fields
 
 if TYPE_CHECKING:
@@ -202,12 +202,11 @@ class Formatter:
         The answer of a single output is not truncated here but as tokens, by RowTokenizer.
         """
         limited, total = dict(row), 0
-        features: list[Any] = text_inputs(self.config)
-        features += self.config.output_features if len(self.config.output_features) > 1 else ()
-        for feature in features:
+        outputs = self.config.output_features if len(self.config.output_features) > 1 else ()
+        for feature in (*text_inputs(self.config), *(output for output in outputs if output.free_text)):
             limit = feature.preprocessing.max_sequence_length if self.tokenizer is not None else None
             value = limited.get(feature.name)
-            if limit is not None and isinstance(value, str) and feature.type == "text":
+            if limit is not None and isinstance(value, str):
                 limited[feature.name], cut = clip(value, limit, self.tokenizer)
                 total += cut
         return limited, total
@@ -239,19 +238,8 @@ def answer_text(config: Config, row: Row) -> str:
     """Return the answer: the only output as text, or several as one JSON object in the order of the configuration."""
     outputs = config.output_features
     if len(outputs) == 1:
-        return output_text(outputs[0], row[outputs[0].name])
-    return compact_json({feature.name: row[feature.name] for feature in outputs})
-
-
-def output_text(feature: OutputFeature, value: Any) -> str:
-    """Return one output as text: compact JSON, numbers without an exponent."""
-    from partita_schema.rows import plain_text
-
-    return compact_json(value) if feature.type == "json" else plain_text(value)
-
-
-def compact_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return outputs[0].answer_text(row[outputs[0].name])
+    return compact_json({feature.name: feature.answer_member(row[feature.name]) for feature in outputs})
 
 
 def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str]]) -> Row:
@@ -266,9 +254,12 @@ def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str
         row: dict[str, Any] = row_schema(config, supervised=True).load(written)
     except ValidationError as error:
         raise DataError(f"prompt.examples[{place}]: {'; '.join(reasons(error))}") from None
-    for name, known in labels.items():
-        if known and row[name] not in known:
-            raise DataError(f"prompt.examples[{place}]: {name} is {row[name]!r}, none of the labels {', '.join(known)}")
+    for feature in config.output_features:
+        known = labels.get(feature.name, ())
+        wrong = next((label for label in feature.labels_in(row[feature.name]) if label not in known), None)
+        if known and wrong is not None:
+            message = f"{feature.name} is {wrong!r}, none of the labels {', '.join(known)}"
+            raise DataError(f"prompt.examples[{place}]: {message}")
     return row
 
 

@@ -322,7 +322,7 @@ def build_row_tokenizer(
         else CustomFormatter(config, tokenizer=tokenizer, folder=folder),
         max_length=wanted or context_length,
         answer_limit=outputs[0].preprocessing.max_sequence_length
-        if len(outputs) == 1 and outputs[0].type != "category"
+        if len(outputs) == 1 and outputs[0].truncated
         else None,
         completion_only=getattr(config.trainer, "completion_only_loss", True),
         beginning=beginning_of(tokenizer),

@@ -11,7 +11,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.generation.engine import choose_engine
 from partita.lm.base import GenerationOptions, Label
 from partita.lm.scripted import ScriptedModel
-from partita.outputs.form import in_form
+from partita.outputs.constraints import in_form
 from partita.tokenizers.load import PAD, UNKNOWN, WORD, byte_tokenizer, piece_backend, wrap
 from partita_schema.config import Config
 from partita_schema.errors import ModelError

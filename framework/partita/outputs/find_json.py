@@ -8,11 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from partita.outputs.reading import ReadError, clipped
-from partita_schema.json_values import is_too_deep, json_validator, schema_mistake
-
-MAX_REASON = 200
-"""Length limit of a reason, in characters."""
+from partita.outputs.base import ReadError, clipped
+from partita_schema.json_values import is_too_deep
 
 # Possessive quantifiers, so that an opening without an end takes linear time.
 FENCE = re.compile(r"```[ \t]*+[\w-]*+[ \t]*+\r?\n?(.*?)```", re.DOTALL)
@@ -83,31 +80,3 @@ def _storable(value: Any) -> Any:
     except UnicodeEncodeError:
         return json.loads(written.encode("utf-8", errors="replace"))
     return value
-
-
-def compact(value: Any) -> str:
-    """Return the value as JSON text without spaces."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-class JsonReader:
-    """Finds a JSON value in a text and validates it against a schema."""
-
-    def __init__(self, schema: dict[str, Any] | None) -> None:
-        self._validator = json_validator(schema) if schema is not None else None
-
-    def read(self, text: str) -> Any:
-        """Return the value. Raise ReadError."""
-        return find_json(text, check=self.check)
-
-    def check(self, value: Any) -> Any:
-        """Return the value unchanged. Raise ReadError, with the path in the value, if it violates the schema."""
-        if self._validator is None:
-            return value
-        try:
-            mistake = schema_mistake(self._validator, value)
-        except RecursionError:
-            raise ReadError("the JSON value is nested too deeply for its schema") from None
-        if mistake is not None:
-            raise ReadError(mistake[:MAX_REASON])
-        return value

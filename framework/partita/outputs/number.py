@@ -1,4 +1,4 @@
-"""Find the number in an answer.
+"""The output type number: find the number in an answer.
 
 Supported are decimal numbers with a sign, also before a currency symbol (`-$5`), thousands separators, an exponent,
 and a scale (`12.5k`, `2 million`). Numeric dates are skipped. A letter that may be a scale or a unit (`3M`, `300K`)
@@ -7,10 +7,12 @@ makes the answer unreadable, because the value would be a guess.
 
 import math
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
-from partita.outputs.reading import ReadError, clipped
-from partita_schema.features import NumberDecoder
+from partita.outputs.base import OutputType, Reader, ReadError, clipped, exact_sum
+from partita_schema.outputs.number import NumberDecoder, NumberOutput
 
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
 """Thousands separators; a number must use the same one throughout."""
@@ -34,7 +36,19 @@ DATE = re.compile(
 )
 
 
-class NumberReader:
+class NumberType(OutputType[NumberOutput]):
+    """A number."""
+
+    column: ClassVar = "number"
+
+    def reader(self, labels: Sequence[str]) -> Reader:
+        return NumberReader(self.feature.decoder)
+
+    def metrics(self) -> "NumberMetrics":
+        return NumberMetrics()
+
+
+class NumberReader(Reader):
     """Finds a number in a text and checks its range."""
 
     def __init__(self, decoder: NumberDecoder) -> None:
@@ -44,6 +58,12 @@ class NumberReader:
     def read(self, text: str) -> float:
         """Return the number, as an int if it is written as a whole number. Raise ReadError."""
         return self.check(_value(self._find(text)))
+
+    def read_member(self, member: Any) -> Any:
+        """Return a number as it is, and find the number in other values."""
+        if isinstance(member, int | float) and not isinstance(member, bool):
+            return self.check(member)
+        return super().read_member(member)
 
     def check(self, value: float) -> float:
         """Return the number unchanged. Raise ReadError if it is not finite or out of range."""
@@ -97,3 +117,44 @@ def _value(number: re.Match[str]) -> float:
     # Above 2**53 a float, and with it the rest of the program, cannot represent every integer.
     whole = digits.lstrip("-").isdigit() and not number["power"] and abs(value) < 2**53
     return int(digits) if whole else value
+
+
+class NumberMetrics:
+    """exact_match; over the numeric answers mae, mse and rmse (infinite without any) and r2."""
+
+    def __init__(self) -> None:
+        self.right = 0
+        self.errors = array("d")
+        self.truths = array("d")
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        if not valid:
+            return False
+        error = float(value) - float(truth)
+        self.errors.append(abs(error))
+        self.truths.append(float(truth))
+        right = math.isclose(value, truth, rel_tol=1e-9, abs_tol=1e-12)
+        self.right += right
+        return right
+
+    def results(self, rows: int) -> dict[str, float]:
+        count = len(self.errors)
+        mae = exact_sum(self.errors) / count if count else math.inf
+        mse = exact_sum(error * error for error in self.errors) / count if count else math.inf
+        return {
+            "exact_match": self.right / rows,
+            "mae": mae,
+            "mse": mse,
+            "rmse": math.sqrt(mse),
+            "r2": self._r2(mse) if count else -math.inf,
+        }
+
+    def _r2(self, mse: float) -> float:
+        """Return the coefficient of determination; if all references are equal, 1 without errors and 0 with."""
+        if not math.isfinite(mse):
+            return -math.inf
+        mean = exact_sum(self.truths) / len(self.truths)
+        variance = exact_sum((truth - mean) * (truth - mean) for truth in self.truths) / len(self.truths)
+        if not variance:
+            return 0.0 if mse else 1.0
+        return 1 - mse / variance

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.generation.predictions import answer_of
-from partita.generation.record import PredictionRecord
 from partita.outputs.decode import Decoder
-from partita.outputs.metrics import OutputScores, Scorer, canonical, metric_names
+from partita.outputs.json import canonical
+from partita.outputs.scores import OutputScores, Scorer, metric_names
 
 LABELS = ["cat", "dog", "fish"]
 CATEGORY = {"name": "kind", "type": "category", "decoder": {"labels": LABELS}}
@@ -27,9 +26,9 @@ def score(make_config: Any) -> Any:
     def call(*pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any]) -> OutputScores:
         config = make_config(*outputs)
         decoder, scorer = Decoder(config, labels={}), Scorer(config)
-        for row, (truth, text) in enumerate(pairs):
-            status: Any = "ok" if text is not None else "error"
-            scorer.add(truth, answer_of(PredictionRecord(key="", row=row, status=status, text=text), decoder))
+        for truth, text in pairs:
+            decoded = decoder.without_answer("error") if text is None else decoder.decode(text)
+            scorer.add(truth, decoded, answered=text is not None)
         return scorer.scores()
 
     return call
@@ -240,8 +239,7 @@ def test_the_table_of_names_is_what_scores_hold(make_config: Any) -> None:
         {"name": "t", "type": "text"},
     )
     truth = {"c": "a", "n": 1, "j": {"x": 1}, "t": "b"}
-    record = PredictionRecord(key="00", row=0, status="ok", text=json.dumps(truth))
     scorer = Scorer(config)
-    scorer.add(truth, answer_of(record, Decoder(config, labels={})))
+    scorer.add(truth, Decoder(config, labels={}).decode(json.dumps(truth)), answered=True)
     names = {name for name in scorer.scores().flat if ".field." not in name}
     assert {"loss", *names} == set(metric_names(config))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.outputs.labels import LabelReader
-from partita.outputs.reading import ReadError
-from partita_schema.features import Match
+from partita.outputs.base import ReadError
+from partita.outputs.category import LabelReader
+from partita_schema.outputs.category import Match
 
 
 def rule(**values: Any) -> Match:

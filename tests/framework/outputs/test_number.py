@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.outputs.numerals import NumberReader
-from partita.outputs.reading import ReadError
-from partita_schema.features import NumberDecoder
+from partita.outputs.base import ReadError
+from partita.outputs.number import NumberReader
+from partita_schema.outputs.number import NumberDecoder
 
 
 def read(text: str, **options: Any) -> float:

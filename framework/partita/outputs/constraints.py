@@ -7,8 +7,8 @@ from typing import Protocol
 from partita.lm.base import GenerationOptions, Label
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.features import CategoryOutput
 from partita_schema.grammar import answer_grammar
+from partita_schema.outputs import OutputFeature
 
 
 class AnswerEncoder(Protocol):
@@ -26,7 +26,7 @@ def in_form(
     Args:
         options: Generation options.
         config: The configuration.
-        labels: Labels by category output.
+        labels: Labels of the data by output.
         encoder: Tokenizes answers.
 
     Raises:
@@ -34,13 +34,13 @@ def in_form(
     """
     grammar = answer_grammar(config.output_features, labels=labels)
     output = config.output_features[0]
-    if isinstance(output, CategoryOutput) and output.decoder.scoring:
+    if output.scoring:
         return replace(options, labels=scored_labels(output, labels, encoder))
     return replace(options, grammar=grammar)
 
 
 def scored_labels(
-    output: CategoryOutput,
+    output: OutputFeature,
     labels: Mapping[str, Sequence[str]],
     encoder: AnswerEncoder,
     *,
@@ -50,16 +50,14 @@ def scored_labels(
     """Return the labels with their tokens. Raise ModelError if two have the same tokens.
 
     Args:
-        output: The category output.
-        labels: Labels by category output.
+        output: An output of one label.
+        labels: Labels of the data by output.
         encoder: Tokenizes answers.
         at: Key to name in the error.
         advice: The fix to name in the error.
     """
-    lower = output.preprocessing.lowercase
-    texts = dict.fromkeys(label.lower() if lower else label for label in output.labels or labels[output.name])
     labels_by_ids: dict[tuple[int, ...], Label] = {}
-    for text in texts:
+    for text in output.answer_labels(labels.get(output.name, ())):
         label = Label(text, encoder.answer_ids(text))
         same = labels_by_ids.setdefault(label.ids, label)
         if same is not label:

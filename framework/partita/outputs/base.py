@@ -1,0 +1,107 @@
+"""The protocol of output types: decoding, metrics and columns of predictions.
+
+A type of output is one file here and one in `partita_schema.outputs`; `registry` is the table. Other code asks the
+object of a type and does not look at which type it is.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from partita_schema.cells import compact_json
+from partita_schema.outputs import OutputFeature
+
+ColumnType = Literal["boolean", "integer", "number", "text", "json"]
+"""json: any value that fits none of the other types; written as JSON text to formats without nested values."""
+Feature = TypeVar("Feature", bound=OutputFeature)
+
+
+class ReadError(ValueError):
+    """An answer without a value of the expected type; the text says why. It never leaves the decoder."""
+
+
+class Reader(ABC):
+    """Decodes the values of an output."""
+
+    accepts_null: ClassVar[bool] = False
+    """Whether null in the JSON object of several outputs is a value, and not a missing one."""
+
+    @abstractmethod
+    def read(self, text: str) -> Any:
+        """Return the value of an answer. Raise ReadError."""
+
+    def read_member(self, member: Any) -> Any:
+        """Return the value of a member of the JSON object of several outputs. Raise ReadError."""
+        return self.read(member if isinstance(member, str) else compact_json(member))
+
+    def missing(self, reason: str) -> Any:
+        """Return the value of an output that is missing in the answer. Raise ReadError if there is none."""
+        raise ReadError(reason)
+
+
+class Metrics(Protocol):
+    """Metrics of one output, accumulated row by row."""
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        """Add one row and return whether it is right; `value` is only meaningful if `valid`."""
+
+    def results(self, rows: int) -> dict[str, float]:
+        """Return the metrics of all rows so far, at least one."""
+
+
+class OutputType(ABC, Generic[Feature]):
+    """What a run does with an output."""
+
+    column: ClassVar[ColumnType] = "text"
+    """Type of the column of values."""
+
+    def __init__(self, feature: Feature) -> None:
+        self.feature = feature
+
+    @abstractmethod
+    def reader(self, labels: Sequence[str]) -> Reader:
+        """Return the decoder. `labels` are those of the answers; empty if the type has none."""
+
+    @abstractmethod
+    def metrics(self) -> Metrics:
+        """Return new metrics, without rows."""
+
+    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
+        """Return the number of tokens that an answer needs; None if unknown.
+
+        Args:
+            labels: Labels of the data, if the file lists none.
+            count: Returns the number of tokens of a text.
+        """
+        return self.feature.preprocessing.max_sequence_length
+
+    def columns(self) -> dict[str, ColumnType]:
+        """Return the columns of predictions, with their types."""
+        return {self.feature.name: self.column, f"{self.feature.name}_raw": "text"}
+
+    def cells(self, value: Any, raw: str, *, scores: Mapping[str, float] | None) -> dict[str, Any]:
+        """Return a row's values of `columns`.
+
+        Args:
+            value: The decoded value; None if the answer is unreadable.
+            raw: The part of the answer that the value was read from.
+            scores: Log probabilities of labels, if they were scored.
+        """
+        return {self.feature.name: value, f"{self.feature.name}_raw": raw}
+
+
+def clipped(text: str, *, most: int = 60) -> str:
+    """Return the text in quotes, with the middle left out if it is long."""
+    if len(text) > most:
+        half = (most - 3) // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return repr(text)
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """Return the sum, rounded once, independent of the order."""
+    try:
+        return math.fsum(values)
+    except OverflowError:  # finite values near the maximum of a float
+        return math.inf

@@ -1,0 +1,107 @@
+"""The output type json: find the JSON value in an answer and validate it."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from partita.outputs.base import OutputType, Reader, ReadError
+from partita.outputs.find_json import find_json
+from partita_schema.json_values import json_validator, schema_mistake
+from partita_schema.outputs.json import JsonOutput
+
+MAX_REASON = 200
+"""Length limit of a reason, in characters."""
+
+MAX_FIELDS = 64
+"""Fields of JSON objects that are reported by name."""
+
+
+class JsonType(OutputType[JsonOutput]):
+    """A JSON value."""
+
+    column: ClassVar = "json"
+
+    def reader(self, labels: Sequence[str]) -> Reader:
+        return JsonReader(self.feature.decoder.json_schema)
+
+    def metrics(self) -> "JsonMetrics":
+        return JsonMetrics()
+
+    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
+        most = self.feature.decoder.max_new_tokens
+        return super().new_tokens(labels, count=count) if most is None else most
+
+
+class JsonReader(Reader):
+    """Finds a JSON value in a text and validates it against a schema."""
+
+    accepts_null: ClassVar = True
+
+    def __init__(self, schema: dict[str, Any] | None) -> None:
+        self._validator = json_validator(schema) if schema is not None else None
+
+    def read(self, text: str) -> Any:
+        """Return the value. Raise ReadError."""
+        return find_json(text, check=self.check)
+
+    def read_member(self, member: Any) -> Any:
+        """Return the member as it is. Raise ReadError if it violates the schema."""
+        return self.check(member)
+
+    def check(self, value: Any) -> Any:
+        """Return the value unchanged. Raise ReadError, with the path in the value, if it violates the schema."""
+        if self._validator is None:
+            return value
+        try:
+            mistake = schema_mistake(self._validator, value)
+        except RecursionError:
+            raise ReadError("the JSON value is nested too deeply for its schema") from None
+        if mistake is not None:
+            raise ReadError(mistake[:MAX_REASON])
+        return value
+
+
+class JsonMetrics:
+    """exact_match, valid; for objects field_accuracy over all fields, and field.NAME for each."""
+
+    def __init__(self) -> None:
+        self.right = self.valid = 0
+        self.fields: Counter[str] = Counter()
+        self.right_fields: Counter[str] = Counter()
+        self.all_fields = self.all_right_fields = 0
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        right = valid and canonical(value) == canonical(truth)
+        self.right += right
+        self.valid += valid
+        for name, wanted in truth.items() if isinstance(truth, dict) else ():
+            holds = valid and isinstance(value, dict) and name in value and canonical(value[name]) == canonical(wanted)
+            self.all_fields += 1
+            self.all_right_fields += holds
+            if name in self.fields or len(self.fields) < MAX_FIELDS:
+                self.fields[name] += 1
+                self.right_fields[name] += holds
+        return right
+
+    def results(self, rows: int) -> dict[str, float]:
+        metrics = {"exact_match": self.right / rows, "valid": self.valid / rows}
+        if self.all_fields:
+            metrics["field_accuracy"] = self.all_right_fields / self.all_fields
+        by_name = {f"field.{name}": self.right_fields[name] / count for name, count in self.fields.items()}
+        return metrics | by_name
+
+
+def canonical(value: Any) -> str:
+    """Return the same text for equal JSON values: sorted keys, 1.0 as 1; true and 1 differ."""
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _whole(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value

@@ -1,0 +1,88 @@
+"""The output type text: the whole answer."""
+
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partita.outputs.base import OutputType, Reader, exact_sum
+from partita_schema.outputs.text import TextOutput
+
+ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
+"""ROUGE metrics and their names in the library."""
+
+WORD = re.compile(r"[^\W_]+")
+
+
+class TextType(OutputType[TextOutput]):
+    """A text."""
+
+    def reader(self, labels: Sequence[str]) -> Reader:
+        return TextReader()
+
+    def metrics(self) -> "TextMetrics":
+        return TextMetrics()
+
+    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
+        most = self.feature.decoder.max_new_tokens
+        return super().new_tokens(labels, count=count) if most is None else most
+
+
+class TextReader(Reader):
+    """Reads the whole text."""
+
+    def read(self, text: str) -> str:
+        """Return the text without surrounding white space."""
+        return text.strip()
+
+
+class TextMetrics:
+    """exact_match; rouge_1, rouge_2 and rouge_l (Lin 2004, 0 to 1), and bleu (Papineni et al. 2002, corpus, 0 to 100).
+
+    BLEU uses only the n-gram orders that the answers have: answers shorter than four words have no 4-grams and would
+    score 0 even if they are right. With longer answers it is the usual score.
+    """
+
+    def __init__(self) -> None:
+        from rouge_score.rouge_scorer import RougeScorer
+        from sacrebleu.metrics import BLEU
+
+        self.right = 0
+        self.rouge = {name: array("d") for name in ROUGE}
+        # Same as the library's tokenizer on English; letters of other scripts count as letters, too.
+        self.rouge_scorer = RougeScorer(list(ROUGE.values()), tokenizer=_Words())
+        self.bleu = BLEU(effective_order=True)
+        self.matches, self.totals = [0] * 4, [0] * 4
+        self.answer_length = self.truth_length = 0
+
+    def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
+        text, truth = str(value) if valid else "", str(truth).strip()
+        rouge = self.rouge_scorer.score(truth, text)
+        for name, kind in ROUGE.items():
+            self.rouge[name].append(rouge[kind].fmeasure)
+        counts = self.bleu.sentence_score(text, [truth])
+        self.matches = [a + b for a, b in zip(self.matches, counts.counts, strict=True)]
+        self.totals = [a + b for a, b in zip(self.totals, counts.totals, strict=True)]
+        self.answer_length += counts.sys_len
+        self.truth_length += counts.ref_len
+        right = valid and text.strip() == truth
+        self.right += right
+        return right
+
+    def results(self, rows: int) -> dict[str, float]:
+        bleu = self.bleu.compute_bleu(
+            self.matches,
+            self.totals,
+            self.answer_length,
+            self.truth_length,
+            smooth_method="exp",
+            effective_order=True,
+        )
+        rouge = {name: exact_sum(scores) / rows for name, scores in self.rouge.items()}
+        return {"exact_match": self.right / rows, **rouge, "bleu": float(bleu.score)}
+
+
+class _Words:
+    def tokenize(self, text: str) -> list[str]:
+        """Return the lowercased runs of letters and digits."""
+        return WORD.findall(text.lower())

@@ -1,0 +1,93 @@
+"""Values of single cells: what counts as empty, and conversion to text, numbers and JSON values."""
+
+import datetime
+import decimal
+import json
+import math
+import numbers
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from partita_schema.errors import shortened
+
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+
+
+class CellError(ValueError):
+    """A value that does not fit its column; the text says why. `RowSchema` reports it with the column."""
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a cell is empty: None, NaN, pandas' NA and NaT, or a blank string."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, str):
+        return not value.strip()
+    return isinstance(value, numbers.Real) and bool(value != value)  # math.isnan fails for numbers of 400 digits
+
+
+def plain_text(value: object) -> str:
+    """Return a string, date or number as text, with 8.0 as 8. Raises CellError for other types."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = float(str(value))  # via str, so that a 32-bit 0.1 is 0.1 and not 0.10000000149011612
+        return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    raise CellError(f"{shown(value)} is not text")
+
+
+def text_reader(*, lowercase: bool = False) -> Callable[[Any], str]:
+    """Return the function that converts cells to text."""
+    return (lambda value: plain_text(value).lower()) if lowercase else plain_text
+
+
+def shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of 5,000 digits, or a list that contains itself
+        text = f"a {type(value).__name__}"
+    return shortened(text)
+
+
+def parse_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=refuse_constant)
+    except RecursionError:
+        from partita_schema.json_values import TOO_DEEP  # imports jsonschema, which takes time
+
+        raise CellError(f"the value is {TOO_DEEP}") from None
+    except ValueError as error:
+        raise CellError(f"{shown(text)} is not JSON ({error})") from None
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value as plain JSON types. NumPy arrays and scalars are converted."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise CellError(f"{value} is not a JSON number")
+        return value
+    if hasattr(value, "tolist"):
+        return plain_json(value.tolist())
+    raise CellError(f"{shown(value)} is not a JSON value")
+
+
+def compact_json(value: Any) -> str:
+    """Return a value as JSON text without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
