@@ -159,7 +159,8 @@ FOREIGN_TYPES = {
         **dict.fromkeys(("string", "str", "sequence", "generation"), "text"),
         **dict.fromkeys(("label", "class", "classification", "categorical", "binary", "enum", "bool"), "category"),
         **dict.fromkeys(("numerical", "float", "int", "integer", "regression"), "number"),
-        **dict.fromkeys(("object", "dict", "structured", "set", "vector"), "json"),
+        **dict.fromkeys(("object", "dict", "structured", "vector"), "json"),
+        **dict.fromkeys(("multilabel", "multi_label", "multi-label", "labels", "tags"), "set"),
     },
 }
 """Values of `type` in other libraries, with the corresponding value here."""

@@ -75,6 +75,7 @@ def write_rows(folder: Path) -> None:
     capitals = [row | {"answer": str(row["answer"]).upper()} for row in made]
     write_answers(folder, "open", [row["answer"] for row in made], capitals=[row["answer"] for row in capitals])
     write_answers(folder, "labels", ["red", "blue", "green"] * 8, capitals=["Red", "Blue", "Green"] * 8)
+    write_answers(folder, "sets", [["red", "blue"], [], "green;red", "blue"] * 6, capitals=[["Red"], ["Blue"]] * 12)
     write_answers(folder, "numbers", list(range(3, 11)) * 3, capitals=["1E2", "2E3"] * 12)
     write_answers(folder, "values", [{"ball": place} for place in range(24)], capitals=[{"Ball": 1}, {"Box": 2}] * 12)
     colours = [{"text": row["text"], "colour": WORDS[place % 3]} for place, row in enumerate(made)]

@@ -44,15 +44,14 @@ def output(type: str, **keys: object) -> Config:
 def learned_output(type: str) -> dict[str, Flip]:
     """How a column becomes the answer that is learned."""
     path = f"output_features[{type}]"
-    labels: Config = {"decoder": {"labels": [*LABELS, "ball", "box"]}} if type == "category" else {}
-    source = {"text": "open", "category": "labels", "number": "numbers", "json": "values"}[type]
+    labels: Config = {"decoder": {"labels": [*LABELS, "ball", "box"]}} if type in ("category", "set") else {}
+    source = {"text": "open", "category": "labels", "set": "sets", "number": "numbers", "json": "values"}[type]
 
     def given(name: str = source, **preprocessing: object) -> Config:
         whole = output(type, preprocessing=preprocessing, **(labels if preprocessing else {}))
         return whole | {"base_model": "bytes", "data": {"source": f"{name}.jsonl", "max_bad_rows": 30}}
 
-    filler = {"text": "ball", "category": "ball", "number": "7", "json": "7"}[type]
-    other = {"text": "box", "category": "box", "number": "8", "json": "8"}[type]
+    filler, other = ("7", "8") if type in ("number", "json") else ("ball", "box")
     filled = {"missing_value_strategy": "fill_with_const", "fill_value": filler}
     found = {
         f"{path}.column": Flip("other", given=given()),
@@ -61,6 +60,9 @@ def learned_output(type: str) -> dict[str, Flip]:
     }
     if type in ("text", "category"):
         found[f"{path}.preprocessing.lowercase"] = Flip(True, given=given(f"{source}-capitals"))
+    if type == "set":
+        found[f"{path}.preprocessing.format"] = Flip("comma", given=given())
+        found[f"{path}.preprocessing.separator"] = Flip(";", given=given(format="json"))
     return found
 
 
@@ -92,6 +94,7 @@ ANSWERS = [
             **learned_output("category"),
             **learned_output("number"),
             **learned_output("json"),
+            **learned_output("set"),
             "output_features[text].preprocessing.max_sequence_length": 1,
         },
     ),
@@ -162,6 +165,7 @@ ANSWERS = [
                 | {"generation": {"logprobs": False, "max_new_tokens": None}},
             ),
             "output_features[json].decoder.constrain": Flip(True, given=output("json")),
+            "output_features[set].decoder.constrain": Flip(True, given=output("set", decoder={"labels": LABELS})),
         },
     ),
     Group(
@@ -179,6 +183,7 @@ ANSWERS = [
 SERVED: Config = ANSWER | {"base_model": "served", "generation": {}, "trainer": {"type": "none"}}
 NUMBER = output("number")
 CATEGORY = output("category", decoder={"labels": LABELS})
+SET = output("set", decoder={"labels": LABELS}, preprocessing={"format": "comma"})
 MATCH = output("category", decoder={"match": {"red": {"type": "contains", "value": "one"}, "blue": {"value": "box"}}})
 
 
@@ -235,6 +240,10 @@ ENDPOINT = [
                 ["one", "two"], given=output("category", preprocessing={"vocab": LABELS})
             ),
             "output_features[category].preprocessing.max_sequence_length": Flip(1, given=CATEGORY, part="bodies"),
+            "output_features[set].type": Flip({"type": "text", "name": "answer"}, given=SET),
+            "output_features[set].name": Flip("said", given=SET),
+            "output_features[set].decoder.labels": Flip(["one", "two"], given=SET),
+            "output_features[set].preprocessing.max_sequence_length": Flip(3, given=SET, part="bodies"),
             "output_features[category].decoder.match.type": Flip("exact", given=MATCH),
             "output_features[category].decoder.match.value": Flip("two", given=MATCH),
         },

@@ -54,7 +54,7 @@ SINGLE = [
             ),
             **{
                 f"output_features[{type}].decoder.type": Flip("other", given=output(type))
-                for type in ("text", "category", "number", "json")
+                for type in ("text", "category", "number", "json", "set")
             },
         },
     ),

@@ -264,6 +264,6 @@ def test_an_empty_dictionary_names_what_is_missing() -> None:
         "input_features: is missing; add input_features: with a list of mappings with type: text or dialogue",
         (
             "output_features: is missing; add output_features: with a list of mappings with type: text, category, "
-            "number or json"
+            "number, json or set"
         ),
     ]

@@ -12,7 +12,7 @@ from partita_trainers.validation import Validation
 
 LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse"}
 HIGHER = {
-    *("exact_match", "accuracy", "macro_f1", "weighted_f1", "r2", "valid", "field_accuracy"),
+    *("exact_match", "accuracy", "macro_f1", "weighted_f1", "micro_f1", "jaccard", "r2", "valid", "field_accuracy"),
     *("rouge_1", "rouge_2", "rouge_l", "bleu"),
 }
 METRICS_OF_NO_QUALITY = {"n"}

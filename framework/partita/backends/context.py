@@ -145,7 +145,7 @@ class RunContext:
         return open_run_data(self.config, folder=self.loaded.folder, dataset=dataset)
 
     def known_labels(self) -> tuple[Labels, Rows | None]:
-        """Return the labels of the category outputs, and the training rows if anything needs them."""
+        """Return the labels of the outputs, and the training rows if anything needs them."""
         saved = read_manifest(self.run).get("labels") if self.run is not None else None
         labels = {name: tuple(values) for name, values in (saved or {}).items()}
         open_labels = any(

@@ -322,7 +322,7 @@ def default_new_tokens(
     Args:
         config: The configuration.
         tokenizer: Counts tokens.
-        labels: Labels by category output.
+        labels: Labels by output.
         otherwise: Tokens for an output without a limit.
     """
     if config.generation.max_new_tokens is not None:

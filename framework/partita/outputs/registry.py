@@ -6,6 +6,7 @@ from partita.outputs.base import OutputType
 from partita.outputs.category import CategoryType
 from partita.outputs.json import JsonType
 from partita.outputs.number import NumberType
+from partita.outputs.set import SetType
 from partita.outputs.text import TextType
 from partita_schema.config import Config
 from partita_schema.outputs import OutputFeature
@@ -15,6 +16,7 @@ OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
     "category": CategoryType,
     "number": NumberType,
     "json": JsonType,
+    "set": SetType,
 }
 
 

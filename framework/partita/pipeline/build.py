@@ -50,7 +50,7 @@ class PipelineParts(PredictionParts):
     folder: Path
     """Folder that relative paths of the file are resolved against."""
     labels: Labels
-    """Labels by category output."""
+    """Labels by output."""
     tokens: TokenCache | None = None
     """Token cache shared between runs; None if each run tokenizes itself."""
 
@@ -91,7 +91,7 @@ def build_pipeline(
     Args:
         config: The configuration.
         folder: Folder that relative paths are resolved against.
-        labels: Labels by category output.
+        labels: Labels by output.
         training: Training rows, for a new model's tokenizer, the examples of retrieval, and data-dependent inits.
         saved: Folder of trained weights to load instead of the base model's.
         tokenizer_folder: Folder in which the tokenizer of a new model is kept.
@@ -151,7 +151,7 @@ def prediction_parts(
         generator: Generates with it.
         encoder: Tokenizes rows.
         folder: Folder that relative paths are resolved against.
-        labels: Labels by category output.
+        labels: Labels by output.
 
     Raises:
         ModelError: The model cannot constrain its answers as the file asks.

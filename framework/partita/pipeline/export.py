@@ -20,7 +20,7 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
     Args:
         folder: Folder of the saved model.
         config: The configuration.
-        labels: Labels by category output.
+        labels: Labels by output.
         origin: Folder that relative paths of the file are resolved against; None for the saved folder.
     """
     card = {

@@ -88,7 +88,7 @@ class Formatter:
         Args:
             config: The configuration.
             tokenizer: A fast transformers tokenizer; None to format without length limits and chat template.
-            labels: Labels of each category output; the worked examples of the file must use them.
+            labels: Labels of each output; the worked examples of the file must use them.
             retriever: Selects further worked examples for each row.
             chat: Replaces the tokenizer's chat template.
 

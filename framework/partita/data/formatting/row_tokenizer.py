@@ -302,7 +302,7 @@ def build_row_tokenizer(
         config: The configuration.
         tokenizer: A fast transformers tokenizer.
         context_length: The model's context in tokens; None for no limit.
-        labels: Labels of each category output.
+        labels: Labels of each output.
         retriever: Selects worked examples for each row.
         folder: Folder of the configuration file.
 

@@ -1,0 +1,11 @@
+"""The tables of both packages hold the same types."""
+
+from typing import get_args
+
+from partita.outputs.registry import OUTPUT_TYPES
+from partita_schema.outputs import OUTPUT_MODELS
+
+
+def test_every_type_of_the_schema_has_a_class_here() -> None:
+    names = [get_args(model.model_fields["type"].annotation)[0] for model in OUTPUT_MODELS]
+    assert names == list(OUTPUT_TYPES)
