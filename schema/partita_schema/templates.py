@@ -2,6 +2,7 @@
 
 TASKS = {
     "classify": "a text gets one of a few labels",
+    "tag": "a text gets those of a few labels that apply",
     "extract": "fields are taken out of a text, as JSON",
     "answer": "a question gets an answer",
     "score": "a text gets a number",
@@ -21,6 +22,17 @@ output_features:
       fallback_label: neutral             # for answers in which no label is found
 prompt:
   task: Classify the text as negative, neutral or positive.
+""",
+    "tag": """\
+input_features:
+  - {name: text, type: text}
+output_features:
+  - name: topics
+    type: set                             # rows hold a list, or text such as: sports, politics
+    decoder:
+      labels: [economy, politics, sports]
+prompt:
+  task: Write those of the topics economy, politics and sports that the text is about, as a JSON array.
 """,
     "extract": """\
 input_features:

@@ -2,15 +2,14 @@
 
 import json
 import lzma
-import math
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from partita.data.columns import Column, Kind, column_of
 from partita.data.sources import tables
 from partita.data.sources.readers import READERS
 from partita.data.sources.records import MAX_ROW_BYTES
@@ -21,42 +20,18 @@ from partita_schema.errors import DataError, shortened
 
 FIRST_ROWS = 2000
 """Number of rows that are examined."""
-MAX_LABELS = 20
-"""Maximum number of distinct values of a category."""
-LABEL_CHARACTERS = 60
-"""Maximum number of characters of a label."""
-
 OUTPUT_NAMES = (
     *("label", "labels", "class", "category", "target", "answer", "output", "response", "completion", "reply"),
     *("score", "rating", "sentiment", "intent", "team", "summary", "translation"),
 )
 """Names of columns that hold the prediction target, the likeliest first."""
-NUMBER_NAMES = ("score", "rating", "stars", "grade", "price", "amount")
-"""Names of columns whose few distinct integers are numbers, not classes."""
-KEY_NAMES = ("id", "idx", "index", "key", "uuid", "guid")
-"""Names of columns that only identify rows."""
-MESSAGE_KEYS = ("role", "from", "speaker")
-
-Kind = Literal["text", "category", "number", "json", "dialogue", "key", "empty"]
-TASK_OF_KIND: Mapping[Kind, str] = {"category": "classify", "json": "extract", "number": "score", "text": "answer"}
-
-
-@dataclass(frozen=True)
-class Column:
-    """Properties of a column, from the first rows."""
-
-    name: str
-    kind: Kind
-    missing: bool
-    """Whether a row has no value in it."""
-    labels: tuple[str, ...] = ()
-    """Values of a category, the most frequent first."""
-    bounds: tuple[float, float] | None = None
-    """Smallest and largest value, if all values are numbers."""
-    example: Mapping[str, Any] = field(default_factory=dict)
-    """An example object, if the column is JSON."""
-    only_value: str | None = None
-    """The value that all rows share; None if they differ or there is only one row."""
+TASK_OF_KIND: Mapping[Kind, str] = {
+    "category": "classify",
+    "set": "tag",
+    "json": "extract",
+    "number": "score",
+    "text": "answer",
+}
 
 
 @dataclass(frozen=True)
@@ -131,83 +106,6 @@ def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(record.row)
 
 
-def column_of(name: str, values: Sequence[Any]) -> Column:
-    """Return the properties of a column with these values."""
-    present = [value for value in map(parsed, values) if value is not None]
-    missing = len(present) < len(values)
-    if not present:
-        return Column(name, "empty", missing)
-    counts = Counter(map(str, present))
-    only_value = next(iter(counts)) if len(counts) == 1 < len(present) else None
-    return replace(column_of_kind(name, present, counts, missing=missing), only_value=only_value)
-
-
-def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, missing: bool) -> Column:
-    """Return the kind of a column and what its feature needs.
-
-    Args:
-        name: Name of the column.
-        present: Parsed values, without missing ones.
-        counts: Number of occurrences of each value, as text.
-        missing: Whether a row has no value.
-    """
-    named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
-    if len(counts) == len(present) > 1 and (named_key or is_numbering(present)):
-        return Column(name, "key", missing)
-    if all(isinstance(value, list) and value and is_message(value[0]) for value in present):
-        return Column(name, "dialogue", missing)
-    if all(isinstance(value, dict | list) for value in present):
-        return Column(name, "json", missing, example=next((one for one in present if isinstance(one, dict)), {}))
-    numbers = [number for number in map(number_of, present) if number is not None]
-    bounds = (min(numbers), max(numbers)) if len(numbers) == len(present) else None
-    if bounds and (len(counts) > MAX_LABELS or is_measured(name, numbers)):
-        return Column(name, "number", missing, bounds=bounds)
-    if len(counts) <= min(MAX_LABELS, max(1, len(present) // 2)) and max(map(len, counts)) <= LABEL_CHARACTERS:
-        labels = tuple(label for label, _ in counts.most_common())
-        return Column(name, "category", missing, labels=labels, bounds=bounds)
-    return Column(name, "number" if bounds else "text", missing, bounds=bounds)
-
-
-def parsed(value: Any) -> Any:
-    """Return the value of a cell; text that is a number, an object or a list is parsed. None if the cell is empty."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if not text:
-        return None
-    if text[0] in "[{" or text.lstrip("+-")[:1].isdigit():
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-    return text
-
-
-def is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(key in value for key in MESSAGE_KEYS)
-
-
-def number_of(value: Any) -> float | None:
-    """Return the value as a float; None if it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def is_numbering(values: Sequence[Any]) -> bool:
-    """Return whether the values number the rows."""
-    return all(isinstance(value, int) and value - place == values[0] for place, value in enumerate(values))
-
-
-def is_measured(name: str, numbers: Sequence[float]) -> bool:
-    """Return whether numbers that repeat are amounts, not classes."""
-    return any(word in name.lower() for word in NUMBER_NAMES) or any(number != int(number) for number in numbers)
-
-
 def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) -> Proposal | None:
     """Return features for these columns; `complete` says whether they hold all rows of the file."""
     dialogue = next((column for column in columns if column.kind == "dialogue"), None)
@@ -231,7 +129,7 @@ def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) 
     features = "".join(
         (inputs_yaml(inputs, unused), output_yaml(output, complete=complete), prompt_yaml(inputs, output))
     )
-    labels = f", {counted(len(output.labels), 'label')}" if output.kind == "category" else ""
+    labels = f", {counted(len(output.labels), 'label')}" if output.kind in ("category", "set") else ""
     rest = f"; not used: {', '.join(unused)}" if unused else ""
     return Proposal(
         task,
@@ -256,6 +154,9 @@ def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
     usable = [column for column in columns if column.kind in TASK_OF_KIND]
     if task == "score":
         usable = [replace(column, kind="number") for column in usable if column.bounds]
+    elif task == "extract":
+        lists = [column for column in usable if column.kind == "set" and column.separator is None]
+        usable = [replace(column, kind="json") for column in usable if column.kind == "json" or column in lists]
     elif task in ("answer", "chat"):
         usable = [replace(column, kind="text") for column in usable]
     elif task is not None:
@@ -263,7 +164,9 @@ def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
     if not usable or len(columns) < 2:
         return None
     named = [column for name in OUTPUT_NAMES for column in usable if column.name.lower() == name]
-    by_kind = [column for kind in ("category", "number", "json") for column in reversed(usable) if column.kind == kind]
+    by_kind = [
+        column for kind in ("category", "set", "number", "json") for column in reversed(usable) if column.kind == kind
+    ]
     return (named or by_kind or usable[-1:])[0]
 
 
@@ -283,7 +186,11 @@ def inputs_yaml(inputs: Sequence[Column], unused: Sequence[str]) -> str:
 
 def output_yaml(output: Column, *, complete: bool) -> str:
     lines = ["output_features:", f"  - name: {scalar(output.name)}", f"    type: {output.kind}"]
-    if output.kind == "category":
+    if output.kind == "set" and output.separator not in (None, ","):
+        lines.append(f"    preprocessing: {{separator: {scalar(output.separator)}}}")
+    elif output.kind == "set" and output.missing:
+        lines.append("    # preprocessing: {missing_value_strategy: fill_with_const}   # if no value means no label")
+    if output.kind in ("category", "set"):
         labels = f"labels: [{', '.join(map(scalar, output.labels))}]"
         if complete and len(output.labels) > 1 and not {"True", "False"} & set(output.labels):
             lines += ["    decoder:", f"      {labels}"]
@@ -304,6 +211,8 @@ def prompt_yaml(inputs: Sequence[Column], output: Column) -> str:
     if output.kind == "category":
         choice = f" as {', '.join(output.labels[:-1])} or {output.labels[-1]}" if 1 < len(output.labels) <= 10 else ""
         task = f"Classify the {sources}{choice}."
+    elif output.kind == "set":
+        task = f"Write those of the labels {', '.join(output.labels)} that apply to the {sources}, as a JSON array."
     elif output.kind == "number":
         task = f"Write the {output.name} of the {sources} as a number."
     elif output.kind == "json":

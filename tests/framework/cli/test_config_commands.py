@@ -253,4 +253,4 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 def test_init_names_the_tasks_there_are(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("init", tmp_path, "--task", "paint") == 2
-    assert capsys.readouterr().err == "--task: got paint; write one of classify, extract, answer, score, chat\n"
+    assert capsys.readouterr().err == "--task: got paint; write one of classify, tag, extract, answer, score, chat\n"

@@ -9,10 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.proposal import FIRST_ROWS, Column, Proposal, column_of, proposal_of, read_first_rows
+from partita.data.columns import Column, column_of
+from partita.data.proposal import FIRST_ROWS, Proposal, proposal_of, read_first_rows
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
+from partita_schema.outputs.set import SetOutput
 from partita_schema.templates import TASKS, template
 
 from ...json_lines import write_json_lines
@@ -82,6 +84,28 @@ def test_objects_are_extracted_with_a_schema_of_their_keys(tmp_path: Path) -> No
     task, config = config_of(rows_file(tmp_path, rows))
     assert (task, shape(config)) == ("extract", (["mail"], [("fields", "json")]))
     assert "age" in str(config.output_features[0])
+
+
+def test_lists_of_few_labels_are_sets_and_other_lists_are_json(tmp_path: Path) -> None:
+    tags = [["red"], ["red", "blue"], [], ["green"]]
+    rows = [{"text": f"a text {n}", "tags": tags[n % 4], "words": [f"w{n}"]} for n in range(40)]
+    task, config = config_of(rows_file(tmp_path, rows))
+    assert (task, shape(config)) == ("tag", (["text"], [("tags", "set")]))
+    assert config.output_features[0].labels == ("red", "blue", "green")
+    assert config.prompt.task == "Write those of the labels red, blue, green that apply to the text, as a JSON array."
+    assert shape(config_of(rows_file(tmp_path, rows), "extract")[1])[1] == [("words", "json")]
+
+
+@pytest.mark.parametrize("separator", [",", "; ", "|"])
+def test_text_that_combines_few_labels_is_a_set_with_their_separator(separator: str, tmp_path: Path) -> None:
+    tags = [separator.join(one) for one in (["red"], ["red", "blue"], ["green"], ["blue", "green"])]
+    rows = [{"text": f"a text {n}", "tags": tags[n % 4]} for n in range(40)]
+    output = config_of(rows_file(tmp_path, rows, "csv"))[1].output_features[0]
+    assert isinstance(output, SetOutput)
+    assert (output.labels, output.preprocessing.separator) == (("red", "blue", "green"), separator.strip())
+    cities = ["Oslo, Norway", "Rome, Italy", "Kyiv, Ukraine"]
+    rows = [{"text": f"a text {n}", "city": cities[n % 3]} for n in range(40)]
+    assert shape(config_of(rows_file(tmp_path, rows))[1])[1] == [("city", "category")]
 
 
 def test_messages_are_a_dialogue(tmp_path: Path) -> None:

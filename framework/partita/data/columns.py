@@ -1,0 +1,146 @@
+"""The kind of a column, from the first rows of a file."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+MAX_LABELS = 20
+"""Maximum number of distinct values of a category."""
+LABEL_CHARACTERS = 60
+"""Maximum number of characters of a label."""
+
+NUMBER_NAMES = ("score", "rating", "stars", "grade", "price", "amount")
+"""Names of columns whose few distinct integers are numbers, not classes."""
+KEY_NAMES = ("id", "idx", "index", "key", "uuid", "guid")
+"""Names of columns that only identify rows."""
+SEPARATORS = (";", "|", ",")
+"""Separators of labels in text, the likeliest first."""
+MESSAGE_KEYS = ("role", "from", "speaker")
+
+Kind = Literal["text", "category", "number", "json", "set", "dialogue", "key", "empty"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Properties of a column, from the first rows."""
+
+    name: str
+    kind: Kind
+    missing: bool
+    """Whether a row has no value in it."""
+    labels: tuple[str, ...] = ()
+    """Values of a category or labels of a set, the most frequent first."""
+    separator: str | None = None
+    """What separates the labels of a set in text; None if they are lists."""
+    bounds: tuple[float, float] | None = None
+    """Smallest and largest value, if all values are numbers."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """An example object, if the column is JSON."""
+    only_value: str | None = None
+    """The value that all rows share; None if they differ or there is only one row."""
+
+
+def column_of(name: str, values: Sequence[Any]) -> Column:
+    """Return the properties of a column with these values."""
+    present = [value for value in map(parsed, values) if value is not None]
+    missing = len(present) < len(values)
+    if not present:
+        return Column(name, "empty", missing)
+    counts = Counter(map(str, present))
+    only_value = next(iter(counts)) if len(counts) == 1 < len(present) else None
+    return replace(column_of_kind(name, present, counts, missing=missing), only_value=only_value)
+
+
+def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, missing: bool) -> Column:
+    """Return the kind of a column and what its feature needs.
+
+    Args:
+        name: Name of the column.
+        present: Parsed values, without missing ones.
+        counts: Number of occurrences of each value, as text.
+        missing: Whether a row has no value.
+    """
+    named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
+    if len(counts) == len(present) > 1 and (named_key or is_numbering(present)):
+        return Column(name, "key", missing)
+    if all(isinstance(value, list) and value and is_message(value[0]) for value in present):
+        return Column(name, "dialogue", missing)
+    labels, separator = labels_of_sets(present)
+    if labels:
+        return Column(name, "set", missing, labels=labels, separator=separator)
+    if all(isinstance(value, dict | list) for value in present):
+        return Column(name, "json", missing, example=next((one for one in present if isinstance(one, dict)), {}))
+    numbers = [number for number in map(number_of, present) if number is not None]
+    bounds = (min(numbers), max(numbers)) if len(numbers) == len(present) else None
+    if bounds and (len(counts) > MAX_LABELS or is_measured(name, numbers)):
+        return Column(name, "number", missing, bounds=bounds)
+    if len(counts) <= min(MAX_LABELS, max(1, len(present) // 2)) and max(map(len, counts)) <= LABEL_CHARACTERS:
+        labels = tuple(label for label, _ in counts.most_common())
+        return Column(name, "category", missing, labels=labels, bounds=bounds)
+    return Column(name, "number" if bounds else "text", missing, bounds=bounds)
+
+
+def labels_of_sets(values: Sequence[Any]) -> tuple[tuple[str, ...], str | None]:
+    """Return the labels of values that are sets of a few labels, the most frequent first, and what separates them.
+
+    The labels are empty if the values are something else. Lists have no separator. Text is sets only if it combines its
+    labels: in "Oslo, Norway" and "Rome, Italy" are more parts than values.
+    """
+    if all(isinstance(value, list) and all(isinstance(item, str) for item in value) for value in values):
+        return few_labels(values, most=max(1, sum(map(len, values)) // 2)), None
+    if all(isinstance(value, str) for value in values):
+        for separator in SEPARATORS:
+            if any(separator in value for value in values):
+                sets = [[part.strip() for part in value.split(separator)] for value in values]
+                return few_labels(sets, most=len(set(values)) - 1), separator
+    return (), None
+
+
+def few_labels(sets: Sequence[Sequence[str]], *, most: int) -> tuple[str, ...]:
+    """Return the distinct labels, the most frequent first; empty if there are more than `most`, or long ones."""
+    counts = Counter(label for labels in sets for label in labels if label)
+    few = 1 < len(counts) <= min(most, MAX_LABELS) and max(map(len, counts)) <= LABEL_CHARACTERS
+    return tuple(label for label, _ in counts.most_common()) if few else ()
+
+
+def parsed(value: Any) -> Any:
+    """Return the value of a cell; text that is a number, an object or a list is parsed. None if the cell is empty."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if not text:
+        return None
+    if text[0] in "[{" or text.lstrip("+-")[:1].isdigit():
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(key in value for key in MESSAGE_KEYS)
+
+
+def number_of(value: Any) -> float | None:
+    """Return the value as a float; None if it is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def is_numbering(values: Sequence[Any]) -> bool:
+    """Return whether the values number the rows."""
+    return all(isinstance(value, int) and value - place == values[0] for place, value in enumerate(values))
+
+
+def is_measured(name: str, numbers: Sequence[float]) -> bool:
+    """Return whether numbers that repeat are amounts, not classes."""
+    return any(word in name.lower() for word in NUMBER_NAMES) or any(number != int(number) for number in numbers)
