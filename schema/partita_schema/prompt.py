@@ -81,7 +81,7 @@ class Prompt(ConfigModel):
     """System message. Placed before the prompt if the model has no chat template. Default: none."""
     chat: Literal["auto"] | StrictBool = "auto"
     """Apply the chat template of the model. auto: if it has one."""
-    examples: tuple[dict[str, str | int | float | bool | None], ...] = ()
+    examples: tuple[dict[str, str | int | float | bool | tuple[str, ...] | None], ...] = ()
     """Few-shot examples shown in every prompt: rows with the input and output columns."""
     retrieval: Retrieval | None = None
     """Few-shot examples retrieved for each row. Default: none."""

@@ -12,13 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
+from partita.data.formatting.formatter import Formatter
 from partita.generation.predict import default_new_tokens
 from partita.lm.base import SlotRequest
 from partita.lm.grammar import Grammar
 from partita.lm.sampler import Row
 from partita.outputs.decode import Decoder
 from partita.outputs.scores import Scorer
+from partita.pipeline.fingerprint import output_part
 from partita.tokenizers.load import byte_tokenizer
+from partita_schema.errors import DataError
 from partita_schema.grammar import answer_grammar
 from partita_schema.outputs.set import SetOutput
 
@@ -221,6 +224,35 @@ def test_labels_of_the_data_are_those_of_the_answers_if_the_file_lists_none() ->
     assert (accepts(grammar, '["a","b"]'), accepts(grammar, '["c"]')) == (True, False)
 
 
+def prompt_of(example: Any, form: str = "json") -> str:
+    config = config_of(topics(form), prompt={"examples": [{"question": "who?", "topics": example}]})
+    return Formatter(config, tokenizer=None, labels={"topics": tuple(LABELS)}).format_prompt({"question": "why?"}).text
+
+
+@pytest.mark.parametrize("example", [["sport", "politics"], "sport, politics", '["sport", "politics"]'], ids=repr)
+def test_examples_are_written_like_targets(example: Any) -> None:
+    assert prompt_of(example) == 'who?\n["politics","sport"]\n\nwhy?\n'
+    assert prompt_of(example, "comma") == "who?\npolitics, sport\n\nwhy?\n"
+
+
+def test_an_example_with_another_label_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"^prompt\.examples\[0\]: column topics: 'rain' is none of the labels politics"
+    ):
+        prompt_of(["rain"])
+    config = config_of(
+        {"name": "topics", "type": "set"}, prompt={"examples": [{"question": "q", "topics": ["a", "b"]}]}
+    )
+    with pytest.raises(DataError, match=r"^prompt\.examples\[0\]: topics is 'b', none of the labels a, c$"):
+        Formatter(config, tokenizer=None, labels={"topics": ("a", "c")})
+
+
+def test_another_format_makes_other_prompts_and_so_another_job() -> None:
+    parts = {form: output_part(config_of(topics(form)).output_features[0]) for form in FORMATS}
+    assert parts == {"json": "topics:set:json", "comma": "topics:set:comma"}
+    assert output_part(config_of().output_features[0]) == "answer:text"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_answers_may_be_long_enough_for_all_labels(form: str) -> None:
     config, tokenizer = config_of(topics(form)), byte_tokenizer()
@@ -231,7 +263,7 @@ def test_answers_may_be_long_enough_for_all_labels(form: str) -> None:
 
 
 def test_sets_are_trained_evaluated_and_predicted(colours: Any, tmp_path: Path) -> None:
-    rows = [row | {"found": [row["colour"], str(row["number"])]} for row in colours.rows(40)]
+    rows = [row | {"found": [row["colour"], str(row["number"])]} for row in colours.rows(30)]
     rows += [row | {"found": f"{row['number']};{row['colour']}"} for row in colours.rows(20, seed=3)]
     rows += [{"text": "3 grey balls", "found": ["grey"]}] * 10
     labels = ["red", "blue", "green", "1", "2", "3", "4"]
@@ -242,22 +274,22 @@ def test_sets_are_trained_evaluated_and_predicted(colours: Any, tmp_path: Path) 
         trainer={"validation_metric": "found.micro_f1", "epochs": 1},
         data={"max_bad_rows": 20},
     )
-    model = Model(config, quiet=True)
-    model.train(rows, run=tmp_path / "run")
+    Model(config, quiet=True).train(rows, run=tmp_path / "run")
     reason = "column found: 'grey' is none of the labels red, blue, green, 1, 2, 3, 4"
     assert reason in (tmp_path / "run" / "quarantine.jsonl").read_text("utf8")
 
-    predictions = Model.load(tmp_path / "run").predict(rows[:40], output=tmp_path / "out.jsonl")
+    model = Model.load(tmp_path / "run")
+    predictions = model.predict(rows[:16], output=tmp_path / "out.jsonl")
     for row in predictions:
         assert row["found"] == [label for label in labels if label in row["found_raw"].replace(" ", "").split(",")]
     lines = (tmp_path / "out.jsonl").read_text("utf8").splitlines()
     assert [json.loads(line)["found"] for line in lines] == predictions["found"]
 
-    metrics = model.evaluate(rows[:40])["found"]
+    metrics = model.evaluate(rows[:16])["found"]
     right = sum(set(row["found"]) == set(row["found_input"]) for row in predictions)
     shared = sum(len(set(row["found"]) & set(row["found_input"])) for row in predictions)
-    assert metrics["exact_match"] == right / 40
-    assert metrics["micro_f1"] == pytest.approx(2 * shared / (80 + sum(map(len, predictions["found"]))))
+    assert metrics["exact_match"] == right / 16
+    assert metrics["micro_f1"] == pytest.approx(2 * shared / (32 + sum(map(len, predictions["found"]))))
 
 
 def test_labels_of_the_data_are_kept_with_the_run(colours: Any, tmp_path: Path) -> None:

@@ -249,7 +249,10 @@ def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str
     from partita_schema.rows import reasons, row_schema
 
     columns = {feature.name: feature.source_column for feature in (*config.input_features, *config.output_features)}
-    written = {columns.get(name, name): value for name, value in config.prompt.examples[place].items()}
+    written = {
+        columns.get(name, name): list(value) if isinstance(value, tuple) else value
+        for name, value in config.prompt.examples[place].items()
+    }
     try:
         row: dict[str, Any] = row_schema(config, supervised=True).load(written)
     except ValidationError as error:
