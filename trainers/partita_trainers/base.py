@@ -62,6 +62,24 @@ class Batch:
         """Number of loss tokens. The first token of a row, packed or not, has no loss because it has no context."""
         return int((self.labels_BT[:, 1:] != -100).sum())
 
+    @property
+    def loss_token_rows(self) -> "torch.Tensor":
+        """Index in `keys` of the row of each loss token [N], int64, in the order of `LanguageModel.token_log_probs`."""
+        is_loss_BT = self.labels_BT[:, 1:] != -100
+        if self.position_ids_BT is None:
+            return is_loss_BT.nonzero()[:, 0]
+        row_BT = self.row_starts().flatten().cumsum(0).view_as(self.labels_BT) - 1
+        return row_BT[:, 1:][is_loss_BT]
+
+    def row_starts(self) -> "torch.Tensor":
+        """Return a bool tensor [B, T] that marks the first token of each packed row; False in padding."""
+        import torch
+
+        if self.position_ids_BT is None:
+            raise AssertionError("only packed rows have positions")
+        columns_T = torch.arange(self.position_ids_BT.shape[1])
+        return (self.position_ids_BT == 0) & (columns_T < self.lengths_B[:, None])
+
 
 @dataclass(frozen=True)
 class GlobalBatch:
@@ -109,6 +127,13 @@ class LanguageModel(Protocol):
         """Return the sum (not mean) of the cross-entropy over the loss tokens: a float32 scalar on the device.
 
         `module` is `self.module`, or a wrapper of it made by accelerate or torch.compile.
+        """
+
+    def token_log_probs(self, module: "torch.nn.Module", batch: Batch) -> "torch.Tensor":
+        """Return the log-probability of each loss token given the tokens before it [N]: float32, on the device.
+
+        Loss tokens are in the order of the batch, line by line. The negative sum is `loss` up to rounding, with the
+        same gradients.
         """
 
     def prepare_training(self, total_steps: int) -> None:
@@ -244,7 +269,10 @@ class ProbeContext:
 
 
 class Trainer(Protocol):
-    """Built from the run's configuration and used once."""
+    """Built from the run's configuration and used once.
+
+    A trainer with an attribute `objective` (`partita_trainers.objective.Objective`) is evaluated with it.
+    """
 
     def train(self, context: TrainerContext) -> TrainResult:
         """Train to the end, resuming from the newest checkpoint of the run."""

@@ -84,7 +84,7 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
     width = int(batch.lengths_B[start:end].max())
     positions_BT, first, last = batch.position_ids_BT, start, end
     if positions_BT is not None:
-        ends_B = row_starts(batch).sum(dim=1).cumsum(0).tolist()
+        ends_B = batch.row_starts().sum(dim=1).cumsum(0).tolist()
         first, last = ends_B[start - 1] if start else 0, ends_B[end - 1]
         positions_BT = positions_BT[start:end, :width].contiguous()
     return Batch(
@@ -96,17 +96,9 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
     )
 
 
-def row_starts(batch: Batch) -> torch.Tensor:
-    """Return a bool tensor [B, T] that marks the first token of each packed row; False in padding."""
-    if batch.position_ids_BT is None:
-        raise AssertionError("only packed rows have positions")
-    columns_T = torch.arange(batch.position_ids_BT.shape[1])
-    return (batch.position_ids_BT == 0) & (columns_T < batch.lengths_B[:, None])
-
-
 def split_packed_line(line: Batch, parts: int) -> list[Batch]:
     """Split the rows of one packed line into `parts` lines, or one per row if there are fewer."""
-    starts = row_starts(line)[0].nonzero()[:, 0].tolist()
+    starts = line.row_starts()[0].nonzero()[:, 0].tolist()
     ends = [*starts[1:], int(line.lengths_B[0])]
     result = []
     for group in torch.arange(line.rows).tensor_split(min(parts, line.rows)):

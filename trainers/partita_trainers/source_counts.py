@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 from partita_trainers.base import Batch, GlobalBatch
-from partita_trainers.micro_batches import row_starts
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
@@ -64,7 +63,7 @@ def row_tokens(batch: Batch) -> list[int]:
         lengths: list[int] = batch.lengths_B.tolist()
         return lengths
     row_lengths: list[int] = []
-    for starts_T, length in zip(row_starts(batch), batch.lengths_B.tolist(), strict=True):
+    for starts_T, length in zip(batch.row_starts(), batch.lengths_B.tolist(), strict=True):
         starts = [*starts_T.nonzero()[:, 0].tolist(), length]
         row_lengths += [end - start for start, end in pairwise(starts)]
     return row_lengths

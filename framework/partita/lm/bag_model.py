@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -100,9 +100,23 @@ class BagLanguageModel:
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the sum of the cross-entropy of the labels, each of which counts as all its tokens."""
+        return self.cross_entropy(module, batch, reduction="sum")
+
+    def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the log-probability of each label at its first token, and 0 at its other tokens.
+
+        A label is chosen as a whole: its tokens have no probabilities of their own.
+        """
+        log_probs_N = -self.cross_entropy(module, batch, reduction="none")
+        rows_L = batch.loss_token_rows
+        is_first_L = torch.cat([torch.ones(1, dtype=torch.bool), rows_L[1:] != rows_L[:-1]])
+        return torch.where(is_first_L, log_probs_N[rows_L], 0.0)
+
+    def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
+        """Return the cross-entropy of the labels, summed or one value per row."""
         rows = self.bags(batch)
         logits_NC = module(rows.ids_K, rows.starts_N1[:-1])
-        return nn.functional.cross_entropy(logits_NC, rows.labels_N, reduction="sum")
+        return nn.functional.cross_entropy(logits_NC, rows.labels_N, reduction=reduction)
 
     def auxiliary_loss(self) -> torch.Tensor | None:
         """Return None: there is no auxiliary loss."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from partita.lm.generation import end_token_ids, generate_batch, may_run_past_co
 from partita.lm.grammar import Grammar
 from partita.lm.identity import changed_tensors, identity
 from partita.lm.loading import context_length, find_device, load_base
-from partita.lm.loss import AnswerPositions, answer_loss, padding_mask
+from partita.lm.loss import AnswerPositions, label_cross_entropy, padding_mask
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.neftune import EmbeddingNoise
 from partita.lm.onednn_linear import use_onednn
@@ -212,11 +212,20 @@ class HuggingFaceModel:
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the sum of the cross-entropy over the batch's loss tokens, in float32."""
+        return self.cross_entropy(module, batch, reduction="sum")
+
+    def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the log-probability of each of the batch's loss tokens, in float32."""
+        return -self.cross_entropy(module, batch, reduction="none")
+
+    def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
+        """Return the cross-entropy of the batch's loss tokens, summed or not, in float32."""
         noise = self.noise.for_rows(batch) if self.noise is not None else nullcontext()
         with noise:
-            return answer_loss(
+            return label_cross_entropy(
                 module,
                 batch,
+                reduction=reduction,
                 positions=self.positions,
                 device=self.device,
                 virtual_tokens=self.virtual_tokens if self.embedded else 0,

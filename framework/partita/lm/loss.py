@@ -1,4 +1,4 @@
-"""The loss of a batch, with logits only at loss tokens.
+"""The cross-entropy of a batch, with logits only at loss tokens.
 
 Prompts and padding need no logits, and with a large vocabulary most of the computation is in the output layer. A hook
 before the output layer selects the hidden states that predict a label, so whatever an architecture does to its logits
@@ -14,7 +14,7 @@ Shapes: B lines, T tokens of the longest, K positions that predict a label, H hi
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -64,20 +64,24 @@ def label_places(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, to
     return row_K * width + virtual_tokens + column_K, labels_BT[row_K, column_K]
 
 
-def answer_loss(
+def label_cross_entropy(
     module: nn.Module,
     batch: Batch,
     *,
+    reduction: Literal["sum", "none"],
     positions: AnswerPositions,
     device: torch.device,
     virtual_tokens: int = 0,
     more_inputs: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Return the sum of the cross-entropy over the labels, float32; 0 with zero gradients without labels.
+    """Return the cross-entropy of the labels, float32: a scalar, or [K]. Without labels no forward pass is made.
+
+    A sum is made inside the kernel: adding up [K] gives the same gradients, but not the last bits of the loss.
 
     Args:
         module: The model.
         batch: The batch.
+        reduction: sum: over all labels; none: one value per label.
         positions: Selects positions before the output layer.
         device: Device of the model.
         virtual_tokens: Virtual tokens before each row.
@@ -85,11 +89,12 @@ def answer_loss(
     """
     places_K, labels_K = label_places(batch, virtual_tokens=virtual_tokens)
     if not len(labels_K):
-        return connected_zero(module, device=device)
+        nothing_K = connected_empty(module, device=device)
+        return nothing_K.sum() if reduction == "sum" else nothing_K
     with positions.only(places_K.to(device)):
         logits = module(input_ids=batch.input_ids_BT.to(device), **more_inputs, use_cache=False).logits
     logits_KV = logits[0] if positions.attached else logits.flatten(0, 1)[places_K.to(device)]
-    return cross_entropy(logits_KV.float(), labels_K.to(device), reduction="sum")
+    return cross_entropy(logits_KV.float(), labels_K.to(device), reduction=reduction)
 
 
 def padding_mask(batch: Batch) -> torch.Tensor:
@@ -97,9 +102,9 @@ def padding_mask(batch: Batch) -> torch.Tensor:
     return (torch.arange(batch.input_ids_BT.shape[1]) < batch.lengths_B[:, None]).long()
 
 
-def connected_zero(module: nn.Module, *, device: torch.device) -> torch.Tensor:
-    """Return a differentiable 0 without a forward pass, not NaN even for infinite weights."""
+def connected_empty(module: nn.Module, *, device: torch.device) -> torch.Tensor:
+    """Return a differentiable empty tensor without a forward pass; its gradients are 0 even for infinite weights."""
     for parameter in module.parameters():
         if parameter.requires_grad:
-            return parameter.flatten()[:0].sum().float()
-    return torch.zeros((), device=device)
+            return parameter.flatten()[:0].float()
+    return torch.zeros(0, device=device)

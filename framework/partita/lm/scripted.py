@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -60,9 +60,17 @@ class ScriptedModel:
 
     def loss(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the sum of the cross-entropy over the batch's loss tokens."""
+        return self.cross_entropy(module, batch, reduction="sum")
+
+    def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the log-probability of each of the batch's loss tokens."""
+        return -self.cross_entropy(module, batch, reduction="none")[batch.labels_BT[:, 1:].reshape(-1) != -100]
+
+    def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
+        """Return the cross-entropy of the tokens after the first of each line, 0 without a label, summed or not."""
         logits = module(batch.input_ids_BT)[:, :-1].reshape(-1, len(self.tokenizer))
         labels = batch.labels_BT[:, 1:].reshape(-1)
-        return nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+        return nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction=reduction)
 
     def auxiliary_loss(self) -> torch.Tensor | None:
         """Return None: there is no auxiliary loss."""

@@ -93,6 +93,18 @@ def test_the_loss_is_that_of_the_labels_that_are_answered() -> None:
         assert answer.logprob == max(answer.scores.values()) == answer.scores[answer.text]
 
 
+def test_the_log_probability_of_a_label_is_that_of_its_first_token() -> None:
+    model = make_model()
+    rows = [("a nice day", "good"), ("rain", "bad"), ("more rain, and wind", "bad")]
+    answers = model.answers(requests(model, [prompt for prompt, _ in rows]), GenerationOptions({}, labels=model.labels))
+    batch = make_batch(model, rows)
+    log_probs = model.token_log_probs(model.module, batch).detach()
+    of_rows = torch.zeros(3).index_add(0, batch.loss_token_rows, log_probs)
+    scores = [answer.scores[label] for answer, (_, label) in zip(answers, rows, strict=True) if answer.scores]
+    assert of_rows.tolist() == pytest.approx(scores, rel=1e-5)
+    assert log_probs.count_nonzero() == 3 < len(log_probs) == batch.loss_tokens
+
+
 def test_answers_do_not_depend_on_the_rows_beside_them() -> None:
     model = make_model()
     asked = requests(model, [f"text number {number} of many" for number in range(12)])

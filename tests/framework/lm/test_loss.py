@@ -41,6 +41,34 @@ def test_loss_and_gradients_equal_those_of_full_logits_and_a_mask(small, archite
     assert_same_loss(lm, small.batch())
 
 
+def library_log_probs(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Log-probabilities of the loss tokens from transformers' own logits, each row computed alone."""
+    found = []
+    with torch.no_grad():
+        for ids, labels, length in zip(batch.input_ids_BT, batch.labels_BT, batch.lengths_B.tolist(), strict=True):
+            log_probs = module(input_ids=ids[None, :length]).logits[0].double().log_softmax(-1)
+            found += [log_probs[place - 1, labels[place]] for place in range(1, length) if labels[place] != -100]
+    return torch.stack(found).float()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "opt"])
+def test_token_log_probs_are_those_of_the_librarys_logits(small, architecture: str) -> None:
+    lm, batch = small.load(small.config(architecture=architecture)), small.batch()
+    small.sharpen(lm.module)
+    log_probs = lm.token_log_probs(lm.module, batch)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.detach(), library_log_probs(lm.module, batch), rtol=0, atol=1e-5)
+    assert batch.loss_token_rows.tolist() == [0] * 4 + [1] * 4 + [2] * 6 + [3]
+
+
+@pytest.mark.parametrize("adapter", [None, {"type": "lora", "init": "gaussian"}, {"type": "prompt_tuning"}])
+def test_the_loss_is_the_negative_sum_of_token_log_probs_with_the_same_gradients(small, adapter: dict | None) -> None:
+    lm, batch = small.load(small.config(adapter=adapter)), small.batch()
+    loss, negative_sum = lm.loss(lm.module, batch), -lm.token_log_probs(lm.module, batch).sum()
+    torch.testing.assert_close(negative_sum, loss, rtol=1e-6, atol=0)
+    assert torch.equal(gradients(negative_sum, lm.module), gradients(loss, lm.module))
+
+
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -90,9 +118,10 @@ def test_only_positions_that_predict_a_label_reach_the_output_layer(small) -> No
     lm, batch, seen = small.load(small.config()), small.batch(), []
     lm.base.get_output_embeddings().register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))
     lm.loss(lm.module, batch)
+    lm.token_log_probs(lm.module, batch)
     with torch.no_grad():
         lm.module(input_ids=batch.input_ids_BT)
-    assert [tuple(shape[:2]) for shape in seen] == [(1, batch.loss_tokens), (4, 24)]
+    assert [tuple(shape[:2]) for shape in seen] == [*[(1, batch.loss_tokens)] * 2, (4, 24)]
 
 
 @pytest.mark.long
@@ -116,6 +145,9 @@ def test_a_batch_without_labels_costs_no_forward_pass_and_can_be_differentiated(
     loss = lm.loss(lm.module, batch)
     loss.backward()
     assert loss.item() == 0
+    log_probs = lm.token_log_probs(lm.module, batch)
+    log_probs.sum().backward()
+    assert log_probs.shape == (0,)
     assert all(p.grad is None or not p.grad.any() for p in lm.module.parameters())
 
 

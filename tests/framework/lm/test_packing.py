@@ -74,6 +74,16 @@ def test_packed_rows_give_the_logits_loss_and_gradients_of_rows_alone(small, arc
     assert_same_as_alone(lm, small)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "opt", "gemma2"])
+def test_packed_rows_have_the_token_log_probs_of_rows_alone(small, architecture: str) -> None:
+    lm = small.load(small.config(architecture=architecture))
+    alone, packed = rows_and_lines(small)
+    a, b = (lm.token_log_probs(lm.module, batch) for batch in (alone, packed))
+    torch.testing.assert_close(b, a, rtol=0, atol=1e-5)
+    assert torch.equal(packed.loss_token_rows, alone.loss_token_rows)
+    assert torch.equal(gradients(-b.sum(), lm.module), gradients(lm.loss(lm.module, packed), lm.module))
+
+
 @pytest.mark.parametrize(
     "adapter",
     [{"type": "lora", "init": "gaussian"}, {"type": "lora", "use_dora": True}, {"type": "ia3"}, {"type": "loha"}],

@@ -68,6 +68,13 @@ def test_training_lowers_its_loss_and_changes_its_fingerprint(small, tmp_path: P
     assert lm.fingerprint == other.fingerprint != before
 
 
+def test_its_loss_is_the_negative_sum_of_its_token_log_probs(small) -> None:
+    lm, batch = ScriptedModel(str.upper), small.batch()
+    log_probs = lm.token_log_probs(lm.module, batch)
+    assert log_probs.shape == (batch.loss_tokens,)
+    torch.testing.assert_close(-log_probs.sum(), lm.loss(lm.module, batch))
+
+
 def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"model\.safetensors is missing; the checkpoint is not complete"):
         ScriptedModel(str.upper).load_checkpoint(tmp_path)
