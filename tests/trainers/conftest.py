@@ -46,6 +46,11 @@ class BigramModel:
         labels = batch.labels_BT[:, 1:]
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
 
+    def token_log_probs(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        log_probs = module(batch.input_ids_BT)[:, :-1].float().log_softmax(-1)
+        rows, columns = (batch.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)
+        return log_probs[rows, columns, batch.labels_BT[:, 1:][rows, columns]]
+
     def prepare_training(self, total_steps: int) -> None:
         self.total_steps = total_steps
 

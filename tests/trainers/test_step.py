@@ -14,7 +14,7 @@ from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.checkpoint import list_checkpoints
 from partita_trainers.micro_batches import MicroBatchSplitter, split_batch
-from partita_trainers.step import batch_digest
+from partita_trainers.step_stats import batch_digest
 
 from ..properties import first
 from .conftest import Killed, comparable, run

@@ -4,7 +4,7 @@ Gradients, clipping and the weight update are separate methods, so that the call
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from partita_schema.errors import ConfigError, Problem, TrainingError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.memory import attempt
+from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean
 from partita_trainers.optimizers import build_optimizers, set_learning_rate
 from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -30,9 +31,12 @@ IDLE = Batch(
     lengths_B=torch.tensor([2]),
     keys=(),
 )
-"""A batch for a rank that has no work left. Its loss is multiplied by zero."""
+"""A batch for a rank that has no work left. Its result is multiplied by zero."""
 MOST_SKIPPED = 32
 """Steps that the loss scale of fp16 may skip until it is small enough."""
+
+MicroBatchLoss = tuple[torch.Tensor, Mapping[str, WeightedMean]]
+"""Sum and metrics of the objective for a micro-batch, without their graph."""
 
 
 class TrainEngine:
@@ -46,6 +50,7 @@ class TrainEngine:
         device: torch.device,
         process_group: ProcessGroup = SINGLE_PROCESS,
         sharded: bool = False,
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
         """Prepare the module and build the optimizers.
 
@@ -55,11 +60,13 @@ class TrainEngine:
             device: Device of the model.
             process_group: All processes of the run.
             sharded: Whether the ranks shard the weights (FSDP).
+            objective: What is minimized.
 
         Raises:
             ConfigError: The device does not support the precision.
         """
         self.config, self.lm, self.device, self.process_group = config, lm, device, process_group
+        self.objective = objective
         self.accelerator = build_accelerator(config, device)
         self.shards = (
             Shards(lm.module, device=device, ranks=process_group.world_size)
@@ -95,24 +102,31 @@ class TrainEngine:
         dtypes = {parameter.dtype for parameter in self.lm.module.parameters()}
         return self.accelerator.mixed_precision != "no" or bool(dtypes & {torch.float16, torch.bfloat16})
 
-    def forward_backward(self, batches: Sequence[Batch], *, loss_tokens: int, sums: list[torch.Tensor]) -> None:
-        """Run forward and backward for each micro-batch, and append its loss sum to `sums` as soon as it is done.
+    @property
+    def context(self) -> ObjectiveContext:
+        """What the objective computes with."""
+        return ObjectiveContext(self.lm, self.module, self.process_group)
 
-        The gradients are those of the total loss divided by `loss_tokens`.
+    def forward_backward(self, batch: Batch, *, denominator: float, loss_tokens: int) -> MicroBatchLoss:
+        """Run forward and backward for a micro-batch, and return the objective's sum and its metrics.
+
+        Args:
+            batch: A micro-batch.
+            denominator: Denominator of the whole step: the gradients are those of the sum divided by it.
+            loss_tokens: Loss tokens of the whole step. An adapter's auxiliary loss is divided among micro-batches by
+                their loss tokens.
         """
-        for batch in batches:
-            total = self.lm.loss(self.module, batch)
-            objective = total / loss_tokens
-            extra = self.lm.auxiliary_loss()
-            if extra is not None:
-                objective = objective + extra * (batch.loss_tokens / loss_tokens)
-            self.accelerator.backward(objective)
-            sums.append(total.detach())
+        total, metrics = self.objective.loss(self.context, batch)
+        mean = total / denominator
+        extra = self.lm.auxiliary_loss()
+        if extra is not None:
+            mean = mean + extra * (batch.loss_tokens / loss_tokens)
+        self.accelerator.backward(mean)
+        return total.detach(), {name: one.detach() for name, one in metrics.items()}
 
     def forward_backward_idle(self) -> None:
         """Run a pass that changes no gradient, for ranks that have fewer micro-batches than others under FSDP."""
-        total = self.lm.loss(self.module, IDLE)
-        self.accelerator.backward(total * 0.0)
+        self.accelerator.backward(self.context.token_log_probs(IDLE).sum() * 0.0)
 
     def has_gradients(self) -> list[bool]:
         """Return for each trained parameter whether it has a gradient."""
@@ -156,10 +170,14 @@ class TrainEngine:
         """
         set_learning_rate(self.raw_optimizers, 0.0)
         loss_tokens = sum(batch.loss_tokens for batch in batches)
+        denominator = sum(self.objective.denominator(batch) for batch in batches)
         try:
+            # A rank that runs out of memory would leave the others waiting in an exchange: there is none in a dry run.
+            self.objective.prepare(ObjectiveContext(self.lm, self.module), batches)
             with self.lm.training():
                 for _ in range(MOST_SKIPPED):
-                    self.forward_backward(batches, loss_tokens=loss_tokens, sums=[])
+                    for batch in batches:
+                        self.forward_backward(batch, denominator=denominator, loss_tokens=loss_tokens)
                     if not math.isfinite(self.clip()) and self.accelerator.scaler is None:
                         clear_gradients(self.lm.module, to_zero=True)
                     self.optimizer_step(1)
@@ -210,6 +228,7 @@ def dry_run(
     device: torch.device,
     process_group: ProcessGroup = SINGLE_PROCESS,
     sharded: bool = False,
+    objective: Objective = CROSS_ENTROPY,
 ) -> Iterator[Callable[[Sequence[Batch]], None]]:
     """Yield a function that takes a step as `finetune` does; optimizer state stays allocated until exit.
 
@@ -221,12 +240,13 @@ def dry_run(
         device: Device of the model.
         process_group: All processes of the run.
         sharded: Whether the ranks shard the weights (FSDP).
+        objective: What is minimized.
 
     Raises:
         TrainingError: A first step on a short row runs out of memory under FSDP.
     """
     lm.prepare_training(PLANNED_STEPS)
-    engine = TrainEngine(config, lm, device=device, process_group=process_group, sharded=sharded)
+    engine = TrainEngine(config, lm, device=device, process_group=process_group, sharded=sharded, objective=objective)
     shards, failed = engine.shards, True
     if shards is not None:
         shards.unshard()

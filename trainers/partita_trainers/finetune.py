@@ -33,27 +33,35 @@ from partita_trainers.interrupt import interruption, never
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.micro_batches import MicroBatchSplitter
+from partita_trainers.objective import CROSS_ENTROPY, Objective
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.result import save_result
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
-from partita_trainers.step import StepResult, open_steps, step_record, take_step
+from partita_trainers.step import open_steps, take_step
+from partita_trainers.step_stats import StepResult, step_record
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)
 
 
 class Finetune:
-    """Trains all weights that require gradients on the answers of the training rows."""
+    """Trains all weights that require gradients on the answers of the training rows.
 
-    def __init__(self, config: FinetuneTrainer) -> None:
-        self.config = config
+    A subclass, or a caller, may pass another objective; everything else stays the same.
+    """
+
+    sums_gradients = True
+    """A custom trainer that derives from this class can train in several processes."""
+
+    def __init__(self, config: FinetuneTrainer, *, objective: Objective = CROSS_ENTROPY) -> None:
+        self.config, self.objective = config, objective
 
     def train(self, context: TrainerContext) -> TrainResult:
         """Take all steps, then restore, save and evaluate the best weights."""
         if context.batches is None or context.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or give train a data set")
-        training = FinetuneRun(self.config, context, context.batches)
+        training = FinetuneRun(self.config, context, context.batches, objective=self.objective)
         try:
             resumed_from = training.resume()
             training.train_loop()
@@ -73,6 +81,7 @@ class Finetune:
             device=context.device,
             process_group=context.process_group,
             sharded=sharded,
+            objective=self.objective,
         )
         return TrainingProbe(context, begin)
 
@@ -80,15 +89,22 @@ class Finetune:
 class FinetuneRun:
     """The training loop of one run and its state."""
 
-    def __init__(self, config: FinetuneTrainer, context: TrainerContext, batches: Batches) -> None:
+    def __init__(
+        self, config: FinetuneTrainer, context: TrainerContext, batches: Batches, *, objective: Objective
+    ) -> None:
         self.config, self.context, self.batches = config, context, batches
         self.lm, self.run, self.process_group = context.lm, context.run, context.process_group
         self.schedule = plan_schedule(config, batches=batches, splits=context.splits)
-        self.validation = Validation(metric=validation_metric(context), patience=config.early_stop)
+        self.validation = Validation(metric=validation_metric(config, context), patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
         sharded = is_sharded(context.config)
         self.engine = TrainEngine(
-            config, self.lm, device=context.device, process_group=context.process_group, sharded=sharded
+            config,
+            self.lm,
+            device=context.device,
+            process_group=context.process_group,
+            sharded=sharded,
+            objective=objective,
         )
         if self.engine.shards is not None:
             local_numel, world_size = self.engine.shards.local_numel, self.process_group.world_size
@@ -320,10 +336,9 @@ def is_sharded(config: Config) -> bool:
     return getattr(config.backend, "sharding", "none") == "full"
 
 
-def validation_metric(context: TrainerContext) -> str:
+def validation_metric(config: FinetuneTrainer, context: TrainerContext) -> str:
     """Return the full name of the metric that selects checkpoints; a bare name belongs to the first output."""
-    config = context.config.trainer
-    metric = config.validation_metric if isinstance(config, FinetuneTrainer) else "loss"
+    metric = config.validation_metric
     if metric == "loss" or "." in metric:
         return metric
     return f"{context.config.output_features[0].name}.{metric}"

@@ -24,6 +24,7 @@ from partita_trainers.batch_size.probe import BatchSize, Probe, Purpose
 from partita_trainers.batch_size.probe_runner import ProbeRunner
 from partita_trainers.batch_size.search import candidate_sizes, predicted_bytes
 from partita_trainers.batch_size.tune import Sizes, tune, verify
+from partita_trainers.objective import CROSS_ENTROPY, CrossEntropy, Objective
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -155,19 +156,28 @@ class BatchSizeTuner:
         kind = [options.arguments, len(options.stop), options.logprobs, trial.engine, bucket(shared_tokens)]
         return self.find(trial, options=kind)
 
-    def evaluation(self, lengths: np.ndarray, most_learned: int, *, batch_size: int | None = None) -> BatchSize:
+    def evaluation(
+        self,
+        lengths: np.ndarray,
+        most_learned: int,
+        *,
+        batch_size: int | None = None,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> BatchSize:
         """Return the batch size of evaluation, a forward pass without gradients.
 
         Args:
             lengths: Length of each row in tokens, including its answer.
             most_learned: Maximum number of loss tokens of a row.
             batch_size: Size set by the caller, which overrides the config.
+            objective: What is computed.
         """
         fixed = self.user_set("evaluation", batch_size) or self.single_row(len(lengths))
         if fixed is not None:
             return fixed
-        trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned)
-        return self.find(trial, options=[bucket(most_learned)])
+        trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned, objective=objective)
+        name = [] if isinstance(objective, CrossEntropy) else [type(objective).__qualname__]
+        return self.find(trial, options=[bucket(most_learned), *name])
 
     def training(self, probe: Probe, shape: TrainingShape) -> BatchSize:
         """Return the batch size of training; it divides the rows per step if the config sets those.

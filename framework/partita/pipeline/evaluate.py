@@ -1,4 +1,4 @@
-"""Evaluation on labeled rows: the loss, and metrics of generated answers."""
+"""Evaluation on labeled rows: the objective, and metrics of generated answers."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,8 +24,9 @@ from partita_schema.counted import counted
 from partita_schema.data import Data
 from partita_schema.errors import OutOfMemory
 from partita_schema.rows import row_schema
-from partita_trainers.base import Batch, LanguageModel, Metrics
+from partita_trainers.base import Batch, Metrics
 from partita_trainers.batch_size.memory import attempt
+from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, ObjectiveContext, metric_values
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
@@ -100,6 +101,7 @@ class LocalEvaluator:
         sizes: BatchSizes | None = None,
         batch_size: int | None = None,
         mixed_data: Data | None = None,
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
         """Set up the evaluator.
 
@@ -109,21 +111,32 @@ class LocalEvaluator:
             sizes: Sizes that are known; missing ones are found when they are needed.
             batch_size: Size set by the caller, which overrides the config.
             mixed_data: The `data` section of a mix; adds `loss/SOURCE` for each source.
+            objective: What is computed.
         """
         self.parts = pipeline
         self.tuner = tuner
         self.sizes = sizes or BatchSizes()
         self.batch_size = batch_size
         self.mixed_data = mixed_data
+        self.objective = objective
         self.process_group = tuner.process_group
 
     def loss(self, encoded: TokenizedDataset) -> Metrics:
-        """Return `loss`, and with a mix `loss/SOURCE`."""
+        """Return `loss` and the metrics of the objective, and with a mix `loss/SOURCE`."""
         if self.sizes.evaluation is None:
-            size = self.tuner.evaluation(encoded.lengths, most_learned([encoded]), batch_size=self.batch_size)
+            size = self.tuner.evaluation(
+                encoded.lengths, most_learned([encoded]), batch_size=self.batch_size, objective=self.objective
+            )
             self.sizes = replace(self.sizes, evaluation=size)
         with self.tuner.work("evaluation", self.sizes.evaluation) as budget:
-            return mean_loss(self.parts, encoded, budget=budget, data=self.mixed_data, process_group=self.process_group)
+            return mean_loss(
+                self.parts,
+                encoded,
+                budget=budget,
+                data=self.mixed_data,
+                objective=self.objective,
+                process_group=self.process_group,
+            )
 
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
@@ -142,9 +155,12 @@ def mean_loss(
     *,
     budget: BatchBudget,
     data: Data | None = None,
+    objective: Objective = CROSS_ENTROPY,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Metrics:
-    """Compute `loss`, the mean cross-entropy per loss token in nats, in evaluation mode without gradients.
+    """Compute `loss` and the metrics of an objective, in evaluation mode without gradients.
+
+    By default `loss` is the mean cross-entropy per loss token in nats.
 
     A batch that runs out of memory is halved, and so are the batches after it. The ranks of `process_group` share the
     rows and return the same metrics.
@@ -154,6 +170,7 @@ def mean_loss(
         encoded: Tokenized rows with loss tokens.
         budget: The batch budget; lowered when memory runs out.
         data: The `data` section of a mix; adds `loss/SOURCE` for each source.
+        objective: What is computed.
         process_group: The ranks that share the rows.
 
     Raises:
@@ -163,30 +180,53 @@ def mean_loss(
     lm.check_loss()
     indices_by_source = places_by_source(data, encoded.keys) if data is not None else {}
     groups = indices_by_source or {"": np.arange(len(encoded))}
-    sums = dict.fromkeys(groups, 0.0)
-    counts = dict.fromkeys(groups, 0)
     lm.module.eval()
+    context, pad = ObjectiveContext(lm, lm.module, process_group), lm.tokenizer.pad_token_id
+    sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
     with torch.no_grad():
         for source, places in groups.items():
-            pad = lm.tokenizer.pad_token_id
             mine = places[process_group.rank :: process_group.world_size]
-            for batch in EvaluationBatches(encoded, batch_size=budget.batch_size, pad_token_id=pad, places=mine):
-                sums[source] += batch_loss(lm, batch, budget=budget)
-                counts[source] += batch.loss_tokens
+            batches = EvaluationBatches(encoded, batch_size=budget.batch_size, pad_token_id=pad, places=mine)
+            prepare_objective(objective, context, batches)
+            for batch in batches:
+                sums[source] = LossSums.merge([sums[source], batch_loss(objective, context, batch, budget=budget)])
+                counts[source] += objective.denominator(batch)
     if process_group.world_size > 1:
         sums_of_ranks = process_group.all_gather_object((sums, counts), "the loss")
-        sums = {name: sum(mine[name] for mine, _ in sums_of_ranks) for name in groups}
+        sums = {name: LossSums.merge([mine[name] for mine, _ in sums_of_ranks]) for name in groups}
         counts = {name: sum(mine[name] for _, mine in sums_of_ranks) for name in groups}
-    count = sum(counts.values())
-    loss = {"loss": sum(sums.values()) / count} if count else {}
-    return loss | {f"loss/{source}": sums[source] / counts[source] for source in groups if source and counts[source]}
+    whole, count = LossSums.merge(list(sums.values())), sum(counts.values())
+    loss = {"loss": whole.loss / count} if count else {}
+    loss |= {f"loss/{source}": sums[source].loss / counts[source] for source in groups if source and counts[source]}
+    return loss | metric_values(whole.metrics, reserved=loss)
 
 
-def batch_loss(lm: LanguageModel, batch: Batch, *, budget: BatchBudget) -> float:
-    """Return the cross-entropy summed over the batch's loss tokens. Raise OutOfMemory if a single row does not fit."""
+def prepare_objective(objective: Objective, context: ObjectiveContext, batches: EvaluationBatches) -> None:
+    """Run what the objective computes before the first loss. Raise OutOfMemory if a batch does not fit."""
+    _, failure = attempt(lambda: objective.prepare(context, batches))
+    if failure is not None:
+        raise OutOfMemory(
+            "a batch does not fit in memory while the objective prepares an evaluation: write a smaller "
+            "trainer.eval_batch_size"
+        ) from failure
 
-    def work(places: range) -> tuple[float | None, Exception | None]:
-        return attempt(lambda: float(lm.loss(lm.module, some_rows(batch, places))))
+
+def batch_loss(objective: Objective, context: ObjectiveContext, batch: Batch, *, budget: BatchBudget) -> LossSums:
+    """Return the sums of an objective over a batch. Raise OutOfMemory if a single row does not fit.
+
+    Args:
+        objective: What is computed.
+        context: The model.
+        batch: The batch.
+        budget: The batch budget; lowered when memory runs out.
+    """
+
+    def loss_of(places: range) -> LossSums:
+        total, metrics = objective.loss(context, some_rows(batch, places))
+        return LossSums.merge([LossSums(float(total), metrics)])
+
+    def work(places: range) -> tuple[LossSums | None, Exception | None]:
+        return attempt(lambda: loss_of(places))
 
     def longest(places: range) -> int:
         return int(batch.lengths_B[places.start : places.stop].max())
@@ -194,7 +234,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, budget: BatchBudget) -> float
     def describe(places: range) -> str:
         return f"{counted(len(places), 'row')} of {counted(longest(places), 'token')}"
 
-    total = 0.0
+    total = LossSums()
     for part in run_with_oom_backoff(batch.rows, work, budget=budget, tokens=longest, describe=describe):
         if part.result is None:
             place = part.places[0]
@@ -202,7 +242,7 @@ def batch_loss(lm: LanguageModel, batch: Batch, *, budget: BatchBudget) -> float
                 f"row {batch.keys[place]} of {int(batch.lengths_B[place]):,} tokens does not fit in memory even alone: "
                 "write a smaller preprocessing.global_max_sequence_length, quantization or a smaller model"
             ) from part.failure
-        total += part.result
+        total = LossSums.merge([total, part.result])
     return total
 
 

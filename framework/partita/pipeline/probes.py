@@ -16,6 +16,7 @@ from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing, Volume
 from partita_trainers.batch_size.worst_batch import worst_batch
+from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext
 
 MOST_ELEMENTS = 2**31 - 1
 """Maximum number of elements of a tensor for kernels with 32-bit indices."""
@@ -112,13 +113,15 @@ class GenerationProbe:
 
 @dataclass(frozen=True)
 class EvaluationProbe:
-    """The loss of B rows of maximum length, without gradients."""
+    """The objective on B rows of maximum length, without gradients."""
 
     lm: GenerativeModel
     lengths: np.ndarray
     """Length of each row in tokens."""
     most_learned: int
     """Maximum number of loss tokens of a row."""
+    objective: Objective = CROSS_ENTROPY
+    """What is computed."""
 
     purpose: Purpose = "evaluation"
     new_tokens: int = 0
@@ -142,8 +145,10 @@ class EvaluationProbe:
         batch = worst_batch(rows, tokens=self.prompt_tokens, learned=self.most_learned, token_ids=self.lm.token_ids)
         self.lm.module.eval()
         started = now(self.lm.device)
+        context = ObjectiveContext(self.lm, self.lm.module)
         with torch.no_grad():
-            self.lm.loss(self.lm.module, batch)
+            self.objective.prepare(context, [batch])
+            self.objective.loss(context, batch)
         return Timing(prefill_seconds=now(self.lm.device) - started)
 
     def estimated_bytes(self, rows: int) -> int:

@@ -26,6 +26,7 @@ from partita_trainers.base import ProbeContext, Trainer
 from partita_trainers.batch_size.probe import BatchSize, Probe
 from partita_trainers.batch_size.probe_runner import ProbeRunner
 from partita_trainers.batch_size.tune import warm_up
+from partita_trainers.objective import Objective, objective_of
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def run_sizes(
             sizes = replace(sizes, training=None if size is None else shape.with_tokens(size))
         sizing.beside_training = trial is not None
         try:
-            return evaluation_sizes(pipeline, sizing, examinations, sizes=sizes)
+            return evaluation_sizes(pipeline, sizing, examinations, sizes=sizes, objective=objective_of(trainer))
         finally:
             sizing.beside_training = False
 
@@ -125,7 +126,12 @@ def training_trial(
 
 
 def evaluation_sizes(
-    pipeline: Pipeline, sizing: BatchSizeTuner, examinations: Mapping[str, EvalDataset], *, sizes: BatchSizes
+    pipeline: Pipeline,
+    sizing: BatchSizeTuner,
+    examinations: Mapping[str, EvalDataset],
+    *,
+    sizes: BatchSizes,
+    objective: Objective,
 ) -> BatchSizes:
     """Return `sizes` completed by those of evaluation and generation, if there are any.
 
@@ -134,13 +140,14 @@ def evaluation_sizes(
         sizing: Finds batch sizes.
         examinations: Evaluation datasets by name.
         sizes: The sizes found so far.
+        objective: What evaluations compute.
     """
     if not examinations or evaluates_never(pipeline):
         return sizes
     held = [examination.encoded for examination in examinations.values()]
     if sizes.evaluation is None:
         lengths = np.concatenate([encoded.lengths for encoded in held])
-        sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held)))
+        sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held), objective=objective))
     if sizes.generation is None and generates(pipeline):
         asked = [examination.rows for examination in examinations.values()]
         lengths, shared = asked_prompts(pipeline, asked, process_group=sizing.process_group)

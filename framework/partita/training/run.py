@@ -27,6 +27,7 @@ from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.objective import objective_of
 from partita_trainers.process_group import ProcessGroup, main_process_first, synchronized_errors
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def run_trainer(
     note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **begun})
 
     mixed_data = config.data if data.mixed else None
-    evaluator = LocalEvaluator(pipeline, sizing, sizes=sizes, mixed_data=mixed_data)
+    evaluator = LocalEvaluator(pipeline, sizing, sizes=sizes, mixed_data=mixed_data, objective=objective_of(trainer))
     work = TrainerContext(
         config=config,
         lm=pipeline.lm,
@@ -149,7 +150,7 @@ class Evaluations:
     directory: RunDirectory
 
     def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
-        """Compute the loss, and with `generated` metrics of generated answers.
+        """Compute the objective, and with `generated` metrics of generated answers.
 
         Batch sizes that ran out of memory are recorded in the run.
         """

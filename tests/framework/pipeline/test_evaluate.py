@@ -1,8 +1,10 @@
 import json
 import logging
 import math
+import statistics
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,24 +16,32 @@ import torch
 from partita import Model
 from partita.backends.context import RunContext
 from partita.backends.local import LocalBackend
+from partita.data.batching.evaluation_batches import EvaluationBatches
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
+from partita.distributed.thread_group import ThreadGroup
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.scripted import ScriptedModel
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.evaluate import mean_loss, score
 from partita_schema.errors import DataError, OutOfMemory
 from partita_schema.load import load_config
+from partita_trainers.base import Batch
+from partita_trainers.objective import ObjectiveContext, WeightedMean
 
 
-@pytest.fixture(scope="module")
-def pipeline(colours: Any) -> Any:
+def build_pipeline(colours: Any) -> Any:
     outputs = [
         {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}},
         {"name": "number", "type": "number"},
     ]
     config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
     return LocalBackend(RunContext(load_config(config), quiet=True)).parts()
+
+
+@pytest.fixture(scope="module")
+def pipeline(colours: Any) -> Any:
+    return build_pipeline(colours)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +76,61 @@ def test_halves_are_no_wider_than_their_longest_row(pipeline: Any, rows: EvalDat
         mean_loss(pipeline, rows.encoded, budget=BatchBudget(30, current_limit=8))
     # Thirty rows are cut into 15 and 15, and these into 8 and 7.
     assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
+
+
+class CenteredRows:
+    """The mean log-probability of a row, less that of all rows; and the mean probability of a token."""
+
+    def __init__(self) -> None:
+        self.center = 0.0
+
+    def denominator(self, batch: Batch) -> float:
+        return batch.rows
+
+    def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        means = [mean for batch in batches for mean in self.row_means(context.token_log_probs(batch), batch).tolist()]
+        gathered = context.process_group.all_gather_object(means, "row means")
+        self.center = sum(map(sum, gathered)) / sum(map(len, gathered))
+
+    def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
+        log_probs = context.token_log_probs(batch)
+        distances = (self.row_means(log_probs, batch) - self.center).square()
+        return distances.sum(), {"probability": WeightedMean(log_probs.exp().sum(), batch.loss_tokens)}
+
+    def row_means(self, log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        rows = batch.loss_token_rows
+        return torch.zeros(batch.rows).index_add(0, rows, log_probs) / rows.bincount(minlength=batch.rows)
+
+
+def test_an_objective_is_evaluated_on_all_rows_as_one(
+    colours: Any, pipeline: Any, rows: EvalDataset, memory_ceiling: Any
+) -> None:
+    encoded, means, probabilities = rows.encoded, [], []
+    with torch.no_grad():
+        for batch in EvaluationBatches(encoded, batch_size=1, pad_token_id=0):
+            log_probs = pipeline.lm.module(input_ids=batch.input_ids_BT).logits[0].log_softmax(-1)
+            labels = [(place, label) for place, label in enumerate(batch.labels_BT[0].tolist()) if label != -100]
+            found = [log_probs[place - 1, label].item() for place, label in labels]
+            means.append(statistics.fmean(found))
+            probabilities += map(math.exp, found)
+    expected = {"loss": statistics.pvariance(means), "probability": statistics.fmean(probabilities)}
+
+    def evaluate(size: int, pipeline: Any = pipeline, *, limit: int = 0, **options: Any) -> Any:
+        budget = BatchBudget(size, current_limit=limit)
+        return mean_loss(pipeline, encoded, budget=budget, objective=CenteredRows(), **options)
+
+    assert evaluate(1) == pytest.approx(expected, rel=1e-4)
+    assert evaluate(30, limit=8) == pytest.approx(expected, rel=1e-4)
+    with ThreadPoolExecutor(2) as threads:
+        models, groups = [pipeline, build_pipeline(colours)], ThreadGroup.of(2)
+        of_ranks = list(threads.map(lambda model, group: evaluate(4, model, process_group=group), models, groups))
+    assert of_ranks[0] == of_ranks[1] == pytest.approx(expected, rel=1e-4)
+    with memory_ceiling(pipeline.lm.module, 100), pytest.raises(OutOfMemory) as caught:
+        evaluate(30)
+    assert str(caught.value) == (
+        "a batch does not fit in memory while the objective prepares an evaluation: write a smaller "
+        "trainer.eval_batch_size"
+    )
 
 
 @pytest.mark.long

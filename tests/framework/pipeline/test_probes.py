@@ -1,5 +1,6 @@
 """What sizes are tried with: the work at its worst, and what the data comes to, against a plain count."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from partita.lm.base import PADDED, BatchWay, GenerationOptions
 from partita.pipeline.probes import MOST_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Timing, Volume
+from partita_trainers.objective import CrossEntropy, ObjectiveContext, WeightedMean
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)
 ROWS = st.integers(1, 80)
@@ -188,3 +190,19 @@ def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
     assert (timing.decode_seconds, trial.decode_step(3)) == (0.0, 0.0)
     trial.warm_up()
     assert lm.seen.pop().rows == 1
+
+
+def test_an_evaluation_is_tried_with_the_objective_of_the_trainer() -> None:
+    rows: list[tuple[str, int]] = []
+
+    class Seen(CrossEntropy):
+        def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+            rows.extend(("prepare", batch.rows) for batch in batches)
+
+        def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
+            rows.append(("loss", batch.rows))
+            return super().loss(context, batch)
+
+    lengths = np.array([5, 30, 12])
+    EvaluationProbe(Asked(), lengths=lengths, most_learned=9, objective=Seen()).run(2)  # type: ignore[arg-type]
+    assert rows == [("prepare", 2), ("loss", 2)]

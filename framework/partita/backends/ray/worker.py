@@ -33,6 +33,7 @@ from partita_schema.config import Config
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.objective import CROSS_ENTROPY, ObjectiveContext
 from partita_trainers.process_group import SingleProcess
 
 NO_OPTIONS = GenerationOptions({})
@@ -122,7 +123,8 @@ class Worker:
         """Return the sum of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
         with self.sizing(NO_OPTIONS, 1).work("evaluation", size) as budget, torch.no_grad():
             self.lm.module.eval()
-            return batch_loss(self.lm, batch, budget=budget)
+            context = ObjectiveContext(self.lm, self.lm.module)
+            return batch_loss(CROSS_ENTROPY, context, batch, budget=budget).loss
 
     def answer(self, worker_job: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Yield results of the received rows and log messages until the job is ended."""

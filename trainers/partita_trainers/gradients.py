@@ -1,0 +1,190 @@
+"""The gradients of one rank in a step, with micro-batches as small as its memory needs.
+
+Without FSDP, a rank that runs out of memory retries its micro-batches in smaller parts. Under FSDP every pass involves
+all ranks, so that no rank can retry alone.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from partita_schema.counted import counted
+from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
+from partita_trainers.base import Batch, GlobalBatch
+from partita_trainers.batch_size.memory import attempt
+from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine
+from partita_trainers.micro_batches import MicroBatchSplitter
+from partita_trainers.objective import LossSums
+from partita_trainers.preserved_state import clear_gradients
+from partita_trainers.sharding import communication_errors
+from partita_trainers.step_stats import StepStats
+
+T = TypeVar("T")
+
+
+def captured(call: Callable[[], T]) -> tuple[T | None, TrainingError | None]:
+    """Return the result of a call, or the TrainingError that it raises; other ranks learn of it in the next exchange.
+
+    Raises OutOfStepError, which means that there is no next exchange.
+    """
+    try:
+        return call(), None
+    except OutOfStepError:
+        raise
+    except TrainingError as error:
+        return None, error
+
+
+def prepare_objective(
+    global_batch: GlobalBatch, *, number: int, engine: TrainEngine, splitter: MicroBatchSplitter
+) -> None:
+    """Run what the objective computes before the first loss of a step, on smaller micro-batches if memory runs out.
+
+    Args:
+        global_batch: The micro-batches of this rank.
+        number: Number of the step, from 1.
+        engine: Has the objective and its model.
+        splitter: How finely micro-batches are split so far; updated.
+
+    Raises:
+        TrainingError: One row does not fit in memory.
+        OutOfStepError: Memory ran out under FSDP.
+    """
+    while True:
+        parts = splitter.split(global_batch.micro_batches)
+        with communication_errors("the preparation of a step"):
+            _, failure = attempt(partial(engine.objective.prepare, engine.context, parts))
+        if failure is None:
+            return
+        # The objective does not report which micro-batch failed: it was probably the largest.
+        largest = max(parts, key=lambda part: part.input_ids_BT.numel())
+        if engine.shards is not None:
+            raise out_of_step(largest, number=number, rank=engine.process_group.rank) from failure
+        splitter.halve(largest, number=number, failure=failure)
+
+
+def accumulate(
+    global_batch: GlobalBatch,
+    *,
+    number: int,
+    engine: TrainEngine,
+    splitter: MicroBatchSplitter,
+    seed: int,
+    share: StepStats,
+) -> LossSums:
+    """Run this rank's micro-batches, leave their gradients in the module and return the sums of the objective.
+
+    Args:
+        global_batch: The micro-batches of this rank.
+        number: Number of the step, from 1.
+        engine: Runs the forward and backward passes.
+        splitter: How finely micro-batches are split so far; updated.
+        seed: Seed of dropout and noise.
+        share: Counts of the step over all ranks.
+
+    Raises:
+        DivergenceError: A loss is not finite.
+        TrainingError: One row does not fit in memory.
+        OutOfStepError: Memory ran out under FSDP.
+    """
+
+    def run_micro_batch(part: Batch) -> MicroBatchLoss:
+        torch.manual_seed(noise_seed(seed, number, part))
+        return engine.forward_backward(part, denominator=share.denominator, loss_tokens=share.loss_tokens)
+
+    if engine.shards is not None:
+        return accumulate_sharded(global_batch, run_micro_batch, number=number, engine=engine, passes=share.batches)
+    while True:
+        parts, passes = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
+
+        def work(parts: Sequence[Batch] = parts, passes: list[MicroBatchLoss] = passes) -> None:
+            for part in parts:
+                passes.append(run_micro_batch(part))
+
+        _, failure = attempt(work)
+        if failure is None:
+            return read_losses(passes, parts, number=number)
+        clear_gradients(engine.lm.module)
+        splitter.halve(parts[len(passes)], number=number, failure=failure)
+
+
+def accumulate_sharded(
+    global_batch: GlobalBatch,
+    run_micro_batch: Callable[[Batch], MicroBatchLoss],
+    *,
+    number: int,
+    engine: TrainEngine,
+    passes: int,
+) -> LossSums:
+    """Accumulate gradients under FSDP, where each pass is a collective and all ranks take the same number of passes.
+
+    Args:
+        global_batch: The micro-batches of this rank.
+        run_micro_batch: Runs forward and backward for one.
+        number: Number of the step, from 1.
+        engine: Runs idle passes.
+        passes: Passes of the rank that has most.
+
+    Raises:
+        DivergenceError: A loss is not finite.
+        OutOfStepError: Memory ran out. No rank can retry its part alone.
+    """
+    parts, losses = [batch for batch in global_batch.micro_batches if batch.loss_tokens], list[MicroBatchLoss]()
+
+    def work() -> None:
+        for part in parts:
+            losses.append(run_micro_batch(part))
+        for _ in range(passes - len(parts)):
+            engine.forward_backward_idle()
+
+    with communication_errors("the gradients of a step"):
+        _, failure = attempt(work)
+    if failure is not None:
+        failed = parts[min(len(losses), len(parts) - 1)] if parts else IDLE
+        raise out_of_step(failed, number=number, rank=engine.process_group.rank) from failure
+    return read_losses(losses, parts, number=number)
+
+
+def out_of_step(failed: Batch, *, number: int, rank: int) -> OutOfStepError:
+    """Return the error of a rank whose memory ran out under FSDP, where no rank can retry its part alone."""
+    rows, tokens = failed.input_ids_BT.shape
+    return OutOfStepError(
+        f"step {number}: out of memory on rank {rank} with {counted(rows, 'row')} of {tokens:,} tokens, "
+        "and processes that share the weights cannot take a step again in smaller parts: lower "
+        "trainer.batch_size, write trainer.gradient_checkpointing: true, or take more processes, and start the "
+        "same command again"
+    )
+
+
+def noise_seed(seed: int, number: int, batch: Batch) -> int:
+    """Return the seed of dropout and noise for a micro-batch in step `number`."""
+    data = "\0".join((str(seed), str(number), *batch.keys)).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest())
+
+
+def read_losses(passes: Sequence[MicroBatchLoss], parts: Sequence[Batch], *, number: int) -> LossSums:
+    """Copy the results of all micro-batches from the device and add them up.
+
+    Args:
+        passes: The results.
+        parts: The micro-batches, in the same order.
+        number: Number of the step, from 1.
+
+    Raises:
+        DivergenceError: A loss is not finite.
+    """
+    losses = torch.stack([total for total, _ in passes]).tolist() if passes else []
+    check_losses(losses, parts, number=number)
+    return LossSums.merge([LossSums(loss, metrics) for loss, (_, metrics) in zip(losses, passes, strict=True)])
+
+
+def check_losses(sums: Sequence[float], batches: Sequence[Batch], *, number: int) -> None:
+    """Raise DivergenceError with the rows of the first loss that is not finite."""
+    for total, batch in zip(sums, batches, strict=True):
+        if not math.isfinite(total):
+            rows = ", ".join(batch.keys[:8]) + (", ..." if batch.rows > 8 else "")
+            raise DivergenceError(f"step {number}: the loss is {total} on rows {rows}")

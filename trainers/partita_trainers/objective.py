@@ -1,0 +1,131 @@
+"""Objectives: what a trainer minimizes.
+
+The training loop, evaluations, checkpoints, splitting after out-of-memory errors, ranks and the batch-size search are
+the same for all objectives. An objective defines a sum and a denominator per micro-batch. The loop adds up the
+denominators of all micro-batches and ranks before the first backward pass and divides every sum by the total, so that
+results depend neither on the number of micro-batches nor on the number of ranks.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from partita_schema.errors import TrainingError
+from partita_trainers.base import Batch, LanguageModel, Metrics, Trainer
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """A mean as a sum and its weight, so that means of micro-batches and ranks can be merged."""
+
+    total: "torch.Tensor | float"
+    """Sum of the weighted values: a number, or a scalar tensor, which is not read before the step's last pass."""
+    weight: float
+    """Sum of the weights, e.g. the number of rows."""
+
+    def detach(self) -> "WeightedMean":
+        """Return the same mean without its computation graph."""
+        return self if isinstance(self.total, float | int) else WeightedMean(self.total.detach(), self.weight)
+
+
+@dataclass(frozen=True)
+class ObjectiveContext:
+    """What an objective computes with."""
+
+    lm: LanguageModel
+    module: "torch.nn.Module"
+    """`lm.module`, or a wrapper of it made by accelerate or torch.compile."""
+    process_group: ProcessGroup = SINGLE_PROCESS
+    """The ranks of the step. A group of one in probes of batch sizes, where ranks may fail one by one."""
+
+    def token_log_probs(self, batch: Batch) -> "torch.Tensor":
+        """Return the log-probability of each loss token [N], float32; `batch.loss_token_rows` has their rows."""
+        return self.lm.token_log_probs(self.module, batch)
+
+
+class Objective(Protocol):
+    """A loss and its denominator. Micro-batches are split between rows when memory runs out, never inside a row."""
+
+    def denominator(self, batch: Batch) -> float:
+        """Return this micro-batch's part of the denominator, e.g. its loss tokens or its rows.
+
+        The parts of a micro-batch that is split add up to the same number.
+        """
+
+    def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Compute what the losses of a whole step depend on, before the first of them. Often there is nothing to do.
+
+        Called in evaluation mode, once per optimizer step, and once per split in an evaluation. If memory runs out, it
+        is called again with smaller micro-batches. `loss` may then get still smaller ones, so keep results by row key.
+        Exchange values between ranks (`context.process_group`) once, after all forward passes.
+
+        Args:
+            context: The model and its process group.
+            batches: The micro-batches of this rank; can be iterated several times.
+        """
+
+    def loss(self, context: ObjectiveContext, batch: Batch) -> "tuple[torch.Tensor, Mapping[str, WeightedMean]]":
+        """Return a sum (not a mean) over the micro-batch, a float32 scalar on the device, and metrics by name.
+
+        Run the model exactly once: with sharded weights every pass involves all ranks. Micro-batches without loss
+        tokens are skipped in training.
+        """
+
+
+class CrossEntropy:
+    """The cross-entropy of the loss tokens in nats, averaged over the loss tokens: supervised fine-tuning."""
+
+    def denominator(self, batch: Batch) -> float:
+        """Return the number of loss tokens."""
+        return batch.loss_tokens
+
+    def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Do nothing: each token's loss depends on its row only."""
+
+    def loss(self, context: ObjectiveContext, batch: Batch) -> "tuple[torch.Tensor, Mapping[str, WeightedMean]]":
+        """Return the sum of the cross-entropy over the loss tokens."""
+        return context.lm.loss(context.module, batch), {}
+
+
+CROSS_ENTROPY: Objective = CrossEntropy()
+
+
+def objective_of(trainer: Trainer) -> Objective:
+    """Return the trainer's attribute `objective`; cross-entropy for a trainer without one."""
+    objective: Objective = getattr(trainer, "objective", CROSS_ENTROPY)
+    return objective
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """An objective over some micro-batches, as numbers."""
+
+    loss: float = 0.0
+    """Sum of the objective, not yet divided."""
+    metrics: Mapping[str, WeightedMean] = field(default_factory=dict)
+    """Its metrics."""
+
+    @classmethod
+    def merge(cls, parts: Sequence["LossSums"]) -> "LossSums":
+        """Add up sums and metrics in order, in float64."""
+        metrics: dict[str, WeightedMean] = {}
+        for part in parts:
+            for name, mean in part.metrics.items():
+                before = metrics.get(name, WeightedMean(0.0, 0.0))
+                metrics[name] = WeightedMean(before.total + float(mean.total), before.weight + float(mean.weight))
+        return cls(float(sum(part.loss for part in parts)), metrics)
+
+
+def metric_values(metrics: Mapping[str, WeightedMean], *, reserved: Collection[str]) -> Metrics:
+    """Return the means of metrics, without those whose weight is 0.
+
+    Raises TrainingError if a name is in `reserved`, the names of other values in the same record.
+    """
+    taken = sorted(set(metrics) & set(reserved))
+    if taken:
+        raise TrainingError(f"the objective reports a metric named {taken[0]}, which partita reports itself: rename it")
+    return {name: float(mean.total) / mean.weight for name, mean in metrics.items() if mean.weight}

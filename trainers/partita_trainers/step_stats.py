@@ -1,0 +1,122 @@
+"""Counts and results of an optimizer step, and its record in log.jsonl."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partita_trainers.base import Batch, GlobalBatch
+from partita_trainers.objective import Objective, WeightedMean, metric_values
+from partita_trainers.process_group import ProcessGroup
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Counts of a step, on one rank or merged over all ranks."""
+
+    batches: int
+    """Micro-batches with loss tokens, on the rank that has most."""
+    rows: int
+    denominator: float
+    """Denominator of the objective."""
+    loss_tokens: int
+    tokens: int
+    padded_tokens: int
+    """Tokens including padding."""
+    digests: Mapping[int, bytes]
+    """By slot of the step, a hash of everything that determines the work of the micro-batch."""
+
+    @classmethod
+    def of(cls, global_batch: GlobalBatch, objective: Objective, process_group: ProcessGroup) -> "StepStats":
+        """Return the counts of this rank. Slot s belongs to rank s modulo the world size."""
+        batches = global_batch.micro_batches
+        return cls(
+            batches=sum(batch.loss_tokens > 0 for batch in batches),
+            rows=sum(batch.rows for batch in batches),
+            denominator=sum(objective.denominator(batch) for batch in batches),
+            loss_tokens=sum(batch.loss_tokens for batch in batches),
+            tokens=sum(batch.tokens for batch in batches),
+            padded_tokens=sum(batch.input_ids_BT.numel() for batch in batches),
+            digests={
+                process_group.rank + place * process_group.world_size: batch_digest(batch)
+                for place, batch in enumerate(batches)
+            },
+        )
+
+    @classmethod
+    def merge(cls, shares: Sequence["StepStats"]) -> "StepStats":
+        """Merge the counts of all ranks."""
+        return cls(
+            batches=max(share.batches for share in shares),
+            rows=sum(share.rows for share in shares),
+            denominator=sum(share.denominator for share in shares),
+            loss_tokens=sum(share.loss_tokens for share in shares),
+            tokens=sum(share.tokens for share in shares),
+            padded_tokens=sum(share.padded_tokens for share in shares),
+            digests={slot: digest for share in shares for slot, digest in share.digests.items()},
+        )
+
+    @property
+    def batch_hash(self) -> str:
+        """Hash of the row keys, ids, masks and labels of a step: equal exactly if the work of the step is equal."""
+        whole = b"".join(self.digests[slot] for slot in sorted(self.digests))
+        return hashlib.blake2b(whole, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of a step over all ranks."""
+
+    loss: float
+    """Sum of the objective over the step, divided by its denominator."""
+    metrics: Mapping[str, WeightedMean]
+    """Metrics of the objective."""
+    gradient_norm: float
+    """Norm of all gradients before clipping."""
+    stats: StepStats
+    """Counts over all ranks."""
+    stop: bool
+    """Whether any rank was asked to stop."""
+
+
+def batch_digest(batch: Batch) -> bytes:
+    """Return a hash of the row keys, ids, masks and labels of a micro-batch."""
+    digest = hashlib.blake2b("\0".join(batch.keys).encode(), digest_size=8)
+    for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT):
+        if tensor is None:
+            continue
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.digest()
+
+
+def step_record(
+    outcome: StepResult, *, number: int, epoch: float, learning_rate: float, seconds: float
+) -> dict[str, Any]:
+    """Return the log.jsonl record of a step.
+
+    Args:
+        outcome: Result of the step over all ranks.
+        number: Number of the step, from 1.
+        epoch: Passes over the data after the step.
+        learning_rate: Learning rate of the step.
+        seconds: Duration of the step.
+
+    Raises:
+        TrainingError: A metric of the objective has the name of another value.
+    """
+    share = outcome.stats
+    record = {
+        "step": number,
+        "epoch": round(epoch, 6),
+        "loss": outcome.loss,
+        "learning_rate": learning_rate,
+        "gradient_norm": outcome.gradient_norm,
+        "rows": share.rows,
+        "loss_tokens": share.loss_tokens,
+        "tokens": share.tokens,
+        "padding": round(1 - share.tokens / share.padded_tokens, 6) if share.padded_tokens else 0.0,
+        "seconds": round(seconds, 4),
+        "batch_hash": share.batch_hash,
+    }
+    return record | metric_values(outcome.metrics, reserved=record)
