@@ -8,6 +8,7 @@ from torch import nn
 
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
+from partita_schema.trainer import FinetuneTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def recompute_activations(base: Any, config: Config) -> None:
 
 def freeze(module: nn.Module, config: Config) -> None:
     """Freeze parameters whose names match `layers_to_freeze_regex`. Raise ModelError if none or all match."""
-    pattern = config.trainer.layers_to_freeze_regex if config.trainer.type == "finetune" else None
+    pattern = config.trainer.layers_to_freeze_regex if isinstance(config.trainer, FinetuneTrainer) else None
     if pattern is None:
         return
     trained = trained_parameters(module)

@@ -45,6 +45,7 @@ from partita.tokenizers.hub import digest, find_sources, quiet_libraries, tensor
 from partita_schema.adapter import AdaloraAdapter, Adapter
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
+from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
 
@@ -101,7 +102,7 @@ def load_model(
         initial = initial_adapter(module, config.adapter)
     if trainable:
         freeze(module, config)
-        if config.trainer.type == "finetune" and config.trainer.gradient_checkpointing:
+        if isinstance(config.trainer, FinetuneTrainer) and config.trainer.gradient_checkpointing:
             recompute_activations(base, config)
         fuse_lora(module)
     else:
@@ -411,7 +412,7 @@ class HuggingFaceModel:
             return generation_bytes(self.base, rows, prompt_tokens=tokens, new_tokens=new_tokens)
         if purpose == "evaluation":
             return forward_bytes(self.base, rows, tokens=tokens, learned=learned)
-        recomputed = self.config.trainer.type == "finetune" and self.config.trainer.gradient_checkpointing
+        recomputed = isinstance(self.config.trainer, FinetuneTrainer) and self.config.trainer.gradient_checkpointing
         return training_bytes(self.base, rows, tokens=tokens, learned=learned, recomputed=recomputed)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
