@@ -29,7 +29,9 @@ class WeightedMean:
 
     def detach(self) -> "WeightedMean":
         """Return the same mean without its computation graph."""
-        return self if isinstance(self.total, float | int) else WeightedMean(self.total.detach(), self.weight)
+        import torch
+
+        return WeightedMean(self.total.detach(), self.weight) if isinstance(self.total, torch.Tensor) else self
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Objective(Protocol):
 
         Called in evaluation mode, once per optimizer step, and once per split in an evaluation. If memory runs out, it
         is called again with smaller micro-batches. `loss` may then get still smaller ones, so keep results by row key.
-        Exchange values between ranks (`context.process_group`) once, after all forward passes.
+        Exchange values between ranks (`context.process_group`) once, after all forward passes. With sharded weights it
+        cannot run the model: every pass would involve all ranks, which may have different numbers of micro-batches.
 
         Args:
             context: The model and its process group.

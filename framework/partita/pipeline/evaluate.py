@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -181,14 +182,15 @@ def mean_loss(
     indices_by_source = places_by_source(data, encoded.keys) if data is not None else {}
     groups = indices_by_source or {"": np.arange(len(encoded))}
     lm.module.eval()
-    context, pad = ObjectiveContext(lm, lm.module, process_group), lm.tokenizer.pad_token_id
+    context = ObjectiveContext(lm, lm.module, process_group)
+    pad = lm.tokenizer.pad_token_id
+    batches_of = partial(EvaluationBatches, encoded, batch_size=budget.batch_size, pad_token_id=pad)
+    own = {source: places[process_group.rank :: process_group.world_size] for source, places in groups.items()}
     sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
     with torch.no_grad():
-        for source, places in groups.items():
-            mine = places[process_group.rank :: process_group.world_size]
-            batches = EvaluationBatches(encoded, batch_size=budget.batch_size, pad_token_id=pad, places=mine)
-            prepare_objective(objective, context, batches)
-            for batch in batches:
+        prepare_objective(objective, context, batches_of(places=np.concatenate(list(own.values()))))
+        for source, places in own.items():
+            for batch in batches_of(places=places):
                 sums[source] = LossSums.merge([sums[source], batch_loss(objective, context, batch, budget=budget)])
                 counts[source] += objective.denominator(batch)
     if process_group.world_size > 1:
