@@ -16,7 +16,7 @@ import torch
 from partita import Model
 from partita.backends.context import RunContext
 from partita.backends.local import LocalBackend
-from partita.data.batching.evaluation_batches import EvaluationBatches
+from partita.data.batching.collate import EvaluationBatches
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
 from partita.distributed.thread_group import ThreadGroup
