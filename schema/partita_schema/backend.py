@@ -1,7 +1,7 @@
 """Where a run executes; a union on `type`."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -29,6 +29,9 @@ HOST_AND_PORT = r"[A-Za-z0-9._\[\]:-]+:[0-9]{1,5}"
 class LocalBackendConfig(ConfigModel):
     """Run in this process."""
 
+    loads_model: ClassVar[bool] = True
+    """Whether the model and its settings are read from a checkpoint."""
+
     type: Literal["local"] = "local"
     """Run in this process."""
 
@@ -37,6 +40,7 @@ class TorchrunBackendConfig(ConfigModel):
     """Several processes started by torchrun, on one machine or on several. On several machines, run the same command on
     each."""
 
+    loads_model: ClassVar[bool] = True
     type: Literal["torchrun"]
     """Run in several processes. They share the micro-batches of each optimizer step, and the rows to predict."""
     processes: PositiveInt | Literal["auto"] = "auto"
@@ -68,6 +72,7 @@ class TorchrunBackendConfig(ConfigModel):
 class RayBackendConfig(ConfigModel):
     """Workers started by Ray, on this machine or on a cluster. Training restarts when a worker dies."""
 
+    loads_model: ClassVar[bool] = True
     type: Literal["ray"]
     """Run on Ray (`pip install 'partita[ray]'`). Workers train together, and share the rows of predict and evaluate."""
     workers: PositiveInt | Literal["auto"] = "auto"
@@ -97,6 +102,7 @@ class RayBackendConfig(ConfigModel):
 class EndpointBackendConfig(ConfigModel):
     """A server with an OpenAI-compatible API, such as vLLM, SGLang, llama.cpp or a hosted service."""
 
+    loads_model: ClassVar[bool] = False
     type: Literal["endpoint"]
     """Send requests to a server. The model is not trained."""
     url: Name

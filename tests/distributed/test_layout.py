@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from partita.distributed.layout import layout_of
+from partita.backends.layout import layout_of
 from partita_schema.config import Config
 
 

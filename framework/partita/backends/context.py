@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from partita.backends.torchrun import get_process_group
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels, open_run_data
 from partita.data.sources.sources import open_rows
-from partita.distributed.init import get_process_group
 from partita.pipeline.build import Labels
 from partita.runs.directory import RunDirectory, open_run_of_group
 from partita.runs.manifest import (

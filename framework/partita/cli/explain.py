@@ -9,7 +9,7 @@ import typer
 from partita.cli.standard_streams import StdinFormat, dataset_path
 
 if TYPE_CHECKING:
-    from partita.distributed.layout import Layout
+    from partita.backends.layout import Layout
     from partita.lm.generation_defaults import Explanation
     from partita.training.plan import FilePlan
     from partita_schema.load import Loaded
@@ -33,7 +33,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
     """Print each value that the file sets or partita will choose, with its origin; --all also prints the defaults."""
-    from partita.distributed.layout import layout_of
+    from partita.backends.layout import layout_of
     from partita_schema.load import load_config
 
     loaded = load_config(file, overrides=overrides or ())
@@ -97,9 +97,7 @@ def print_comments(generation: "Explanation | None", layout: "Layout | None", pl
 
 def generation_of(loaded: "Loaded") -> "Explanation | None":
     """Return the generation settings and their origins; None for a server, whose defaults are unknown."""
-    from partita_schema.backend import EndpointBackendConfig
-
-    if isinstance(loaded.config.backend, EndpointBackendConfig):
+    if not loaded.config.backend.loads_model:
         return None
     from partita.lm.generation_defaults import explain_generation
 

@@ -72,7 +72,7 @@ def start_model(
 
     Only rank 0 logs and prints results. With `one_process`, raises ConfigError if the file asks for more.
     """
-    from partita.distributed.launch import end_with_launcher, is_to_be_launched, launch
+    from partita.backends.torchrun import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.world import get_world
 
     rank = get_world().rank

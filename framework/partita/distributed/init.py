@@ -5,35 +5,14 @@ import os
 from functools import cache
 
 from partita.distributed.world import DistributedEnv, get_world
-from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
-from partita_schema.config import Config
 from partita_schema.counted import counted
-from partita_schema.errors import ConfigError, PartitaError, Problem
-from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+from partita_schema.errors import PartitaError
+from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TIMEOUT = 1800.0
-"""Seconds that a process waits for another if the configuration sets no timeout."""
 THREADS_BY_HAND = "PARTITA_THREADS"
 """Set by the launcher if the user chose the number of threads: torchrun itself sets OMP_NUM_THREADS=1."""
-
-
-def get_process_group(config: Config) -> ProcessGroup:
-    """Return the process group of this process: a single process, unless it was started as one of several."""
-    world = get_world()
-    if world.world_size == 1:
-        return SINGLE_PROCESS
-    device = config.model_parameters.device
-    if ":" in device and world.local_world_size > 1:
-        kind = device.partition(":")[0]
-        message = f"{device} is one device, and each of {world.local_world_size} processes needs its own; write {kind}"
-        raise ConfigError([Problem("model_parameters.device", message)])
-    backend = config.backend
-    timeout = (
-        backend.timeout_seconds if isinstance(backend, TorchrunBackendConfig | RayBackendConfig) else DEFAULT_TIMEOUT
-    )
-    return init_process_group(timeout, on_cpu=device == "cpu")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Launch of several processes with torchrun's elastic agent.
+"""Several processes: their launch with torchrun's elastic agent, and the process group of each.
 
 If a process fails, the agent stops the others. The error of the first one is printed, and its exit code becomes that of
 the command.
@@ -12,16 +12,36 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from partita.distributed.init import THREADS_BY_HAND, available_cores
+from partita.distributed.init import THREADS_BY_HAND, available_cores, init_process_group
 from partita.distributed.world import LAUNCHED, get_world
-from partita_schema.backend import TorchrunBackendConfig
+from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_schema.config import Config
-from partita_schema.errors import JobError
+from partita_schema.errors import ConfigError, JobError, Problem
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 """Linux: signal to send to this process when its parent exits."""
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds that a process waits for another if the configuration sets no timeout."""
+
+
+def get_process_group(config: Config) -> ProcessGroup:
+    """Return the process group of this process: a single process, unless it was started as one of several."""
+    world = get_world()
+    if world.world_size == 1:
+        return SINGLE_PROCESS
+    device = config.model_parameters.device
+    if ":" in device and world.local_world_size > 1:
+        kind = device.partition(":")[0]
+        message = f"{device} is one device, and each of {world.local_world_size} processes needs its own; write {kind}"
+        raise ConfigError([Problem("model_parameters.device", message)])
+    backend = config.backend
+    timeout = (
+        backend.timeout_seconds if isinstance(backend, TorchrunBackendConfig | RayBackendConfig) else DEFAULT_TIMEOUT
+    )
+    return init_process_group(timeout, on_cpu=device == "cpu")
 
 
 def num_processes(backend: TorchrunBackendConfig) -> int:
