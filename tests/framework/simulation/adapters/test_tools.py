@@ -23,7 +23,7 @@ from partita.simulation.worlds import Closing, EnvironmentWorld
 from partita_schema.load import load_config
 from partita_schema.simulation import Limits
 
-from .programs_of_tests import Counter, Mute, Shop, Stall, Untold
+from ..programs_of_tests import Counter, Mute, Shop, Stall, Untold
 
 
 def made(kind: type) -> Environment:

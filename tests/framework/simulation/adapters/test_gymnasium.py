@@ -13,8 +13,8 @@ from partita.simulation.adapters.gymnasium import GymnasiumEnvironment
 from partita.simulation.contract import ContractError, UnfitError, answered, opened
 from partita_schema.simulation import EnvironmentWorldConfig
 
-from ...json_lines import read_json_lines
-from .programs_of_tests import Guess, Guesses, Picture
+from ....json_lines import read_json_lines
+from ..programs_of_tests import Guess, Guesses, Picture
 
 needs_gymnasium = pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="gymnasium is not installed")
 
