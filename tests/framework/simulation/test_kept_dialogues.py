@@ -14,9 +14,9 @@ from partita.lm.slots import Slots
 from partita.simulation.dialogue_scheduler import DialogueScheduler
 
 from ...properties import ends
-from . import test_simulate
+from . import test_run
 
-desk = test_simulate.folder
+desk = test_run.folder
 """A folder with a model and programs to talk to."""
 
 
@@ -24,7 +24,7 @@ def dialogues(
     desk: Path, output: Path, *, sampled: bool = True, batch_size: int = 8, stop: str | None = None, **simulation: Any
 ) -> bytes:
     """The transcripts of a simulation."""
-    changed = test_simulate.settings(desk, **simulation)
+    changed = test_run.settings(desk, **simulation)
     if not sampled:
         changed["generation"] = {"max_new_tokens": 5}
     if stop is not None:
