@@ -1,15 +1,12 @@
 """How each causal architecture of the installed transformers is answered, and whether batches answer as rows alone do.
 
 A tiny random model of each is saved and loaded. Greedy answers to short and long prompts, to one token, to none, and to
-prompts that begin alike are generated in slots and in batches, and compared with those of transformers' `generate` to
-each row alone; once more with windows shorter than the rows. Every second model ships a generation_config.json with
-penalties and forbidden tokens, which both apply. Writes docs/guides/architectures.md.
-
-    python benchmarks/architectures.py [--quick]
+prompts with a common beginning are generated in slots and in batches, and compared with those of transformers'
+`generate` to each row alone; once more with windows shorter than the rows. Every second model has a
+generation_config.json with penalties and forbidden tokens, which both apply. Writes docs/guides/architectures.md.
 """
 
-import argparse
-import tempfile
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import ROOT, Limit, about, parse_arguments, report
+from harness import ROOT, Limit, Result, main
 from tiny_models import BOS, CONTEXT, LEFT_OUT, WINDOWS, kinds, write_tiny_model
 
 from partita_schema.errors import ModelError
@@ -38,24 +35,24 @@ WAYS = {
 
 @dataclass
 class Measured:
-    """What was found for an architecture."""
+    """The result for an architecture."""
 
     kind: str
     slots: str | None = None
-    """Why it is not answered in slots; None where it is."""
+    """Why it is not answered in slots, or None."""
     batches: str = "padded"
-    """Which rows it is given together where it is not in slots."""
+    """Which rows share a batch without slots."""
     batches_reason: str | None = None
     compared: int = 0
     """Answers that were compared."""
     differing: list[str] = field(default_factory=list)
     """Answers that were not those of the row alone."""
     failure: str | None = None
-    """What transformers itself fails with, one row at a time."""
+    """The error of transformers itself, one row at a time."""
 
     @property
     def way(self) -> str:
-        """How rows are answered that need nothing special."""
+        """How rows without special needs are answered."""
         if self.failure is not None:
             return "not supported"
         return "slots" if self.slots is None else self.batches
@@ -69,7 +66,7 @@ class Measured:
 
 
 class Prompts:
-    """Prompts as the engine takes them."""
+    """Prompts in the form of the engine."""
 
     def __init__(self, ids: Sequence[list[int]]) -> None:
         self.ids = list(ids)
@@ -88,7 +85,7 @@ class Prompts:
 
 
 def prompts() -> list[list[int]]:
-    """Short, long, one token, none, of equal length, and with a common beginning."""
+    """Return prompts: short, long, one token, none, of equal length, and with a common beginning."""
     draw = np.random.default_rng(0)
     lengths = (1, 50, 2, 17, 9, 30, 5, 9, 20)
     random = [draw.integers(3, 250, length).tolist() for length in lengths]
@@ -115,7 +112,7 @@ def measure(kind: str, folder: Path) -> Measured:
 
 
 def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> Any:
-    """A tiny model as partita holds it."""
+    """Save a tiny model and return it as partita loads it."""
     from partita.lm.huggingface import load_model
     from partita.tokenizers.load import load_tokenizer
     from partita_schema.config import Config
@@ -135,7 +132,7 @@ def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> A
 
 
 def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
-    """Answers of the engines with those of `generate` to each row alone."""
+    """Compare answers of the engines with those of `generate` to each row alone."""
     from partita.generation.generator import LocalGenerator
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationJob, GenerationSettings
@@ -177,10 +174,10 @@ class Alone:
 
     ids: tuple[int, ...]
     margins: tuple[float, ...]
-    """Of each token before the second best, over the spread of the scores."""
+    """Score of each token above the second best, over the spread of the scores."""
 
     def same(self, generated: Any) -> bool:
-        """Whether an answer is this one, up to a token that two others were as good as."""
+        """Return whether an answer is this one, up to a near tie of two tokens."""
         if generated is None:
             return False
         pairs = zip(self.ids, generated.ids, strict=False)
@@ -189,7 +186,7 @@ class Alone:
 
 
 def answer_alone(lm: Any, prompt: list[int]) -> Alone:
-    """By the library's own `generate`, without a padded row beside it."""
+    """Answer with the library's own `generate`, without a padded row in the batch."""
     import torch
 
     lm.forget_rows()
@@ -217,14 +214,14 @@ def answer_alone(lm: Any, prompt: list[int]) -> Alone:
 
 
 def page(found: Sequence[Measured], version: str) -> str:
-    """docs/guides/architectures.md."""
+    """Return docs/guides/architectures.md."""
     counts = {way: sum(one.way == way for one in found) for way in WAYS}
     summary = ", ".join(f"{count} {WAYS[way]}" for way, count in counts.items() if count)
     return PAGE_HEAD.format(version=version, number=len(found), summary=summary) + "\n".join(map(line, found)) + "\n"
 
 
 def line(one: Measured) -> str:
-    """An architecture's line of the table."""
+    """Return the line of an architecture in the table."""
     without = WAYS[one.batches] if one.failure is None else ""
     return f"| `{one.kind}` | {WAYS[one.way]} | {without} | {one.reason} |"
 
@@ -253,27 +250,18 @@ window. {number} architectures:
 """
 
 
-def main() -> None:
-    """Measure all, write the page and the result."""
+def architectures(folder: Path, quick: bool) -> Result:
     import transformers
 
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    arguments = parse_arguments(__doc__ or "")
     found = []
-    for kind in QUICK if arguments.quick else kinds():
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(measure(kind, Path(folder)))
+    for kind in QUICK if quick else kinds():
+        found.append(measure(kind, folder / kind))
         print(kind, found[-1].way, *found[-1].differing, sep="; ", flush=True)
-    write(found, arguments)
-
-
-def write(found: Sequence[Measured], arguments: argparse.Namespace) -> None:
-    """Write the page and the result."""
-    import transformers
-
-    if not arguments.quick:
+        shutil.rmtree(folder / kind, ignore_errors=True)
+    if not quick:
         PAGE.write_text(page(found, transformers.__version__), encoding="utf8")
     rows = [
         {
@@ -285,9 +273,8 @@ def write(found: Sequence[Measured], arguments: argparse.Namespace) -> None:
         for way, name in WAYS.items()
     ]
     differing = sum(len(one.differing) for one in found)
-    limits = [Limit("answers that differ from those of the row alone", differing, 0, "max")]
-    report("architectures", rows, limits, arguments=arguments, about=about(__doc__))
+    return rows, [Limit("answers that differ from those of the row alone", differing, 0, "max")]
 
 
 if __name__ == "__main__":
-    main()
+    main(architectures)

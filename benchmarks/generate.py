@@ -3,16 +3,16 @@
 Needs the shared folder beside the checkout. Two new models (tiny: 5 M parameters, small: 99 M), prompts of skewed
 lengths alone (rows) and behind a common instruction (shared), 32 new tokens each, greedy, fp32, one thread, a process
 for each run. Peers: transformers' `generate` one row at a time with all scores kept, as Ludwig's predict does it, and
-in batches of rows sorted by length. partita is `Model.predict` with its journal; its batch size is the one that it
-finds, and finding it is counted apart. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer
-stops each row of a batch where it ends, and the batch with its longest row; partita has as much memory as the peer took
-(memory_budget), and in a row of its own all that there is.
+in batches of rows sorted by length. partita is `Model.predict` with its journal, at the batch size that it finds;
+finding it is timed apart. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer stops each row
+of a batch where it ends, and the batch with its longest row; partita has as much memory as the peer took
+(memory_budget), and all memory in another row.
 
-The last columns tell how far a run is from what the machine could do. Prompts: 2 FLOP for each weight and token,
-without the embedding and but for the last token of each prompt without the output layer, what all begin with counted
-once, at the rate that was measured of float32 matrix products by the faster of the two libraries that torch has
-(transformers uses the one, MKL, partita the faster one). Answers: as much for each token, or reading the keys and
-values of all rows and the weights in every step, at the rate that was measured of copying, whichever takes longer.
+The last columns compare a run with what the machine can do. Prompts: 2 FLOP for each weight and token, without the
+embedding, with the output layer for the last token of each prompt only, and with a common prefix counted once, at the
+measured rate of float32 matrix products of the faster of torch's two libraries (transformers uses MKL, partita the
+faster one). Answers: as much for each token, or reading the weights and the keys and values of all rows in every step
+at the measured rate of copying, whichever takes longer.
 """
 
 import hashlib
@@ -21,15 +21,14 @@ import os
 import random
 import resource
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness import SHARED, Limit, parse_arguments, report, run_script
+from fixtures import read_rows, zero_shot
+from harness import SHARED, Limit, Result, Row, call, main, run_script
 
 NEW_TOKENS = 32
 WORKS = {"tiny": ("rows", "shared", "mixed"), "small": ("rows", "shared")}
@@ -37,52 +36,49 @@ ROUNDS = {"tiny": 3, "small": 1}
 BATCHES = {"tiny": (16, 32, 64), "small": (32,)}
 MIXED_BUDGET = "700MB"
 ROWS_ALONE = {"tiny": 512, "small": 32}
-"""Rows that are answered one at a time; the time of all follows in proportion."""
+"""Rows that are answered one at a time; the time of all is in proportion."""
 
 
-def main() -> None:
-    arguments = parse_arguments(__doc__ or "")
-    if not SHARED.is_dir():
-        sys.exit(f"needs the shared folder at {SHARED}")
-    rows: list[dict[str, Any]] = []
+def generate(folder: Path, quick: bool) -> Result:
+    run_script([SHARED / "peers" / "workload.py", folder])
+    rows: list[Row] = []
     limits: list[Limit] = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["PARTITA_CACHE"] = f"{folder}/cache"  # the first run of a work finds its size anew
-        run_script([SHARED / "peers" / "workload.py", folder])
-        names = ["tiny"] if arguments.quick else ["tiny", "small"]
-        with ThreadPoolExecutor(len(names)) as pool:  # each works in processes of its own, on a core of its own
-            for name, found in zip(
-                names, pool.map(lambda name: study(folder, name, quick=arguments.quick), names), strict=True
-            ):
-                for work, table in found.items():
-                    rows += table
-                    limits += limits_of(name, work, table)
-    report("generate", rows, limits, arguments=arguments, about=" ".join((__doc__ or "").split()))
+
+    def study(name: str) -> dict[str, list[Row]]:
+        return {work: compare(folder, name, work, rounds=1 if quick else ROUNDS[name]) for work in WORKS[name]}
+
+    names = ["tiny"] if quick else ["tiny", "small"]
+    with ThreadPoolExecutor(len(names)) as pool:  # each works in processes of its own, on a core of its own
+        for name, found in zip(names, pool.map(study, names), strict=True):
+            for work, table in found.items():
+                rows += table
+                limits += limits_of(name, work, table)
+    return rows, limits
 
 
-def study(folder: str, name: str, *, quick: bool) -> dict[str, list[dict[str, Any]]]:
-    """All that is asked of a model, by work."""
-    return {work: compare(folder, name, work, rounds=1 if quick else ROUNDS[name]) for work in WORKS[name]}
+def compare(folder: Path, name: str, work: str, *, rounds: int) -> list[Row]:
+    """Return a row of the table for each contender, from runs of all of them in turn."""
+    runs: dict[str, list[Row]] = {}
 
+    def run(contender: str, task: Callable[..., Row], *more: Any) -> None:
+        runs.setdefault(contender, []).append(call(task, folder, name, work, *more))
+        print(name, work, contender, runs[contender][-1], flush=True)
 
-def compare(folder: str, name: str, work: str, *, rounds: int) -> list[dict[str, Any]]:
-    """A row of the table for each contender, runs of all of them in turn."""
-    runs: dict[str, list[dict[str, Any]]] = {}
     for number in range(rounds):
         for batch in BATCHES[name] if work != "mixed" else (32,):
-            runs.setdefault(f"sorted, batches of {batch}", []).append(one("peer", folder, name, work, str(batch)))
-        if work != "mixed" and number == 0:
-            runs["one row at a time"] = [one("alone", folder, name, work, str(ROWS_ALONE[name]))]
+            run(f"sorted, batches of {batch}", answer_sorted, batch)
         if work == "mixed":
-            runs.setdefault("partita, all memory", []).append(one("partita", folder, name, work))
-            runs.setdefault("partita", []).append(one("partita", folder, name, work, MIXED_BUDGET))
-        else:
-            runs.setdefault("partita", []).append(one("partita", folder, name, work))
+            run("partita, all memory", answer_with_partita)
+            run("partita", answer_with_partita, MIXED_BUDGET)
+            continue
+        if number == 0:
+            run("one row at a time", answer_alone, ROWS_ALONE[name])
+        run("partita", answer_with_partita)
     return [summary(name, work, contender, found) for contender, found in runs.items()]
 
 
-def summary(name: str, work: str, contender: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the runs of a contender."""
+def summary(name: str, work: str, contender: str, runs: list[Row]) -> Row:
+    """Return the medians of the runs of a contender."""
     seconds = statistics.median(run["cpu"] for run in runs)
     first = runs[0]
     found = {
@@ -102,21 +98,20 @@ def summary(name: str, work: str, contender: str, runs: list[dict[str, Any]]) ->
     }
 
 
-def limits_of(name: str, work: str, rows: list[dict[str, Any]]) -> list[Limit]:
-    """What is promised of a work."""
+def limits_of(name: str, work: str, rows: list[Row]) -> list[Limit]:
+    """Return the limits of a work."""
     ours = next(row for row in rows if row["who"] == "partita")
     batches = [row for row in rows if row["who"].startswith("sorted")]
     best = min(row["CPU s"] for row in batches)
     wanted = {"rows": 1.5, "shared": 2.5, "mixed": 1.6}[work]
-    limits = [Limit(f"{name}, {work}: over the best sorted batches", best / ours["CPU s"], wanted, "min")]
     usual = next(row for row in batches if row["who"].endswith(" 32"))
-    limits.append(
-        Limit(
-            f"{name}, {work}: peak MB over that of sorted batches of 32", ours["peak MB"] / usual["peak MB"], 1, "max"
-        )
-    )
+    memory = ours["peak MB"] / usual["peak MB"]
     same = all(row["answers"] == ours["answers"] for row in rows if row["answers"])
-    limits.append(Limit(f"{name}, {work}: the same answers as all others", float(same), 1, "min"))
+    limits = [
+        Limit(f"{name}, {work}: over the best sorted batches", best / ours["CPU s"], wanted, "min"),
+        Limit(f"{name}, {work}: peak MB over that of sorted batches of 32", memory, 1, "max"),
+        Limit(f"{name}, {work}: the same answers as all others", float(same), 1, "min"),
+    ]
     alone = [row for row in rows if row["who"] == "one row at a time"]
     if alone:
         times = alone[0]["CPU s"] / ours["CPU s"]
@@ -124,18 +119,11 @@ def limits_of(name: str, work: str, rows: list[dict[str, Any]]) -> list[Limit]:
     return limits
 
 
-def one(*words: str) -> dict[str, Any]:
-    """A run in a process of its own: the last line that it prints."""
-    found: dict[str, Any] = json.loads(run_script([__file__, "--one", *words]).splitlines()[-1])
-    print(*words[2:], found, flush=True)
-    return found
+# In processes of their own
 
 
-# What runs in processes of its own
-
-
-def peer(folder: str, name: str, work: str, batch: str) -> dict[str, Any]:
-    """transformers' generate over batches of rows sorted by the length of their prompts."""
+def answer_sorted(folder: str, name: str, work: str, batch: int) -> Row:
+    """Answer with transformers' `generate` over batches of rows sorted by the length of their prompts."""
     import torch
     from transformers import StoppingCriteriaList
 
@@ -146,8 +134,8 @@ def peer(folder: str, name: str, work: str, batch: str) -> dict[str, Any]:
     answers: dict[int, list[int]] = {}
     order = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
     with torch.inference_mode():
-        for start in range(0, len(order), int(batch)):
-            part = order[start : start + int(batch)]
+        for start in range(0, len(order), batch):
+            part = order[start : start + batch]
             inputs = tokenizer.pad({"input_ids": [ids[row] for row in part]}, return_tensors="pt")
             width = inputs["input_ids"].shape[1]
             ends = torch.tensor([limits[row] for row in part]) + width
@@ -157,16 +145,16 @@ def peer(folder: str, name: str, work: str, batch: str) -> dict[str, Any]:
             found = model.generate(**inputs, **settings, **({"stopping_criteria": stop} if work == "mixed" else {}))
             for row, tokens in zip(part, found[:, width:].tolist(), strict=True):
                 answers[row] = tokens[: limits[row]]
-    return told(folder, name, ids, answers, cpu=time.process_time() - cpu, before=before)
+    return measured(folder, name, ids, answers, cpu=time.process_time() - cpu, before=before)
 
 
-def alone(folder: str, name: str, work: str, count: str) -> dict[str, Any]:
-    """transformers' generate one row at a time; of fewer rows than all, evenly chosen, in proportion to tokens."""
+def answer_alone(folder: str, name: str, work: str, count: int) -> Row:
+    """Answer with transformers' `generate` one row at a time; the time of fewer rows is scaled by their tokens."""
     import torch
 
     tokenizer, model = load_peer(folder, name)
     prompts, limits = questions(folder, work)
-    chosen = range(0, len(prompts), len(prompts) // int(count))
+    chosen = range(0, len(prompts), len(prompts) // count)
     before, cpu = peak(), time.process_time()
     ids = tokenizer(prompts)["input_ids"]
     answers: dict[int, list[int]] = {}
@@ -184,26 +172,26 @@ def alone(folder: str, name: str, work: str, count: str) -> dict[str, Any]:
             answers[row] = found.sequences[0, len(ids[row]) :].tolist()
     spent = time.process_time() - cpu
     whole = sum(len(one) for one in ids) / sum(len(ids[row]) for row in chosen)
-    return told(folder, name, ids, answers, cpu=spent * whole, before=before)
+    return measured(folder, name, ids, answers, cpu=spent * whole, before=before)
 
 
-def partita(folder: str, name: str, work: str, budget: str | None = None) -> dict[str, Any]:
-    """The batch size is found, within the budget where there is one, then all rows are predicted."""
+def answer_with_partita(folder: str, name: str, work: str, budget: str | None = None) -> Row:
+    """Find the batch size, within the budget where there is one, and predict all rows."""
     import torch
 
     from partita import Model
 
     torch.set_num_threads(1)
-    os.chdir(folder)  # the journal is kept below
+    os.chdir(folder)  # for the journal
     prompts, limits = questions(folder, work)
-    config = {
-        "base_model": f"{folder}/{name}",
-        "input_features": [{"name": "prompt", "type": "text"}],
-        "output_features": [{"name": "response", "type": "text"}],
-        "prompt": {"template": "{prompt}", "chat": False},
-        "generation": {"max_new_tokens": max(limits), "min_new_tokens": max(limits)},
-        "trainer": {"type": "none", "memory_budget": budget},
-    }
+    config = zero_shot(
+        f"{folder}/{name}",
+        "prompt response",
+        tokens=max(limits),
+        prompt={"template": "{prompt}", "chat": False},
+        trainer={"memory_budget": budget},
+    )
+    config["generation"]["min_new_tokens"] = max(limits)
     model = Model(config, quiet=True)
     lm = model._backend.parts().lm
     rows = [{"prompt": prompt} for prompt in prompts]
@@ -212,7 +200,7 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
     size = model.tune(rows).generation
     tuning = time.process_time() - cpu
     before, cpu = peak(), time.process_time()
-    more: dict[str, Any] = {}
+    more: Row = {}
     if work == "mixed":
         answers = answer_mixed(model, ids, limits, rows=size.rows)
     else:
@@ -222,12 +210,12 @@ def partita(folder: str, name: str, work: str, budget: str | None = None) -> dic
         more = {"prompts s": stats.prefill_seconds, "answers s": stats.decode_seconds, "host s": stats.host_seconds}
         answers = dict(enumerate(texts))
     spent = time.process_time() - cpu
-    result = told(folder, name, ids, answers, cpu=spent, before=before, limits=limits, tokenizer=lm.tokenizer)
+    result = measured(folder, name, ids, answers, cpu=spent, before=before, limits=limits, tokenizer=lm.tokenizer)
     return result | {"slots": size.rows, "tuning s": round(tuning, 2)} | {key: round(v, 2) for key, v in more.items()}
 
 
 def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
-    """Answers of which each ends at a length of its own."""
+    """Return answers, each with the length of its limit."""
     from partita.generation.generator import generate_requests
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationSettings
@@ -250,17 +238,15 @@ def load_peer(folder: str, name: str) -> tuple[Any, Any]:
 
 
 def questions(folder: str, work: str) -> tuple[list[str], list[int]]:
-    """Prompts, and how many tokens each answer has."""
-    stem = "rows" if work == "mixed" else work
-    lines = Path(folder, f"{stem}.jsonl").read_text(encoding="utf8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines]
+    """Return prompts, and how many tokens each answer has."""
+    prompts = [row["prompt"] for row in read_rows(Path(folder, f"{'rows' if work == 'mixed' else work}.jsonl"))]
     if work != "mixed":
         return prompts, [NEW_TOKENS] * len(prompts)
     chance = random.Random(1)
     return prompts, [min(256, max(2, round(chance.lognormvariate(3.6, 0.9)))) for _ in prompts]
 
 
-def told(
+def measured(
     folder: str,
     name: str,
     ids: list[list[int]],
@@ -270,8 +256,8 @@ def told(
     before: int,
     limits: list[int] | None = None,
     tokenizer: Any = None,
-) -> dict[str, Any]:
-    """What a run came to. Answers are compared as texts, which is what predictions hold."""
+) -> Row:
+    """Return the numbers of a run. Answers are compared as texts, as in files of predictions."""
     from transformers import AutoTokenizer
 
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(f"{folder}/{name}")
@@ -294,10 +280,7 @@ def told(
 
 
 def roof_seconds(folder: str, name: str, prompts: list[int], answers: list[int], shared: int) -> float:
-    """The least that a machine of these rates needs, for tokens of prompts that begin with shared ones and of answers.
-
-    Products of prompts, and of answers the slower one of products and of memory.
-    """
+    """Return the least seconds for prompts with a shared prefix and for answers, at the rates of this machine."""
     import torch
 
     shape = json.loads(Path(folder, name, "config.json").read_text(encoding="utf8"))
@@ -321,7 +304,7 @@ def roof_seconds(folder: str, name: str, prompts: list[int], answers: list[int],
 
 
 def usual_seconds(work: Callable[[], Any]) -> float:
-    """The median of a few runs, without the first ones."""
+    """Return the median of a few runs, without the first ones."""
     seconds = []
     for _ in range(8):
         started = time.process_time()
@@ -335,8 +318,4 @@ def peak() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        tasks = {"peer": peer, "alone": alone, "partita": partita}
-        print(json.dumps(tasks[sys.argv[2]](*sys.argv[3:])))
-    else:
-        main()
+    main(generate)

@@ -1,15 +1,20 @@
-"""What every benchmark shares: flags, the machine, a table on the screen, a file with limits that hold or do not."""
+"""Run the parts of a benchmark, print their tables and write their results.
+
+A script calls `main` with its parts: functions of an empty folder and of `quick` that return rows and limits. The
+docstring of a part describes it on the page; a script with one part may describe it in its own docstring.
+"""
 
 import argparse
+import ast
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from partita.runs.manifest import versions
@@ -17,6 +22,7 @@ from partita.runs.manifest import versions
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SHARED = ROOT.parent / "shared"
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,39 +39,100 @@ class Limit:
         return self.value >= self.limit if self.direction == "min" else self.value <= self.limit
 
 
-def parse_arguments(description: str, *, flags: Mapping[str, str] = MappingProxyType({})) -> argparse.Namespace:
-    """--quick makes the same work small enough for two minutes; --json says where the result goes.
+Result = tuple[list[Row], list[Limit]]
+"""Rows of the table, and the limits."""
+Part = Callable[[Path, bool], Result]
 
-    `flags` are further switches and what they do.
+
+def main(*parts: Part) -> None:
+    """Run the parts named on the command line, by default all, each in its own process.
+
+    `call` starts the script again to run one of its functions.
     """
+    script = sys.modules["__main__"]
+    if sys.argv[1:2] == ["--call"]:
+        print(json.dumps(getattr(script, sys.argv[2])(*json.loads(sys.argv[3]))))
+        return
+    named = {part.__name__: part for part in parts}
+    arguments = parse_arguments(script.__doc__ or "", list(named))
+    chosen = [name for name in named if name in arguments.part or not arguments.part]
+    if len(chosen) == 1:
+        records = [run_part(named[chosen[0]], alone=len(parts) == 1, quick=arguments.quick)]
+    else:
+        records = [run_in_process(name, quick=arguments.quick) for name in chosen]
+    stem = Path(script.__file__ or "").stem
+    path = arguments.json or (None if arguments.quick else RESULTS / f"{stem}.json")
+    if path is None:
+        return
+    if arguments.json is None:  # results of other parts stay
+        order = [record_name(stem, name) for name in named] if len(parts) > 1 else [stem]
+        known = {record["name"]: record for record in [*(read_records(path) if path.exists() else []), *records]}
+        records = [known[name] for name in order if name in known]
+    content = records[0] if len(records) == 1 else {"name": stem, "parts": records}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    print(f"written to {path}")
+
+
+def parse_arguments(description: str, parts: Sequence[str]) -> argparse.Namespace:
+    """Return the values of --quick, --json and, where there are several parts, --part."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the same work, small enough for two minutes")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        help="where the result goes; the default is benchmarks/results/NAME.json, with --quick nowhere",
-    )
-    for name, text in flags.items():
-        parser.add_argument(f"--{name}", action="store_true", help=text)
+    default = "the default is benchmarks/results/NAME.json, and no file with --quick"
+    parser.add_argument("--json", type=Path, help=f"file for the result; {default}")
+    if len(parts) > 1:
+        parser.add_argument("--part", action="append", default=[], choices=parts, help="run this part; repeatable")
+    else:
+        parser.set_defaults(part=[])
     return parser.parse_args()
 
 
-def run_script(words: Sequence[Any]) -> str:
-    """What a Python script prints, run with one thread in a process of its own; its errors end the benchmark."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
+def run_part(part: Part, *, alone: bool, quick: bool) -> Row:
+    """Run a part in an empty folder, print its table and return its record."""
+    script = sys.modules["__main__"]
+    stem = Path(script.__file__ or "").stem
+    needs_shared = "Needs the shared folder" in f"{script.__doc__ if alone else ''} {part.__doc__}"
+    if needs_shared and not SHARED.is_dir():
+        sys.exit(f"needs the shared folder at {SHARED}")
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["PARTITA_CACHE"] = f"{name}/cache"  # nothing is left over from earlier runs
+        folder = Path(name, "work")
+        folder.mkdir()
+        rows, limits = part(folder, quick)
+    print_table(rows, limits)
+    return {
+        "name": stem if alone else record_name(stem, part.__name__),
+        "about": " ".join(((script.__doc__ if alone else part.__doc__) or "").split()),
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "rows": rows,
+        "limits": [{**asdict(limit), "holds": limit.holds} for limit in limits],
+    }
 
 
-def report(
-    name: str, rows: Sequence[Mapping[str, Any]], limits: Sequence[Limit], *, arguments: argparse.Namespace, about: str
-) -> None:
-    """Print the table and the limits, and write the file."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+def run_in_process(name: str, *, quick: bool) -> Row:
+    """Run a part in its own process, so that no part leaves memory, imports or patches to the next one."""
+    print(f"\n{name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "result.json")
+        flags = ["--part", name, "--json", str(path), *(["--quick"] if quick else [])]
+        if subprocess.run([sys.executable, script_path(), *flags], check=False).returncode:
+            sys.exit(f"the part {name} failed")
+        return read_records(path)[0]
+
+
+def record_name(stem: str, part: str) -> str:
+    return f"{stem} {part}"
+
+
+def read_records(path: Path) -> list[Row]:
+    """Return the results in a file: one object of the only part, or a list of them under `parts`."""
+    found: Row = json.loads(path.read_text(encoding="utf8"))
+    return list(found.get("parts", [found]))
+
+
+def print_table(rows: Sequence[Row], limits: Sequence[Limit]) -> None:
+    columns = columns_of(rows)
     table = [columns, *([shown(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
@@ -73,24 +140,10 @@ def report(
     for limit in limits:
         sign = ">=" if limit.direction == "min" else "<="
         print(f"{'holds' if limit.holds else 'FAILS'}: {limit.name}: {shown(limit.value)} {sign} {shown(limit.limit)}")
-    path = arguments.json or (None if arguments.quick else RESULTS / f"{name}.json")
-    if path is not None:
-        result = {
-            "name": name,
-            "about": about,
-            "machine": machine(),
-            "versions": versions(),
-            "commit": commit(),
-            "rows": list(rows),
-            "limits": [{**asdict(limit), "holds": limit.holds} for limit in limits],
-        }
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf8")
-        print(f"written to {path}")
 
 
-def about(description: str | None) -> str:
-    """The first paragraph of a script's docstring, on one line."""
-    return " ".join((description or "").split("\n\n", 1)[0].split())
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def shown(value: Any) -> str:
@@ -99,8 +152,52 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores and memory."""
+def describe_parts(path: Path) -> dict[str, str]:
+    """Return the descriptions of a script's results by name, without importing it."""
+    tree = ast.parse(path.read_text(encoding="utf8"))
+    documented = {node.name: ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "main"]
+    names = [ast.unparse(name) for call in calls for name in call.args]
+    if len(names) == 1:
+        return {path.stem: ast.get_docstring(tree) or ""}
+    return {record_name(path.stem, name): documented[name] or "" for name in names}
+
+
+# Processes
+
+
+def command(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Return the command that calls a function of this script in a new process and prints the result as JSON."""
+    return [sys.executable, script_path(), "--call", function.__name__, json.dumps(arguments, default=str)]
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of this script in a new process with one thread."""
+    return json.loads(run_script(command(function, *arguments)[1:]).splitlines()[-1])
+
+
+def run_script(words: Sequence[Any]) -> str:
+    """Run a Python script with one thread and return what it prints; its errors end the benchmark."""
+    words = [sys.executable, *map(str, words)]
+    done = subprocess.run(words, env=one_thread(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def script_path() -> str:
+    return str(Path(sys.modules["__main__"].__file__ or "").resolve())
+
+
+# Where it was measured
+
+
+def machine() -> Row:
+    """Return processor, cores and memory."""
     name = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
@@ -112,7 +209,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured; `-dirty` behind it where files other than results had changed."""
+    """Return the measured commit, with `-dirty` where files other than results have changed."""
     unchanged = ["--", ".", ":!benchmarks/results", ":!docs/benchmarks.md"]
     changed = git("status", "--porcelain", *unchanged)
     return (git("rev-parse", "--short", "HEAD") or "none") + ("-dirty" if changed else "")

@@ -1,34 +1,33 @@
 """Training a bag of words without locks: one process, hogwild's workers, and processes that wait for each other.
 
-Which of its services a dialogue of the Schema-Guided Dialogues is about, told from one turn and the one before it; a
-fifth of the dialogues is tested on. Embeddings of words and pairs of words, Adagrad, batches of 16 rows, the same
-number of updates for all, and the same weights to begin with. The processes that wait are two of torch.distributed over
-gloo with 8 rows of each batch: they exchange the gradients of all embeddings (dense), or of those in their batch alone
-(sparse), and change their weights alike. Each process has one thread. Rates are those of the updates, without the start
-of the processes; with more workers than cores they only take turns. The accuracies of hogwild differ from run to run.
+Needs the shared folder beside the checkout. The task: which of its services a dialogue of the Schema-Guided Dialogues
+is about, from one turn and the one before it; a fifth of the dialogues is the test. Embeddings of words and pairs of
+words, Adagrad, batches of 16 rows, the same number of updates and the same first weights for all. The processes that
+wait are two of torch.distributed over gloo with 8 rows of each batch: they exchange the gradients of all embeddings
+(dense), or of those in their batch (sparse), and make the same updates. Each process has one thread. Rates are those of
+the updates, without the start of the processes; workers beyond the number of cores only take turns. The accuracies of
+hogwild differ from run to run.
 """
 
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import SHARED, Limit, about, parse_arguments, report
+from fixtures import read_rows
+from harness import SHARED, Limit, Result, Row, main
 
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
 from partita_trainers.bags import Bags, chosen
 from partita_trainers.hogwild_worker import CONTEXT, SharedCounters, SharedState, change, first_sums, train_epoch
 from partita_trainers.hogwild_workers import HogwildWorkers, share
 
-Row = dict[str, Any]
 BATCH_SIZE = 16
 VOCABULARY = 8192
 BUCKETS = 16384
@@ -37,26 +36,22 @@ LEARNING_RATE = 0.1
 SEED = 1
 
 
-def main() -> None:
-    arguments = parse_arguments(__doc__ or "")
-    source = SHARED / "data" / "sgd" / "dialogues.jsonl"
-    if not source.exists():
-        sys.exit(f"{source} is not there")
+def hogwild(folder: Path, quick: bool) -> Result:
     torch.set_num_threads(1)
-    training, test, labels = read_bags(source)
-    epochs, rounds = (1, 1) if arguments.quick else (6, 3)
+    training, test, labels = read_bags(SHARED / "data" / "sgd" / "dialogues.jsonl")
+    epochs, rounds = (1, 1) if quick else (6, 3)
     cases = [("one process", 1), *(("hogwild", workers) for workers in (1, 2, 4)), ("sparse", 2), ("dense", 2)]
     found: dict[tuple[str, int], list[Row]] = {case: [] for case in cases}
     for number in range(rounds):
-        for kind, processes in cases if number == 0 else cases[:-1]:  # the last takes longest, and is far from the rest
+        for kind, processes in cases if number == 0 else cases[:-1]:  # the last is by far the slowest
             shared = make_shared(training, labels)
             found[kind, processes].append(measure(shared, test, kind, processes, epochs=epochs))
     rows = [summary(kind, processes, made, len(training) * epochs) for (kind, processes), made in found.items()]
-    report("hogwild", rows, limits_of(found), arguments=arguments, about=about(__doc__))
+    return rows, limits_of(found)
 
 
 def limits_of(found: dict[tuple[str, int], list[Row]]) -> list[Limit]:
-    """What hogwild is for: faster than one process and than waiting, and no worse."""
+    """Return the limits: faster than one process and than waiting, and no worse."""
 
     def middle(kind: str, processes: int, name: str) -> float:
         return statistics.median(row[name] for row in found[kind, processes])
@@ -71,7 +66,7 @@ def limits_of(found: dict[tuple[str, int], list[Row]]) -> list[Limit]:
 
 
 def summary(kind: str, processes: int, made: list[Row], rows: int) -> Row:
-    """The medians of the rounds."""
+    """Return the medians of the rounds."""
     seconds, cpu = (statistics.median(row[name] for row in made) for name in ("seconds", "cpu_seconds"))
     accuracies = [row["accuracy"] for row in made]
     return {
@@ -88,24 +83,17 @@ def summary(kind: str, processes: int, made: list[Row], rows: int) -> Row:
     }
 
 
-# The data
-
-
 def read_turns(source: Path) -> Iterator[tuple[int, str, str]]:
-    """Number of the dialogue, a turn behind the one before it, and the service of dialogues that have one."""
-    with source.open(encoding="utf8") as lines:
-        for number, line in enumerate(lines):
-            dialogue = json.loads(line)
-            if len(dialogue["services"]) > 1:
-                continue
-            before = ""
-            for turn in dialogue["turns"]:
-                yield number, f"{before} {turn['text']}".lower(), dialogue["services"][0]
-                before = turn["text"]
+    """Yield number, a turn after the one before it, and service of the dialogues with one service."""
+    for number, dialogue in enumerate(read_rows(source)):
+        texts = ["", *(turn["text"] for turn in dialogue["turns"])]
+        if len(dialogue["services"]) == 1:
+            for before, text in pairwise(texts):
+                yield number, f"{before} {text}".lower(), dialogue["services"][0]
 
 
 def read_bags(source: Path) -> tuple[Bags, Bags, int]:
-    """Bags to learn and to test, and the number of services."""
+    """Return bags to train and to test on, and the number of services."""
     turns = list(read_turns(source))
     services = sorted({service for _, _, service in turns})
     words: dict[str, int] = {}
@@ -121,7 +109,7 @@ def read_bags(source: Path) -> tuple[Bags, Bags, int]:
 
 
 def make_shared(rows: Bags, labels: int) -> SharedState:
-    """New weights, always the same, in shared memory."""
+    """Return new weights, always the same, in shared memory."""
     torch.manual_seed(SEED)
     module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=labels)
     sums = first_sums(module)
@@ -129,11 +117,8 @@ def make_shared(rows: Bags, labels: int) -> SharedState:
     return SharedState(module, sums, rows, SEED, BATCH_SIZE, LEARNING_RATE, SharedCounters())
 
 
-# The cases
-
-
 def measure(shared: SharedState, test: Bags, kind: str, processes: int, *, epochs: int) -> Row:
-    """Seconds of all epochs, and how good the weights are behind them."""
+    """Return the seconds of all epochs, and the quality of the weights after them."""
     if kind == "one process":
         with torch.sparse.check_sparse_tensor_invariants(False):
             times = times_alone(shared, epochs)
@@ -156,7 +141,7 @@ def measure(shared: SharedState, test: Bags, kind: str, processes: int, *, epoch
 
 
 def times_alone(shared: SharedState, epochs: int) -> tuple[float, float]:
-    """Wall and CPU seconds of a worker's loop in this process."""
+    """Return wall and CPU seconds of a worker's loop in this process."""
     started, used = time.perf_counter(), time.process_time()
     for epoch in range(epochs):
         train_epoch(shared, until=(epoch + 1) * shared.steps_per_epoch)
@@ -164,10 +149,10 @@ def times_alone(shared: SharedState, epochs: int) -> tuple[float, float]:
 
 
 def times_of_workers(shared: SharedState, workers: int, epochs: int) -> tuple[float, float]:
-    """The same of hogwild's workers, once they are ready."""
+    """Return wall and CPU seconds of hogwild's workers, from when they are ready."""
 
     def look() -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
     with HogwildWorkers(shared, workers) as started_workers:
         started_workers.answers(look=look)
@@ -177,7 +162,7 @@ def times_of_workers(shared: SharedState, workers: int, epochs: int) -> tuple[fl
 
 
 def times_of_waiting(shared: SharedState, processes: int, epochs: int, *, dense: bool) -> tuple[float, float]:
-    """The same of processes that exchange gradients; the first one's weights are those of `shared`."""
+    """Return wall and CPU seconds of processes that exchange gradients; the first one has the weights of `shared`."""
     with tempfile.TemporaryDirectory() as folder:
         links, ranks = [], []
         for rank in range(processes):
@@ -195,13 +180,13 @@ def times_of_waiting(shared: SharedState, processes: int, epochs: int, *, dense:
 def wait_for_others(
     shared: SharedState, rank: int, ranks: int, epochs: int, dense: bool, meeting: Path, link: Connection
 ) -> None:
-    """A process with weights of its own that takes its part of each batch."""
+    """Run a process with its own weights on its part of each batch."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.sparse.check_sparse_tensor_invariants.disable()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     module, sums = shared.module, shared.sums
-    if rank:  # the first one's weights are looked at afterwards, and so it keeps those that are shared
+    if rank:  # the first one keeps the shared weights, which are tested afterwards
         module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=module.output.out_features)
         module.load_state_dict(shared.module.state_dict())
         sums = tuple(total.clone() for total in shared.sums)
@@ -217,7 +202,7 @@ def wait_for_others(
 
 
 def update(module: torch.nn.Module, sums: tuple[torch.Tensor, ...], mine: Bags, rows: int, *, dense: bool) -> None:
-    """A change of the weights by the gradients of all processes."""
+    """Update the weights by the gradients of all processes."""
     logits_NC = module(mine.ids_K, mine.starts_N1[:-1])
     total = torch.nn.functional.cross_entropy(logits_NC, mine.labels_N, reduction="sum")
     torch.autograd.backward(total / rows)
@@ -232,4 +217,4 @@ def update(module: torch.nn.Module, sums: tuple[torch.Tensor, ...], mine: Bags, 
 
 
 if __name__ == "__main__":
-    main()
+    main(hogwild)

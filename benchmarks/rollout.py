@@ -1,32 +1,37 @@
 """Dialogues a CPU second with a program: many at a time in slots, beside a loop over `generate` written by hand.
 
-80 dialogues of 2 to 10 turns with a program that says 8 to 30 words of real text and a number that follows from the
-answer it heard, so that an answer that differs is heard of later. Answers are greedy, 24 tokens at most. The model has
-5.0 M parameters, of chance; its output layer only says words, so that answers are the same tokens when they are encoded
-again, and ends after some of them. Contenders take turns in one process with one thread, a process for each of three
-rounds, and medians are told. Those that take long have fewer dialogues, and seconds in proportion to turns; the loop
-that answers finished dialogues along runs in one round, since nothing is promised of it. `partita` is `Model.simulate`
-as a user calls it, transcripts included; "none enters" is a batch that waits until its last dialogue has ended. The
-loop is what subclasses of the Trainer have in their place: texts of the whole batch, encoded anew each turn and padded
-left, one call of `generate` for a turn, finished dialogues answered along until the last one has ended (as ParlAI's
-BatchWorld does), or left out. It stands without a Trainer around it, which would only add to its time. At the end two
+Needs the shared folder beside the checkout. 80 dialogues of 2 to 10 turns with a program that says 8 to 30 words of
+real text and a number that follows from the answer it heard, so that a different answer changes the dialogue. Answers
+are greedy, 24 tokens at most. The model has 5.0 M random parameters; its output layer only says words, so that answers
+are the same tokens when they are encoded again, and ends after some of them. Contenders take turns in one process with
+one thread, a process for each of three rounds, and the table has medians. Slow contenders have fewer dialogues, and
+seconds in proportion to turns; the loop that answers finished dialogues along runs in one round, since it has no limit.
+`partita` is `Model.simulate` as a user calls it, transcripts included; "none enters" is a batch that waits until its
+last dialogue has ended. The loop is that of subclasses of the Trainer: texts of the whole batch, encoded again each
+turn and padded left, one call of `generate` for a turn, finished dialogues answered along until the last one has ended
+(as in ParlAI's BatchWorld), or left out. It runs without a Trainer, which would only add to its time. At the end two
 processes share 32 dialogues over gloo, and calls of torch.distributed are counted on both.
 """
 
 import json
+import random
 import statistics
-import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness import SHARED, Limit, parse_arguments, report, run_script
-from workloads_rollout import NEW_TOKENS, Guide, Workload
+from fixtures import read_rows, zero_shot
+from harness import SHARED, Limit, Result, Row, call, main, run_script
+from processes import import_all, must_run_ranks
 
+NEW_TOKENS = 24
+"""Of an answer, at most."""
 DIALOGUES, QUICK_DIALOGUES = 80, 16
 ROUNDS = 3
 CONTENDERS: dict[str, tuple[str, int, Mapping[str, Any]]] = {
@@ -42,53 +47,33 @@ CONTENDERS: dict[str, tuple[str, int, Mapping[str, Any]]] = {
     "generate, 16, finished ones left out": ("loop", 80, {"batch": 16, "removes": True}),
     "generate, 64, finished ones left out": ("loop", 80, {"batch": 64, "removes": True}),
 }
-"""Who has dialogues, how many of them, and how."""
+"""How each contender runs, and with how many dialogues."""
 ONCE = ("generate, 16",)
 TRUTH = "generate, 16, finished ones left out"
-"""What the answers of all are compared with."""
+"""The contender whose answers are compared with all others."""
 COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
-    *(
-        "barrier",
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "isend",
-        "irecv",
-        "monitored_barrier",
-    ),
-    *("recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "isend", "irecv", "recv", "reduce"),
+    *("monitored_barrier", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
 )
 
 
-def main() -> None:
-    arguments = parse_arguments(__doc__ or "")
-    if not SHARED.is_dir():
-        sys.exit(f"needs the shared folder at {SHARED}")
-    runs: dict[str, list[dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        run_script([SHARED / "peers" / "workload.py", folder])
-        count = QUICK_DIALOGUES if arguments.quick else DIALOGUES
-        for number in range(1 if arguments.quick else ROUNDS):
-            words = [__file__, "--round", folder, count, *(("again",) if number else ())]
-            for name, found in json.loads(run_script(words).splitlines()[-1]).items():
-                runs.setdefault(name, []).append(found)
-                print(name, found, flush=True)
-        ranks = json.loads(run_script([__file__, "--ranks", folder]).splitlines()[-1])
-        print(ranks, flush=True)
+def rollout(folder: Path, quick: bool) -> Result:
+    runs: dict[str, list[Row]] = {}
+    run_script([SHARED / "peers" / "workload.py", folder])
+    count = QUICK_DIALOGUES if quick else DIALOGUES
+    for number in range(1 if quick else ROUNDS):
+        for name, found in call(one_round, folder, count, number > 0).items():
+            runs.setdefault(name, []).append(found)
+            print(name, found, flush=True)
+    ranks = call(on_ranks, folder)
+    print(ranks, flush=True)
     rows = [summary(name, found, count, turns=runs[TRUTH][0]["turns"]) for name, found in runs.items()]
-    report(
-        "rollout",
-        rows,
-        [*limits_of(runs), *limits_of_ranks(ranks)],
-        arguments=arguments,
-        about=" ".join((__doc__ or "").split()),
-    )
+    return rows, [*limits_of(runs), *limits_of_ranks(ranks)]
 
 
 def summary(name: str, runs: Sequence[Mapping[str, Any]], count: int, *, turns: int) -> dict[str, Any]:
-    """Medians of the runs of a contender, for all dialogues in proportion to turns."""
+    """Return medians of the runs of a contender, for all dialogues in proportion to turns."""
     whole = turns / runs[0]["turns"]
     seconds = statistics.median(run["cpu"] for run in runs) * whole
     return {
@@ -103,7 +88,7 @@ def summary(name: str, runs: Sequence[Mapping[str, Any]], count: int, *, turns: 
 
 
 def limits_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Limit]:
-    """What is promised. Ratios are medians over rounds, of runs of one process."""
+    """Return the limits. Ratios are medians over rounds, of runs of one process."""
 
     def ratio(slower: str, faster: str) -> float:
         pairs = zip(runs[slower], runs[faster], strict=True)
@@ -125,7 +110,7 @@ def limits_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Limit]:
 
 
 def limits_of_ranks(ranks: Mapping[str, Any]) -> list[Limit]:
-    """What is promised of two processes."""
+    """Return the limits of two processes."""
     return [
         Limit("calls of torch.distributed in the loop of 2 processes", sum(ranks["inside"]), 0, "max"),
         Limit("calls of torch.distributed around it, which are seen", min(ranks["around"]), 1, "min"),
@@ -133,80 +118,168 @@ def limits_of_ranks(ranks: Mapping[str, Any]) -> list[Limit]:
     ]
 
 
+# The program and the model
+
+
+class Guide:
+    """A program that talks. The task and what it hears decide how often and what."""
+
+    def __init__(self, folder: str) -> None:
+        self.texts = texts_of(folder)
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Return the system message and the first words; `seed` is not used, since the loop has none."""
+        self.chance = random.Random(task["number"])
+        self.turns = min(10, 2 + int(self.chance.expovariate(0.5)))
+        system = {"role": "system", "content": " ".join(self.texts[0][:40])}
+        return [system, {"role": "user", "content": self.words("")}], {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Return the next words."""
+        self.turns -= 1
+        return self.words(action), float(len(action)), not self.turns, False, {}
+
+    def words(self, heard: str) -> str:
+        """Return some of a text, and a number that a different answer would change."""
+        text = self.chance.choice(self.texts)
+        start, count = self.chance.randrange(len(text)), self.chance.randint(8, 30)
+        return " ".join([str(zlib.crc32(heard.encode()) % 1000), *text[start : start + count]])
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
+@cache
+def texts_of(folder: str) -> list[list[str]]:
+    """Return the words of real texts."""
+    texts = (row["prompt"].split() for row in read_rows(Path(folder, "rows.jsonl")))
+    return [words for words in texts if len(words) > 40]
+
+
+class Workload:
+    """The model in a folder, as each contender holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "talker"
+        if not self.path.exists():
+            make_talker(folder / "tiny", self.path)
+        self.theirs: Any = None
+        self.models: dict[int, Any] = {}
+
+    def ours(self, count: int) -> Any:
+        """Return the model of partita for this many dialogues, loaded once."""
+        from partita import Model
+
+        if count in self.models:
+            return self.models[count]
+        options = {"folder": str(self.folder)}
+        world = {"type": "environment", "environment": "rollout:Guide", "options": options}
+        simulation = {"world": world, "tasks": {"count": count}}
+        config = zero_shot(str(self.path), "messages reply", tokens=NEW_TOKENS, simulation=simulation)
+        config["input_features"][0]["type"] = "dialogue"
+        self.models[count] = Model(config, quiet=True)
+        return self.models[count]
+
+    def module(self, kind: str, count: int) -> Any:
+        """Return the module with which a contender answers; all have the same weights."""
+        from transformers import AutoModelForCausalLM
+
+        if kind == "partita":
+            return self.ours(count)._backend.parts().lm.module
+        if self.theirs is None:
+            self.theirs = AutoModelForCausalLM.from_pretrained(self.path, dtype="float32").eval()
+        return self.theirs
+
+
+def make_talker(source: Path, target: Path) -> None:
+    """Make a model that only says words, each a token that survives decoding and encoding, and ends after some."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    silent = [token for text, token in tokenizer.get_vocab().items() if not (text[0] == "Ġ" and text[1:].isalpha())]
+    with torch.no_grad():
+        weight = model.get_output_embeddings().weight
+        ending = 2 * weight[tokenizer.eos_token_id]
+        weight[silent] = 0
+        weight[tokenizer.eos_token_id] = ending
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
 # A round, in a process of its own
 
 
-def one_round(folder: str, count: str, again: str = "") -> dict[str, dict[str, Any]]:
-    """What each contender came to; those that run once are left out of a round that comes again."""
+def one_round(name: str, count: int, again: bool) -> dict[str, Row]:
+    """Run each contender and return its numbers; in rounds after the first, without those that run once."""
     import torch
 
     torch.set_num_threads(1)
-    work = Workload(Path(folder))
+    work = Workload(Path(name))
     parts: dict[str, Callable[..., dict[str, list[str]]]] = {"partita": Ours(work).run, "loop": Loop(work).run}
     said: dict[str, dict[str, list[str]]] = {}
     found: dict[str, dict[str, Any]] = {}
-    # Kernels are chosen, and files are read, before anything is measured.
+    # The first calls choose kernels and read files.
     parts["partita"](16, batch=16)
     parts["loop"](16, batch=16, removes=True)
     for name, (kind, dialogues, how) in CONTENDERS.items():
         if again and name in ONCE:
             continue
-        dialogues = min(dialogues, int(count))
+        dialogues = min(dialogues, count)
         with counting_tokens(work.module(kind, dialogues)) as tokens:
             cpu = time.process_time()
             said[name] = parts[kind](dialogues, **how)
             found[name] = {"cpu": time.process_time() - cpu, "tokens": sum(tokens)}
     for name, answers in said.items():
-        other = sum(told != said[TRUTH][key] for key, told in answers.items())
+        other = sum(texts != said[TRUTH][key] for key, texts in answers.items())
         found[name] |= {"dialogues": len(answers), "turns": sum(map(len, answers.values())), "other": other}
     return found
 
 
-def on_ranks(folder: str) -> dict[str, Any]:
-    """Calls of torch.distributed by each of two processes, and how many dialogues differ from those of one."""
-    from forked import import_all, run_ranks
-
+def on_ranks(name: str) -> Row:
+    """Count the calls of torch.distributed on two processes, and the dialogues that differ from those of one."""
     import_all()
-    output, count = Path(folder, "ranks"), 2 * QUICK_DIALOGUES
+    folder, count = Path(name), 2 * QUICK_DIALOGUES
+    output = folder / "ranks"
 
     def work(rank: int) -> None:
         from partita.simulation.rollout import Rollout
 
-        have, model = Rollout.run, Workload(Path(folder)).ours(count)
+        run_rollout, model = Rollout.run, Workload(folder).ours(count)
         inside = 0
         with counting_calls() as calls:
 
             def watched(rollout: Rollout, dialogues: Iterator[Any]) -> Iterator[Any]:
                 nonlocal inside
                 before = sum(calls.values())
-                yield from have(rollout, dialogues)
+                yield from run_rollout(rollout, dialogues)
                 inside += sum(calls.values()) - before
 
             Rollout.run = watched  # type: ignore[method-assign]
             model.simulate(output, batch_size=16)
-        Path(folder, f"calls-{rank}").write_text(json.dumps([inside, dict(calls)]), encoding="utf8")
+        (folder / f"calls-{rank}").write_text(json.dumps([inside, dict(calls)]), encoding="utf8")
 
-    if any(run_ranks(2, work, folder=Path(folder)).status):
-        raise SystemExit("a rank failed")
-    told = [json.loads(Path(folder, f"calls-{rank}").read_text(encoding="utf8")) for rank in range(2)]
-    alone = Ours(Workload(Path(folder))).run(count, batch=16)
+    must_run_ranks(2, work)
+    found = [json.loads((folder / f"calls-{rank}").read_text(encoding="utf8")) for rank in range(2)]
+    alone = Ours(Workload(folder)).run(count, batch=16)
     together = said_in(output)
     return {
-        "inside": [inside for inside, _ in told],
-        "around": [sum(calls.values()) - inside for inside, calls in told],
-        "calls": [calls for _, calls in told],
+        "inside": [inside for inside, _ in found],
+        "around": [sum(calls.values()) - inside for inside, calls in found],
+        "calls": [calls for _, calls in found],
         "other": sum(alone[task] != answers for task, answers in together.items()) + len(alone) - len(together),
     }
 
 
 class Ours:
-    """Dialogues as `Model.simulate` has them."""
+    """Dialogues by `Model.simulate`."""
 
     def __init__(self, work: Workload) -> None:
         self.work = work
 
     def run(self, count: int, *, batch: int, keeps: bool = True, removes: bool = True) -> dict[str, list[str]]:
-        """What the model said in each of so many dialogues, a batch at a time."""
+        """Return what the model said in each of this many dialogues, a batch at a time."""
         from partita.simulation.dialogue_scheduler import DialogueScheduler
         from partita.simulation.rollout import Rollout
 
@@ -228,18 +301,16 @@ class Ours:
 
 
 def said_in(folder: Path) -> dict[str, list[str]]:
-    """The model's words of each dialogue in transcripts."""
-    lines = (folder / "predicted.jsonl").read_text(encoding="utf8").splitlines()
-    return {line["task"]: said(line["messages"]) for line in map(json.loads, lines)}
+    """Return the model's words of each dialogue in transcripts."""
+    return {line["task"]: said(line["messages"]) for line in read_rows(folder / "predicted.jsonl")}
 
 
 def said(messages: Sequence[Mapping[str, str]]) -> list[str]:
-    """The model's words."""
     return [message["content"] for message in messages if message["role"] == "assistant"]
 
 
 class Loop:
-    """The loop that stands in place of it."""
+    """Dialogues by a loop over `generate`."""
 
     def __init__(self, work: Workload) -> None:
         from transformers import AutoTokenizer
@@ -249,7 +320,7 @@ class Loop:
         self.folder = str(work.folder)
 
     def run(self, count: int, *, batch: int, removes: bool) -> dict[str, list[str]]:
-        """What the model said in each of so many dialogues, a batch after the other."""
+        """Return what the model said in each of this many dialogues, one batch after the other."""
         found: dict[str, list[str]] = {}
         for start in range(0, count, batch):
             tasks = range(start, min(start + batch, count))
@@ -258,7 +329,7 @@ class Loop:
         return found
 
     def talk(self, tasks: Sequence[int], *, removes: bool) -> list[list[dict[str, str]]]:
-        """The messages of dialogues that begin together."""
+        """Return the messages of dialogues that begin together."""
         programs = [Guide(self.folder) for _ in tasks]
         dialogues: list[list[dict[str, str]]] = []
         for program, task in zip(programs, tasks, strict=True):
@@ -277,7 +348,7 @@ class Loop:
         return dialogues
 
     def answers(self, texts: list[str]) -> list[str]:
-        """One call of the library for all."""
+        """Answer all with one call of the library."""
         import torch
 
         inputs = self.tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -291,7 +362,7 @@ class Loop:
 
 @contextmanager
 def counting_tokens(module: Any) -> Iterator[list[int]]:
-    """Inside, tokens that go through the model are taken down, padding included."""
+    """Record the tokens that go through the model, padding included."""
     tokens: list[int] = []
     hook = module.get_input_embeddings().register_forward_hook(lambda *given: tokens.append(given[1][0].numel()))
     try:
@@ -302,32 +373,27 @@ def counting_tokens(module: Any) -> Iterator[list[int]]:
 
 @contextmanager
 def counting_calls() -> Iterator[Counter[str]]:
-    """Inside, calls of torch.distributed in which processes meet are counted by name."""
+    """Count the collective calls of torch.distributed by name."""
     import torch
 
     calls: Counter[str] = Counter()
 
-    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*words: Any, **named: Any) -> Any:
             calls[name] += 1
-            return call(*words, **named)
+            return function(*words, **named)
 
         return counted
 
     before = {name: getattr(torch.distributed, name) for name in COLLECTIVES}
-    for name, call in before.items():
-        setattr(torch.distributed, name, counting(name, call))
+    for name, function in before.items():
+        setattr(torch.distributed, name, counting(name, function))
     try:
         yield calls
     finally:
-        for name, call in before.items():
-            setattr(torch.distributed, name, call)
+        for name, function in before.items():
+            setattr(torch.distributed, name, function)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--round"]:
-        print(json.dumps(one_round(*sys.argv[2:])))
-    elif sys.argv[1:2] == ["--ranks"]:
-        print(json.dumps(on_ranks(*sys.argv[2:])))
-    else:
-        main()
+    main(rollout)

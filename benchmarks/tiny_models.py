@@ -1,7 +1,7 @@
 """A tiny random model of every causal architecture of the installed transformers.
 
 The sizes of a configuration are set by their names, in its parts as well; `SHAPES` adds what an architecture needs.
-`LEFT_OUT` tells why an architecture cannot be made.
+`LEFT_OUT` has the reasons why architectures cannot be made.
 """
 
 import warnings
@@ -15,9 +15,9 @@ BOS = 2
 SHARPER = 4
 """Factor of random weights, so that greedy answers vary."""
 NOISE = 0.1
-"""Spread of what is added to biases and scales, which would be 0 and 1: trained ones are not, nor is padding's row."""
+"""Spread of noise on biases and scales, which would be 0 and 1 in a new model, unlike in a trained one."""
 SHIPPED = {"repetition_penalty": 1.3, "suppress_tokens": list(range(40, 60)), "min_new_tokens": 4}
-"""What the generation_config.json of every second architecture says about answers."""
+"""Keys of the generation_config.json of every second architecture."""
 SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim", "embed_dim"), 32),
     **dict.fromkeys(("word_embed_proj_dim", "lru_width", "hidden_dim", "out_hidden_size", "projection_dim"), 32),
@@ -54,7 +54,7 @@ SIZES: dict[str, int] = {
     "num_position_embeddings": 16,
 }
 OFF = ("sliding_window", "attention_chunk_size", "num_experts", "moe_intermediate_size", "q_lora_rank", "index_topk")
-"""Sizes that turn something on: they stay away where they are None."""
+"""Sizes that switch something on: they stay None."""
 WINDOWS = (
     "sliding_window",
     "attention_window_size",
@@ -63,7 +63,7 @@ WINDOWS = (
     "index_topk",
     "indexer_budget",
 )
-"""Sizes beyond which tokens are not seen, or not all of them."""
+"""Sizes beyond which not all tokens are seen."""
 
 DECODER = {"is_decoder": True}
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
@@ -157,7 +157,7 @@ LEFT_OUT = {
 
 
 def kinds() -> list[str]:
-    """All causal architectures by the name in their configuration."""
+    """Return the names of all causal architectures in their configurations."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -169,7 +169,7 @@ def ships_settings(kind: str) -> bool:
 
 
 def tiny_config(kind: str, *, window: int | None = None, special: Mapping[str, Any]) -> Any:
-    """The configuration of a tiny model, with windows of this many tokens where it has windows."""
+    """Return the configuration of a tiny model, with windows of this many tokens where it has windows."""
     from transformers import AutoConfig
 
     made = type(AutoConfig.for_model(kind))
@@ -186,7 +186,7 @@ def tiny_config(kind: str, *, window: int | None = None, special: Mapping[str, A
 
 
 def sized(usual: Mapping[str, Any], window: int | None, special: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a configuration that has these keys."""
+    """Return the sizes of a configuration with these keys."""
     found: dict[str, Any] = {}
     for key, value in usual.items():
         if key in SIZES and not (value is None and key in OFF):

@@ -1,6 +1,6 @@
 """Mutated configurations and data files: each ends in rows or in an error message, with little memory.
 
-Each has at most a minute of CPU time; benchmarks/hostile_input.py measures how much they take.
+Each has at most a minute of CPU time; benchmarks/robustness.py measures how much they take.
 PARTITA_FUZZ_SEED chooses other mutations; a failure names the seed and the number of its file.
 """
 
@@ -15,7 +15,7 @@ import pytest
 
 SEED = int(os.environ.get("PARTITA_FUZZ_SEED", "17"))
 ORDINARY, ALL = 40, 190
-"""Mutations of each kind in the ordinary suite, and with its slow part; benchmarks/hostile_input.py has 2,000."""
+"""Mutations of each kind in the ordinary suite, and with its slow part; benchmarks/robustness.py has 2,000."""
 MOST_MEGABYTES = 500
 MOST_SAID = 60_000
 """Characters of an error."""

@@ -1,10 +1,9 @@
-"""What partita's data layer is measured against: thin uses of other libraries, and two algorithms made again.
+"""Data layers to compare with: thin uses of other libraries, and the batching algorithms of two more.
 
 `torch_loader`, `stateful_loader`, `datasets_stream`, `skip_batches` and `group_by_length` call torch, torchdata,
-datasets, accelerate and transformers as their users do. AllenNLP and ParlAI do not install beside them any more: what
-their batching does to lengths is made again here from their published sources (AllenNLP 2.10, samplers; ParlAI 1.7,
-dynamic batching; ParlAI 2018, the batch cache of its torch data teacher), in a few lines each and in no other respect
-like them.
+datasets, accelerate and transformers as their users do. AllenNLP and ParlAI cannot be installed beside them any more:
+what their batching does to lengths is repeated here from their published sources (AllenNLP 2.10, samplers; ParlAI 1.7,
+dynamic batching; ParlAI 2018, the batch cache of its torch data teacher), in a few lines each and without the rest.
 """
 
 import json
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-# More workers than cores are asked for on purpose; and torchdata's last release calls what torch has deprecated since.
+# More workers than cores are intended; torchdata's last release calls what torch has deprecated since.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
 
@@ -29,7 +28,7 @@ Batch = list[int]
 
 
 class TextRows(IterableDataset[list[int]]):
-    """Token ids of each line of a JSONL file, read, shown as text and encoded when it is asked for.
+    """Token ids of each line of a JSONL file, read, formatted and encoded when it is requested.
 
     Every worker reads all lines and encodes its share. `delay` seconds pass for each encoded row.
     """
@@ -49,13 +48,13 @@ class TextRows(IterableDataset[list[int]]):
 
 
 def encode(row: dict[str, Any], tokenizer: Any) -> list[int]:
-    """Premise and claim, a line each, and the label with an end: the tokens that partita makes of the same row."""
+    """Return premise and claim, a line each, and the label with an end token: the tokens of partita for the row."""
     ids = tokenizer([f"{row['premise']}\n{row['claim']}\n", row["label"]], add_special_tokens=False)["input_ids"]
     return [*ids[0], *ids[1], tokenizer.eos_token_id]
 
 
 def pad(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
-    """Rows padded on the right, with labels."""
+    """Pad rows on the right, and add labels."""
     width = max(len(row) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     labels = torch.full((len(rows), width), -100, dtype=torch.int64)
@@ -65,19 +64,19 @@ def pad(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def torch_loader(dataset: Any, *, batch_size: int, workers: int) -> Any:
-    """torch's DataLoader over rows as they come."""
+    """Return torch's DataLoader over rows in their order."""
     return DataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=pad)
 
 
 def stateful_loader(dataset: Any, *, batch_size: int, workers: int) -> Any:
-    """torchdata's loader with a state."""
+    """Return torchdata's loader with a state."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=pad)
 
 
 def datasets_stream(files: Sequence[Path], tokenizer: Any, *, buffer: int, seed: int = 0) -> Any:
-    """Rows of JSONL files through a shuffle buffer, encoded, by `datasets`."""
+    """Return rows of JSONL files through a shuffle buffer of `datasets`, encoded."""
     from datasets import load_dataset
 
     rows = load_dataset("json", data_files=[str(path) for path in files], split="train", streaming=True)
@@ -85,19 +84,19 @@ def datasets_stream(files: Sequence[Path], tokenizer: Any, *, buffer: int, seed:
 
 
 def skip_batches(loader: Any, number: int) -> Any:
-    """What the Hugging Face Trainer resumes with."""
+    """Skip batches as the Hugging Face Trainer does when it resumes."""
     from accelerate import skip_first_batches
 
     return skip_first_batches(loader, number)
 
 
 def in_random_order(lengths: Lengths, *, batch_size: int, seed: int) -> list[Batch]:
-    """A permutation, cut."""
+    """Return a permutation, cut."""
     return cut(np.random.default_rng(seed).permutation(len(lengths)).tolist(), batch_size)
 
 
 def group_by_length(lengths: Lengths, *, batch_size: int, seed: int) -> list[Batch]:
-    """The Trainer's sampling strategy of that name, cut as its loader cuts."""
+    """Return batches of the Trainer's sampling strategy of that name."""
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +104,7 @@ def group_by_length(lengths: Lengths, *, batch_size: int, seed: int) -> list[Bat
 
 
 def allennlp_bucket(lengths: Lengths, *, batch_size: int, seed: int, noise: float = 0.1) -> list[Batch]:
-    """All rows sorted by their length, each disturbed by up to 10 %; cut; the batches shuffled."""
+    """Sort all rows by their length, each with noise of up to 10 %; cut; shuffle the batches."""
     chance = random.Random(seed)
     batches = cut(noisy_order(lengths, noise, chance), batch_size)
     chance.shuffle(batches)
@@ -113,8 +112,8 @@ def allennlp_bucket(lengths: Lengths, *, batch_size: int, seed: int, noise: floa
 
 
 def allennlp_max_tokens(lengths: Lengths, *, max_tokens: int, seed: int, noise: float = 0.1) -> list[Batch]:
-    """The same order, a batch ending where one more row would make it too large; a first row too long for any batch
-    leaves an empty one before it."""
+    """Sort as `allennlp_bucket`, and end a batch where one more row would make it too large; a first row too long for
+    any batch leaves an empty one before it."""
     chance = random.Random(seed)
     batches: list[Batch] = []
     batch: Batch = []
@@ -138,10 +137,10 @@ def noisy_order(lengths: Lengths, noise: float, chance: random.Random) -> list[i
 def parlai_batch_cache(
     lengths: Lengths, *, batch_size: int, seed: int, spread: int = 5, least: int = 1000, most: int = 10_000
 ) -> list[Batch]:
-    """As many batches as an epoch has, by ParlAI's cache in its `pop` mode.
+    """Return the number of batches of an epoch, by ParlAI's cache in its `pop` mode.
 
-    Rows go to the first bucket at most `spread` - 1 tokens away. While rows come in, batches leave random buckets;
-    when all are in, any batch ever made is chosen again and again, so that rows repeat and go missing.
+    Rows go to the first bucket at most `spread` - 1 tokens away. While rows arrive, batches leave random buckets;
+    after the last row, any earlier batch is chosen again and again, so that rows repeat and go missing.
     """
     chance = random.Random(seed)
     buckets: dict[int, Batch] = {}
@@ -182,8 +181,8 @@ def near_bucket(buckets: dict[int, Batch], length: int, spread: int) -> Batch:
 
 
 def parlai_dynamic(lengths: Lengths, *, max_tokens: int, seed: int, buffer: int = 1021) -> list[Batch]:
-    """ParlAI's full dynamic batching: a sorted buffer of 1,021 rows; from a random place in it downwards, as many
-    rows as the budget holds with widths and sizes in multiples of 8, less what is over a multiple of 4."""
+    """Batch as ParlAI's full dynamic batching: a sorted buffer of 1,021 rows; from a random place in it downwards, as
+    many rows as the budget holds with widths and sizes in multiples of 8, less what exceeds a multiple of 4."""
     chance = random.Random(seed)
     waiting = iter(range(len(lengths)))
     held: list[int] = []

@@ -1,55 +1,23 @@
-"""The work that data benchmarks share: generated rows and lengths, a small model, and the product's own way to batches.
+"""Rows, models, configs and clocks that several benchmarks share.
 
-Everything is made from a seed, with words of a made-up language. Lengths stand for what they are named after: their
-shares of padding in random batches of 32 are about 73 % (chat), 40 % (SNLI-like) and 61 % (squashed dialogues).
+Everything is generated from a seed, with words of a made-up language. The imports are light: what a process of a peer
+imports is part of its memory.
 """
 
 import hashlib
 import json
-import os
 import random
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from partita.data.formatting.formatter import Formatter
+from harness import Row
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "ai") for c in ("", "n", "ra", "sto")]
 LONGEST = 2048
-
-
-def chat_lengths(count: int, chance: np.random.Generator) -> np.ndarray:
-    """Chats: most short, one in twenty with a document in it."""
-    long = chance.random(count) < 0.05
-    found = np.exp(np.where(long, chance.normal(7, 0.25, count), chance.normal(5.4, 0.55, count)))
-    return np.clip(found, 16, LONGEST).astype(np.int64)
-
-
-def snli_lengths(count: int, chance: np.random.Generator) -> np.ndarray:
-    """Pairs of a caption and a short claim."""
-    premise, claim = np.exp(chance.normal(2.6, 0.39, count)), np.exp(chance.normal(2.0, 0.3, count))
-    return np.clip(premise + claim + 3, 8, 160).astype(np.int64)
-
-
-def squashed_lengths(count: int, chance: np.random.Generator) -> np.ndarray:
-    """Rows of dialogues of 4 to 16 turns, each answer behind what was said before."""
-    found: list[int] = []
-    while len(found) < count:
-        turns = np.exp(chance.normal(2.7, 0.68, int(chance.integers(2, 9)) * 2)).astype(int) + 3
-        found += np.cumsum(turns)[1::2].tolist()
-    return np.clip(np.array(found[:count]), 8, 1024).astype(np.int64)
-
-
-LENGTHS: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
-    "chat": chat_lengths,
-    "SNLI-like": snli_lengths,
-    "squashed dialogues": squashed_lengths,
-}
 
 
 def words(chance: random.Random, count: int) -> str:
@@ -57,7 +25,7 @@ def words(chance: random.Random, count: int) -> str:
 
 
 def snli_rows(count: int, *, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows with a premise, a claim and a label."""
+    """Yield rows with a premise, a claim and a label."""
     chance = random.Random(seed)
     for number in range(count):
         premise = words(chance, max(3, round(chance.lognormvariate(2.5, 0.4))))
@@ -66,10 +34,14 @@ def snli_rows(count: int, *, seed: int = 0) -> Iterator[dict[str, Any]]:
         yield {"number": number, "premise": premise, "claim": claim, "label": label}
 
 
-def write_rows(path: Path, rows: Iterator[dict[str, Any]]) -> Path:
+def write_rows(path: Path, rows: Iterable[Row]) -> Path:
     with path.open("w", encoding="utf8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     return path
+
+
+def read_rows(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
 
 
 def shard_names(folder: Path, count: int) -> list[Path]:
@@ -77,7 +49,7 @@ def shard_names(folder: Path, count: int) -> list[Path]:
 
 
 def write_shards(folder: Path, rows: list[dict[str, Any]], count: int) -> str:
-    """The rows in so many files of like size; the glob that finds them."""
+    """Write the rows in this many files of similar size, and return the glob that finds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, path in enumerate(shard_names(folder, count)):
         write_rows(path, iter(rows[number::count]))
@@ -85,7 +57,7 @@ def write_shards(folder: Path, rows: list[dict[str, Any]], count: int) -> str:
 
 
 def make_model(folder: Path, *, vocabulary: int = 2000, context: int = LONGEST) -> Path:
-    """A new Llama of 0.3 million parameters with a BPE tokenizer, in the Hugging Face layout."""
+    """Save a new Llama of 0.3 million parameters with a BPE tokenizer in the Hugging Face layout."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -133,7 +105,7 @@ SNLI_FEATURES = {
 
 
 def settings(model: Path, data: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """A file for `snli_rows`; `changes` go into the trainer."""
+    """Return a config for `snli_rows`; `changes` go into the trainer. A token budget replaces the batch size."""
     trainer: dict[str, Any] = {
         "type": "finetune",
         "learning_rate": 1e-3,
@@ -142,11 +114,52 @@ def settings(model: Path, data: Mapping[str, Any], **changes: Any) -> dict[str, 
         "skip_all_evaluation": True,
         "checkpoints_per_epoch": 0,
     } | changes
+    if data.get("batching", {}).get("type") == "token_budget":
+        del trainer["batch_size"]
     return {"base_model": str(model), "seed": 7, **SNLI_FEATURES, "data": dict(data), "trainer": trainer}
 
 
 WHOLE = {"type": "random", "probabilities": [1, 0, 0]}
 """A split that gives all rows to training."""
+
+
+WORD_MODEL = {"type": "scratch", "size": "tiny", "tokenizer": "word", "vocab_size": 256, "context_length": 128}
+"""A new model of 5 million parameters that knows words."""
+
+
+def zero_shot(model: Any, columns: str, *, tokens: int, **changes: Any) -> Row:
+    """Return a config that answers without training.
+
+    Args:
+        model: `base_model`.
+        columns: Names of the input and the output column, with a space between them.
+        tokens: Most new tokens.
+        changes: Further sections; `trainer` is added to the one that trains nothing.
+    """
+    question, answer = columns.split()
+    return {
+        "base_model": model,
+        "input_features": [{"name": question, "type": "text"}],
+        "output_features": [{"name": answer, "type": "text"}],
+        "generation": {"max_new_tokens": tokens},
+        **changes,
+        "trainer": {"type": "none", **changes.get("trainer", {})},
+    }
+
+
+def log_of(run: Path) -> list[Row]:
+    """Return the steps of a run."""
+    return read_rows(run / "log.jsonl")
+
+
+def steps_of(run: Path) -> list[Row]:
+    """Return the steps of a run without their seconds, to be compared with those of another run."""
+    return [step | {"seconds": None} for step in log_of(run)]
+
+
+def count_differences(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many places of two sequences differ, places of only one of them included."""
+    return abs(len(one) - len(other)) + sum(a != b for a, b in zip(one, other, strict=False))
 
 
 def with_batches(config: Mapping[str, Any], consume: Callable[[Any], None], *, run: Path) -> None:
@@ -170,7 +183,7 @@ def with_batches(config: Mapping[str, Any], consume: Callable[[Any], None], *, r
 
 
 def an_epoch(batches: Any, rows: int) -> Iterator[Any]:
-    """Steps until so many rows have come: those of an epoch, which ends with a step."""
+    """Yield the steps of an epoch of this many rows, which ends with a step."""
     steps = batches.steps()
     try:
         while rows > 0:
@@ -179,11 +192,6 @@ def an_epoch(batches: Any, rows: int) -> Iterator[Any]:
             yield step
     finally:
         steps.close()
-
-
-def step_hash(step: Any) -> str:
-    """A hash of all that a step holds: keys, ids, labels, lengths and positions of every batch, in their order."""
-    return batches_hash(step.micro_batches)
 
 
 def batches_hash(batches: Any) -> str:
@@ -196,16 +204,8 @@ def batches_hash(batches: Any) -> str:
     return state.hexdigest()
 
 
-class SlowShaper(Formatter):
-    """Writes rows as the product does and takes SECONDS_A_ROW for each: `data.formatter` of slow rows."""
-
-    def format_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
-        time.sleep(float(os.environ["SECONDS_A_ROW"]) * len(rows))
-        return super().format_all(rows, keys, supervised=supervised)
-
-
 class Spent:
-    """Seconds that a piece of work took; filled in when its context ends."""
+    """Seconds of a piece of work, set when its context ends."""
 
     cpu = 0.0
     """Of this process and of those it started that have ended."""
@@ -226,7 +226,7 @@ def cpu_seconds() -> float:
 
 
 def tree_memory(process: int) -> int:
-    """Bytes of a process and all below it, pages that several share counted once."""
+    """Return the bytes of a process and all its children, shared pages counted once."""
     import psutil
 
     total = 0

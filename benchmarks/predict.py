@@ -1,0 +1,176 @@
+"""Predictions of many rows: memory that does not grow with them, and rows a second on several processes."""
+
+import json
+import os
+import random
+import resource
+import statistics
+import time
+from pathlib import Path
+
+from fixtures import read_rows, write_rows, zero_shot
+from harness import SHARED, Limit, Result, Row, call, main, run_script
+from processes import import_all, must_run_ranks
+
+LARGER = (20_000, 200_000)
+"""Numbers of rows that go through the larger model."""
+
+
+def memory(folder: Path, quick: bool) -> Result:
+    """Memory of `predict` beside the number of rows, a process each.
+
+    A row has a question, a number and 500 further characters that the model does not see. 5,000 and 50,000 rows go
+    through a model of 0.1 M parameters and have answers of at most four tokens, so that rows and not arithmetic are
+    measured; 20,000 and 200,000 through one of 5 M with 16 new tokens each, to measure the share of a job that is
+    neither prompts nor answers: reading rows, encoding, journal, output file. One thread; peak resident memory of the
+    whole process, pages of mapped files included.
+    """
+    sizes = (1000, 10_000) if quick else (5000, 50_000, *LARGER)
+    write_questions(folder / "small.jsonl", 500)
+    rows = []
+    for size in sizes:
+        write_questions(folder / f"{size}.jsonl", size)
+        rows.append(call(predict_rows, folder, size))
+        print(rows[-1], flush=True)
+    limits = [
+        Limit(f"MB that {more:,} rows take more than {fewer:,}", b["peak MB"] - a["peak MB"], 100, "max")
+        for fewer, more, a, b in zip(sizes[::2], sizes[1::2], rows[::2], rows[1::2], strict=True)
+    ]
+    if not quick:
+        share = rows[3]["not the model's"]
+        limits.append(Limit(f"share of {LARGER[1]:,} rows that is not the model's", share, 0.05, "max"))
+    return rows, limits
+
+
+def write_questions(path: Path, count: int) -> None:
+    chance = random.Random(1)
+    words = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u")]
+    questions = (" ".join(chance.choices(words, k=chance.randint(3, 20))) for _ in range(count))
+    write_rows(
+        path,
+        (
+            {"number": number, "question": question, "answer": words[number % 60], "note": "." * 500}
+            for number, question in enumerate(questions)
+        ),
+    )
+
+
+def predict_rows(folder: str, count: int) -> Row:
+    """Predict the rows of a file, and return the row of the table."""
+    from partita.model import Model
+
+    os.chdir(folder)
+    larger = count in LARGER
+    base_model = {"type": "scratch", "tokenizer": "word", "vocab_size": 256, "context_length": 64}
+    config = zero_shot(
+        base_model | {"size": "mini" if larger else "nano"},
+        "question answer",
+        tokens=4,
+        data={"source": "small.jsonl"},
+        trainer={"batch_size": 256},
+    )
+    if larger:
+        config["generation"] = {"max_new_tokens": 16, "min_new_tokens": 16}
+    model = Model(config, quiet=True)
+    model._backend.parts()
+    output = Path(f"out{count}.jsonl")
+    started = time.perf_counter()
+    stats = model.predict(f"{count}.jsonl", output=output).stats
+    seconds = time.perf_counter() - started
+    with output.open("rb") as file:
+        assert sum(1 for _ in file) == stats.rows == count
+    return {
+        "rows": count,
+        "answered": stats.ok,
+        "seconds": round(seconds, 1),
+        "rows a second": round(count / seconds),
+        "not the model's": round(1 - (stats.prefill_seconds + stats.decode_seconds) / seconds, 4),
+        "MB written": round(output.stat().st_size / 2**20, 1),
+        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+# Several processes
+
+
+def processes(folder: Path, quick: bool) -> Result:
+    """Rows a second of `predict` on 2 processes of one thread each, beside one process of one thread.
+
+    Needs the shared folder beside the checkout. A model of 5 M parameters answers 2,048 rows with up to 32 new tokens,
+    in 64 slots a process. Time is that of the whole call, from reading rows to the file of answers, with the model in
+    memory and the batch size given; medians of five, in turn. Two processes that only multiply matrices show what the
+    machine reaches.
+    """
+    rounds, copies = (1, 1) if quick else (5, 4)
+    import_all()
+    run_script([SHARED / "peers" / "workload.py", folder])
+    texts = [row["prompt"] for row in read_rows(folder / "rows.jsonl")]
+    # All rows differ: equal prompts would be answered once.
+    write_rows(folder / "many.jsonl", ({"prompt": f"{text} {copy}"} for copy in range(copies) for text in texts))
+    count = copies * len(texts)
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    multiplied: dict[int, list[float]] = {1: [], 2: []}
+    for number in range(rounds):
+        for ranks in (1, 2):
+            seconds[ranks].append(timed(folder, ranks, number))
+            multiplied[ranks].append(products(folder, ranks))
+    same = len({path.read_bytes() for path in folder.glob("out-*.jsonl")}) == 1
+    rates = {ranks: count / statistics.median(times) for ranks, times in seconds.items()}
+    roof = statistics.median(multiplied[2]) / statistics.median(multiplied[1])
+    table = [
+        {
+            "processes": ranks,
+            "rows": count,
+            "seconds": round(statistics.median(times), 2),
+            "rows a second": round(rates[ranks], 1),
+            "GFLOP/s of products alone, together": round(statistics.median(multiplied[ranks]), 1),
+        }
+        for ranks, times in seconds.items()
+    ]
+    limits = [
+        Limit("rows a second of 2 processes over 1", round(rates[2] / rates[1], 3), 1.8, "min"),
+        Limit("the same over what 2 processes of products reach", round(rates[2] / rates[1] / roof, 3), 0.9, "min"),
+        Limit("the same answers", float(same), 1, "min"),
+    ]
+    return table, limits
+
+
+def timed(folder: Path, ranks: int, number: int) -> float:
+    """Return the seconds of a prediction on rank 0, whose call ends when all have."""
+    config = zero_shot(str(folder / "tiny"), "prompt response", tokens=32)
+
+    def work(rank: int) -> None:
+        from partita.model import Model
+
+        os.chdir(folder)
+        model = Model(config, quiet=True)
+        model._backend.parts()
+        model._backend.context.process_group.all_gather_object(None, "ready")
+        started = time.perf_counter()
+        model.predict("many.jsonl", output=f"out-{ranks}-{number}.jsonl", batch_size=64, fresh=True)
+        if rank == 0:
+            Path("seconds").write_text(str(time.perf_counter() - started), encoding="utf8")
+
+    must_run_ranks(ranks, work)
+    return float((folder / "seconds").read_text(encoding="utf8"))
+
+
+def products(folder: Path, ranks: int) -> float:
+    """Return the GFLOP/s that this many processes reach together, each multiplying matrices for a second."""
+
+    def work(rank: int) -> None:
+        import torch
+
+        a, b = torch.randn(256, 1024), torch.randn(1024, 1024)
+        done, end = 0, time.perf_counter() + 1
+        while time.perf_counter() < end:
+            torch.matmul(a, b)
+            done += 1
+        (folder / f"products-{rank}").write_text(json.dumps(done * 2 * 256 * 1024 * 1024 / 1e9), encoding="utf8")
+
+    must_run_ranks(ranks, work)
+    return sum(float((folder / f"products-{rank}").read_text(encoding="utf8")) for rank in range(ranks))
+
+
+if __name__ == "__main__":
+    main(memory, processes)
