@@ -38,7 +38,7 @@ def load() -> None:
     from transformers import AutoTokenizer, GenerationMixin, LlamaForCausalLM  # noqa: F401
 
     import partita.cli.main
-    import partita.data.formatting.dialogue
+    import partita.data.formatting.formatter
     import partita.model  # noqa: F401
     import partita_trainers.finetune  # noqa: F401
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from partita.data.batching.collate import collate
-from partita.data.formatting.formatter import FormattedText, Segment
+from partita.data.formatting.base import FormattedText, Segment
 from partita_schema.trainer import CustomTrainer
 from partita_trainers.base import Batch, TrainerContext, TrainResult
 

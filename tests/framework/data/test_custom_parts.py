@@ -29,7 +29,7 @@ import torch
 from partita.data.batching.collate import collate
 from partita.data.batching.plan import alone
 from partita_schema.errors import RowError
-from partita.data.formatting.formatter import Segment, FormattedText
+from partita.data.formatting.base import Segment, FormattedText
 
 
 class Loud:

@@ -9,8 +9,9 @@ from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
 from partita.backends.endpoint.protocol import server_options, written_messages
 from partita.backends.endpoint.server import EndpointClient, server_of
+from partita.data.formatting.base import Segment
 from partita.data.formatting.chat import ChatTemplate, Rendered
-from partita.data.formatting.formatter import Formatter, Segment
+from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.rows import Rows

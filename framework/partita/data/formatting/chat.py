@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from partita.data.formatting.base import Segment
 from partita.data.formatting.chat_sandbox import limited_template
-from partita.data.formatting.formatter import Segment
 from partita_schema.errors import ModelError, RowError
 
 Message = Mapping[str, str]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.formatting.formatter import FormattedText, Row
+from partita.data.formatting.base import FormattedText, Row
 from partita.data.parts import load_part, source_digest
 from partita_schema.config import Config
 from partita_schema.counted import counted

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from partita.data.dialogue import HistoryLimits, Mode, context_of, history
+from partita.data.formatting.base import FormattedText, Segment
 from partita.data.formatting.chat import ChatTemplate, Rendered, by_marks
-from partita.data.formatting.formatter import FormattedText, Segment
 from partita_schema.config import Config
 from partita_schema.dialogue import DialogueConfig
 from partita_schema.errors import ModelError, RewrittenError, RowError

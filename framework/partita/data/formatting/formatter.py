@@ -1,74 +1,20 @@
 """Format a cleaned row as text: the prompt, and the answer to learn.
 
-The text of a row consists of segments that are in the loss or not (docs/decisions/0003-loss-mask.md). A token boundary
-precedes each answer, so the tokens before an answer are the same in training and in prediction.
+A token boundary precedes each answer, so the tokens before an answer are the same in training and in prediction.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 
+from partita.data.dialogue import Expander, build_expander
+from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
+from partita.data.formatting.chat import ChatTemplate
+from partita.data.formatting.dialogue import DialogueFormatter
 from partita_schema.cells import compact_json
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
 from partita_schema.features import TextInput
 from partita_schema.prompt import template_fields
-
-if TYPE_CHECKING:
-    from partita.data.dialogue import Expander
-    from partita.data.formatting.chat import ChatTemplate
-    from partita.data.formatting.dialogue import DialogueFormatter
-
-Row = Mapping[str, Any]
-"""A cleaned row: values by feature name, as `partita_schema.rows.row_schema` returns them."""
-
-
-class Segment(NamedTuple):
-    """A piece of a row's text."""
-
-    text: str
-    supervised: bool
-    """Whether its tokens are in the loss."""
-    ends: bool = False
-    """Whether an end-of-text token follows it."""
-    joined: bool = False
-    """Whether it is tokenized as one text with the previous segment.
-
-    Else a token boundary precedes it, as where a model starts to answer.
-    """
-
-
-@dataclass(frozen=True)
-class FormattedText:
-    """A row as text."""
-
-    segments: tuple[Segment, ...]
-    """The prompt, then the answer, then what the chat template adds after it. In prediction, only the prompt.
-
-    A dialogue may have answers between pieces of its prompt, in the loss or not.
-    """
-    begins: bool
-    """Whether the tokenizer's BOS token precedes it; a chat template writes its own."""
-    ends: bool = False
-    """Whether the end-of-text token follows it."""
-    cut_tokens: int = 0
-    """Tokens of inputs and outputs truncated to a feature's max_sequence_length."""
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(segment.text for segment in self.segments)
-
-
-class Retriever(Protocol):
-    """Selects worked examples for rows."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the rows to select from."""
-
-    def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
-        """Return examples for each row, the least similar first; never the row itself."""
 
 
 class Formatter:
@@ -81,7 +27,7 @@ class Formatter:
         tokenizer: Any,
         labels: Mapping[str, Sequence[str]] | None = None,
         retriever: Retriever | None = None,
-        chat: "ChatTemplate | None" = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
         """Create a formatter.
 
@@ -104,8 +50,6 @@ class Formatter:
         self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
         self._chat = chat
         if chat is None and uses_chat(config, tokenizer):
-            from partita.data.formatting.chat import ChatTemplate
-
             self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
         self._dialogues = self._dialogue_formatter()
 
@@ -120,10 +64,8 @@ class Formatter:
         return self._chat is not None
 
     @property
-    def expander(self) -> "Expander | None":
+    def expander(self) -> Expander | None:
         """The expander of dialogues into training rows; None if no input is a dialogue."""
-        from partita.data.dialogue import build_expander
-
         return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
 
     def format(self, row: Row, *, key: str = "") -> FormattedText:
@@ -168,9 +110,7 @@ class Formatter:
             return FormattedText((prompt,), begins=True, cut_tokens=cut)
         return FormattedText((prompt, Segment(answer, True)), begins=True, ends=True, cut_tokens=cut)
 
-    def _dialogue_formatter(self) -> "DialogueFormatter | None":
-        from partita.data.formatting.dialogue import DialogueFormatter
-
+    def _dialogue_formatter(self) -> DialogueFormatter | None:
         feature = self.config.dialogue_input
         return None if feature is None else DialogueFormatter(self.config, tokenizer=self.tokenizer, chat=self._chat)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.formatting.formatter import Retriever, Row, sample_text, text_inputs
+from partita.data.formatting.base import Retriever, Row
+from partita.data.formatting.formatter import sample_text, text_inputs
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
 from partita.data.splits import check_columns

@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partita.data.dialogue import Expander
+from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
 from partita.data.formatting.custom import CustomFormatter
-from partita.data.formatting.formatter import FormattedText, Formatter, Retriever, Row, Segment
+from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.segments import SegmentTokenizer
 from partita.data.rows import digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, RowError
-
-if TYPE_CHECKING:
-    from partita.data.dialogue import Expander
 
 Span = tuple[int, int]
 """First token and one past the last."""
@@ -83,7 +82,7 @@ class RowTokenizer:
         return token
 
     @property
-    def expander(self) -> "Expander | None":
+    def expander(self) -> Expander | None:
         """The expander of dialogues into training rows; None if no input is a dialogue."""
         return self.formatter.expander if isinstance(self.formatter, Formatter) else None
 

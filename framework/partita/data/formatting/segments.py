@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from partita.data.formatting.formatter import Segment
+from partita.data.formatting.base import Segment
 from partita.lm.continuation import Continuation
 
 CONTEXT = 256

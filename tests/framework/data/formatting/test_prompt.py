@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from partita.data.formatting.formatter import Formatter, Segment
+from partita.data.formatting.base import Segment
+from partita.data.formatting.formatter import Formatter
 from partita_schema.errors import DataError, ModelError, RowError
 
 Make = Callable[..., Any]
